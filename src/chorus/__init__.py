@@ -1,0 +1,3 @@
+"""Chorus: many machines, one voice."""
+
+__version__ = "0.1.0"

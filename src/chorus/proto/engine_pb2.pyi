@@ -1,0 +1,199 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNFINISHED: _ClassVar[Finish]
+    STOP: _ClassVar[Finish]
+    LENGTH: _ClassVar[Finish]
+    CANCELLED: _ClassVar[Finish]
+    REJECTED: _ClassVar[Finish]
+    FAILED: _ClassVar[Finish]
+    OVERLOADED: _ClassVar[Finish]
+
+class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STARTING: _ClassVar[EngineState]
+    LOADING: _ClassVar[EngineState]
+    WARMING: _ClassVar[EngineState]
+    READY: _ClassVar[EngineState]
+    BROKEN: _ClassVar[EngineState]
+UNFINISHED: Finish
+STOP: Finish
+LENGTH: Finish
+CANCELLED: Finish
+REJECTED: Finish
+FAILED: Finish
+OVERLOADED: Finish
+STARTING: EngineState
+LOADING: EngineState
+WARMING: EngineState
+READY: EngineState
+BROKEN: EngineState
+
+class Command(_message.Message):
+    __slots__ = ("submit", "cancel")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    cancel: Cancel
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("id", "prompt", "max_tokens", "stop_tokens", "sampling")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    stop_tokens: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "repetition_context", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    repetition_context: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., repetition_context: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    def __init__(self, progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("id", "tokens", "finish", "error", "timing")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    finish: Finish
+    error: str
+    timing: Timing
+    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., error: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("queue_seconds", "prompt_seconds", "generation_seconds", "prompt_tokens", "cached_tokens", "generated_tokens")
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    queue_seconds: float
+    prompt_seconds: float
+    generation_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    def __init__(self, queue_seconds: _Optional[float] = ..., prompt_seconds: _Optional[float] = ..., generation_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    state: EngineState
+    progress: float
+    detail: str
+    version: str
+    model_path: str
+    context_length: int
+    vocabulary: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankDescription]
+    load_count: int
+    started_at: float
+    running: int
+    queued: int
+    step: int
+    max_batch: int
+    max_queue: int
+    transport: str
+    parallel: str
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ...) -> None: ...
+
+class RankDescription(_message.Message):
+    __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    pid: int
+    device: str
+    dtype: str
+    first_layer: int
+    last_layer: int
+    weight_bytes: int
+    memory_bytes: int
+    step: int
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
