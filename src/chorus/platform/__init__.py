@@ -1,0 +1,39 @@
+"""What differs between Metal, CUDA and CPU machines. Importing this package imports no MLX."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from chorus.platform import blas as blas_library
+from chorus.platform import cores, device
+from chorus.platform.blas import Blas
+from chorus.platform.device import Backend
+from chorus.platform.filelimit import keep_file_limit
+
+__all__ = ["Prepared", "keep_file_limit", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    backend: Backend
+    threads: int
+    blas: Blas | None  # None where MLX needs none from us: Metal, CUDA, macOS
+
+
+def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
+    """The one call that every rank process makes before its first import of MLX.
+
+    Without `threads`, this machine's cores are divided among the ranks that run on it. Import mlx_lm inside
+    `keep_file_limit()` afterwards.
+    """
+    backend = device.backend()
+    count = threads if threads is not None else cores.threads_per_rank(cores.usable_cores(), ranks_here)
+    if count < 1:
+        raise ValueError(f"a rank needs at least 1 thread, not {count}")
+    if backend == "cpu" and sys.platform == "linux":
+        return Prepared(backend, count, blas_library.take_over(count))
+    for variable in blas_library.THREAD_VARIABLES:
+        os.environ[variable] = str(count)
+    return Prepared(backend, count, None)

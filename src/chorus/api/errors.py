@@ -1,0 +1,144 @@
+"""Every error leaves in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from chorus.frontend.errors import (
+    ContextExceeded,
+    EngineError,
+    EngineLost,
+    EngineOverloaded,
+    RequestRejected,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 2
+
+
+class ApiError(Exception):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+        self._error = {"message": message, "type": type, "param": param, "code": code}
+        self._extra = dict(extra or {})
+
+    def body(self) -> dict[str, Any]:
+        return {"error": self._error, **self._extra}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def invalid(message: str, param: str | None, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str, extra: Mapping[str, Any] | None = None) -> ApiError:
+    return ApiError(503, message, type="service_unavailable", code=code, retry_after=RETRY_AFTER_SECONDS, extra=extra)
+
+
+def from_engine(error: EngineError) -> ApiError:
+    message = _sentence(str(error))
+    if isinstance(error, EngineOverloaded):
+        return ApiError(
+            429, message, type="rate_limit_error", code="engine_overloaded", retry_after=RETRY_AFTER_SECONDS
+        )
+    if isinstance(error, RequestRejected):
+        return ApiError(400, message, code="request_rejected")
+    if isinstance(error, EngineLost):
+        return unavailable(message, "engine_lost")
+    return ApiError(500, message, type="server_error", code="engine_failed")
+
+
+def from_context(error: ContextExceeded, prompt_field: str) -> ApiError:
+    return invalid(str(error), prompt_field, "context_length_exceeded")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Names one field: a client mends one at a time, and the first is as good as any."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = field_path(first["loc"])
+    match first["type"]:
+        case "json_invalid":
+            return invalid(
+                f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", None, "invalid_json"
+            )
+        case "extra_forbidden":
+            return invalid(f"Unknown field: {path}.", path, "unknown_parameter")
+        case "missing":
+            return invalid(f"Missing field: {path}.", path, "missing_required_parameter")
+        case "refused":
+            return invalid(first["msg"], path)
+        case "unsupported":
+            return invalid(first["msg"], path, "unsupported_parameter")
+        case kind:
+            wrong_type = kind.endswith("_type") or kind == "model_attributes_type"
+            name = path or "the body"
+            return invalid(f"{name}: {first['msg']}.", path, "invalid_type" if wrong_type else "invalid_value")
+
+
+def field_path(location: tuple[int | str, ...]) -> str | None:
+    """messages[0].content[1]; the tags of unions, written <so>, are no part of what the client sent."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<") and part != "[key]":
+            path += f".{part}" if path else part
+    return path or None
+
+
+def install(app: FastAPI) -> None:
+    async def api_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        response = _plain_http(request.method, request.url.path, error).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(HTTPException, http_error)
+
+
+def internal() -> ApiError:
+    return ApiError(
+        500, "The server failed on this request; its log has the reason under this request id.", type="server_error"
+    )
+
+
+def _plain_http(method: str, path: str, error: HTTPException) -> ApiError:
+    match error.status_code:
+        case 404:
+            return ApiError(404, f"There is nothing at {method} {path}.", code="unknown_path")
+        case 405:
+            return ApiError(405, f"{path} does not take {method}.", code="method_not_allowed")
+        case status:
+            return ApiError(status, str(error.detail))
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."

@@ -1,0 +1,148 @@
+"""What the server says of itself: health, the served model, the service summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+import chorus
+from chorus.api.errors import RETRY_AFTER_SECONDS
+from chorus.api.service import EngineView, Service, not_ready
+from chorus.proto import engine_pb2 as pb
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+    settings = service.settings
+    started = int(time.time())
+    architecture = read_architecture(settings.model_path)
+
+    @routes.get("/")
+    async def summary() -> dict[str, Any]:
+        return {
+            "service": "chorus",
+            "version": chorus.__version__,
+            "model": settings.model_id,
+            "status": (await service.look()).state,
+            "endpoints": sorted(_paths(routes) | {"/v1/chat/completions", "/v1/completions"}),
+        }
+
+    @routes.get("/health")
+    async def health() -> dict[str, Any]:
+        view = await service.look()
+        return {
+            "status": "ok" if view.ready else view.state,
+            "model": settings.model_id,
+            "version": chorus.__version__,
+            "engine": engine_summary(view),
+            "requests": {"open": service.client.open_requests},
+            "configuration": settings.configuration,
+        }
+
+    @routes.get("/health/live")
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/health/ready")
+    async def ready() -> JSONResponse:
+        view = await service.look()
+        body = {"state": view.state, "progress": view.progress, "detail": view.detail}
+        if view.ready:
+            return JSONResponse(body)
+        return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+    @routes.get("/model/info")
+    async def model_info() -> dict[str, Any]:
+        view = await service.look()
+        if view.description is None:
+            raise not_ready(view)
+        return {
+            "id": settings.model_id,
+            "name": settings.model_name,
+            "architecture": architecture,
+            "chat_template": service.tokenizer.has_chat_template,
+            **describe_model(view.description, service.context_length(view.description)),
+        }
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [await model_entry()]}
+
+    # An id may hold slashes, as those of Hugging Face do.
+    @routes.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        service.check_model(model)
+        return await model_entry()
+
+    async def model_entry() -> dict[str, Any]:
+        description = (await service.look()).description
+        # The engine knows it once it has read the model; the list answers before that too.
+        context = settings.context_length
+        if description is not None and description.context_length:
+            context = service.context_length(description)
+        return {
+            "id": settings.model_id,
+            "object": "model",
+            "created": started,
+            "owned_by": "chorus",
+            "context_length": context,
+            "max_model_len": context,
+            "aliases": [settings.model_name, *settings.aliases],
+        }
+
+    return routes
+
+
+def engine_summary(view: EngineView) -> dict[str, Any]:
+    summary: dict[str, Any] = {"state": view.state, "progress": view.progress, "detail": view.detail}
+    if (engine := view.description) is not None:
+        summary |= {
+            "version": engine.version,
+            "running": engine.running,
+            "queued": engine.queued,
+            "step": engine.step,
+            "load_count": engine.load_count,
+            "started_at": engine.started_at,
+        }
+    return summary
+
+
+def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": rank.rank,
+            "device": rank.device,
+            "dtype": rank.dtype,
+            "layers": [rank.first_layer, rank.last_layer],
+            "weight_bytes": rank.weight_bytes,
+        }
+        for rank in engine.ranks
+    ]
+    return {
+        "context_length": context_length,
+        "vocabulary": engine.vocabulary,
+        "dtype": engine.ranks[0].dtype if engine.ranks else None,
+        "parallel": engine.parallel,
+        "transport": engine.transport,
+        "number_of_devices": len(ranks),
+        "ranks": ranks,
+    }
+
+
+def read_architecture(model_path: Path) -> str | None:
+    """From the model's own config.json; a model without one has a tokenizer all the same, and can be served."""
+    try:
+        config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    named = config.get("architectures") or [config.get("model_type")]
+    return named[0]
+
+
+def _paths(routes: APIRouter) -> set[str]:
+    return {route.path for route in routes.routes if not getattr(route, "path", "").count("{")}  # type: ignore[attr-defined]

@@ -1,0 +1,88 @@
+"""The process: a listening socket, uvicorn, and an end that always comes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from chorus.api.app import create_app
+from chorus.api.service import Service
+from chorus.api.settings import ApiSettings
+from chorus.frontend.engine_client import EngineClient
+from chorus.text.tokenizer import Tokenizer
+
+# After the grace, what a stream needs to say that it was cut off.
+_FAREWELL_SECONDS = 3
+
+
+class Server(uvicorn.Server):
+    """Streams may finish for a while after a SIGTERM; those that do not are told, then closed."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        grace = self._service.settings.limits.shutdown_grace_seconds
+        farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            farewell.cancel()
+
+
+def build_service(settings: ApiSettings) -> Service:
+    tokenizer = Tokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds)
+    return Service(settings, client, tokenizer)
+
+
+def build_server(service: Service) -> Server:
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(service.settings.limits.shutdown_grace_seconds) + _FAREWELL_SECONDS,
+    )
+    return Server(config, service)
+
+
+class ListenError(Exception):
+    pass
+
+
+def listen(settings: ApiSettings) -> socket.socket:
+    """The inherited socket, or one of our own."""
+    if settings.socket_fd is not None:
+        try:
+            return socket.socket(fileno=settings.socket_fd)
+        except OSError as error:
+            raise ListenError(f"socket_fd {settings.socket_fd} is no open socket: {error.strerror}") from None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ListenError(f"cannot listen on {where}: {error.strerror}; choose another host or port") from None
+
+
+def run(settings: ApiSettings) -> None:
+    """Returns after a SIGTERM or SIGINT, when all is closed."""
+    listener = listen(settings)
+    server = build_server(build_service(settings))
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Uvicorn takes these over while it serves, and at its end raises what it took; that must not kill us then.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    server.run(sockets=[listener])

@@ -1,0 +1,46 @@
+"""The `chorus` command: one file per command; each prints, parses and calls down."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from chorus import __version__
+from chorus.cli.config import app as config_app
+from chorus.cli.doctor import doctor
+from chorus.cli.models import app as models_app
+from chorus.cli.serve import serve
+
+app = typer.Typer(
+    name="chorus",
+    help="Many machines, one voice: serve one language model from all your machines together.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"chorus {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(serve)
+app.command()(doctor)
+app.add_typer(models_app, name="models")
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    app()

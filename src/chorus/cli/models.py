@@ -1,0 +1,160 @@
+"""`chorus models`: what is on this machine, and how it gets there and away."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from chorus.cli.output import console, fail
+from chorus.models import LocalModel, ModelError, Progress, resolve
+from chorus.models.catalog import CATALOG
+from chorus.models.hub import cached_models, remove_cached
+from chorus.models.imports import import_gguf
+from chorus.models.resolve import split_hub_id
+from chorus.models.store import Store
+
+app = typer.Typer(help="Pull, import, list and remove models.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `chorus models list`; a catalog model that is not here yet has neither path nor bytes."""
+
+    name: str
+    kind: str
+    bytes: int | None
+    path: str | None
+    about: str
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="A catalog name, or a Hugging Face id with an optional @REVISION.")],
+    json: AsJson = False,
+) -> None:
+    """Download a model, or what is missing of it, and check its files.
+
+    Example: chorus models pull smollm2-135m
+    """
+    with _one_clear_line(), _progress_bar() as report:
+        model = resolve(name, progress=report)
+    _show_ready(model, json)
+
+
+@app.command("list")
+def list_models(json: AsJson = False) -> None:
+    """Show the models on this machine and the catalog.
+
+    Example: chorus models list --json
+    """
+    with _one_clear_line():
+        listings = find_listings()
+    if json:
+        typer.echo(json_format.dumps([asdict(listing) for listing in listings], indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("NAME", "KIND", "SIZE", "WHERE"):
+        table.add_column(title, justify="right" if title == "SIZE" else "left", overflow="fold")
+    for listing in listings:
+        size = "-" if listing.bytes is None else decimal(listing.bytes)
+        table.add_row(*map(Text, (listing.name, listing.kind, size, listing.path or listing.about)))
+    Console().print(table)
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file of the llama or qwen family.")],
+    name: Annotated[str | None, typer.Option(help="The model's name from now on (the file's own).")] = None,
+    json: AsJson = False,
+) -> None:
+    """Make a GGUF file into a model of the store; the file itself is not needed afterwards.
+
+    Example: chorus models import Qwen3-4B-Q4_K_M.gguf --name qwen3-4b
+    """
+    with _one_clear_line(), _progress_bar() as report:
+        entry = import_gguf(file.expanduser(), name, progress=report)
+    _show_ready(LocalModel(str(file), entry.name, entry.path), json)
+
+
+@app.command("rm")
+def remove(
+    name: Annotated[str, typer.Argument(help="A name that `chorus models list` shows, or a hub id with @REVISION.")],
+) -> None:
+    """Delete a model from the store, or from the Hugging Face cache.
+
+    Example: chorus models rm smollm2-135m
+    """
+    with _one_clear_line():
+        if parsed := split_hub_id(name):
+            freed = remove_cached(*parsed)
+        else:
+            store = Store.default()
+            freed = sum(listing.bytes or 0 for listing in _stored(store) if listing.name == name)
+            store.remove(name)
+    console.print(f"Removed {escape(name)}, {decimal(freed)} free again.")
+
+
+def find_listings() -> list[Listing]:
+    """The store, then the Hugging Face cache, then what the catalog could add."""
+    stored = _stored(Store.default())
+    cached = [Listing(model.id, "hub", model.nbytes, str(model.path), "") for model in cached_models()]
+    have = {listing.name for listing in stored}
+    absent = [Listing(model.name, "catalog", None, None, model.about) for model in CATALOG.values()]
+    return [*stored, *cached, *(listing for listing in absent if listing.name not in have)]
+
+
+def _stored(store: Store) -> list[Listing]:
+    return [Listing(e.name, "store", e.nbytes, str(e.path), f"from {e.origin.source}") for e in store.entries()]
+
+
+def _show_ready(model: LocalModel, json: bool) -> None:
+    if json:
+        typer.echo(json_format.dumps({"id": model.id, "path": str(model.path)}, indent=2))
+    else:
+        console.print(f"[green]{escape(model.id)}[/] is ready: chorus serve {escape(model.id)}")
+
+
+@contextmanager
+def _one_clear_line() -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        fail(escape(str(error)))
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """One bar that follows whatever is being waited for; gone when done."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(progress: Progress) -> None:
+            if progress.label not in tasks:
+                for finished in tasks.values():
+                    bars.update(finished, visible=False)
+                tasks[progress.label] = bars.add_task(progress.label, total=progress.total)
+            bars.update(tasks[progress.label], completed=progress.done, total=progress.total)
+
+        yield report

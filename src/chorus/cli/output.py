@@ -1,0 +1,15 @@
+"""How commands speak: data to stdout, everything else to stderr, one clear line where they fail."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+console = Console(stderr=True, highlight=False)
+
+
+def fail(message: str) -> NoReturn:
+    console.print(f"[bold red]error:[/] {message}", markup=True, soft_wrap=True)
+    raise typer.Exit(1)

@@ -1,0 +1,206 @@
+"""`chorus serve`: one model on this machine, on an OpenAI endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
+from chorus.cli.output import console, fail
+from chorus.cluster.config import ConfigError, Settings, load_settings
+from chorus.cluster.supervisor import GaveUp, Group, Program, Supervisor, python
+from chorus.engine.spec import EngineSpec
+from chorus.models import LocalModel, ModelError, resolve
+from chorus.models import Progress as PullProgress
+from chorus.platform import logs
+from chorus.platform.lifeline import Lifeline
+from chorus.proto import engine_pb2 as wire
+from chorus.proto import engine_pb2_grpc
+
+ENGINE_GRACE_SECONDS = 5.0
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a Hugging Face id, a .gguf file or a catalog name.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML or JSON).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless told otherwise.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (8100).")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes to spread the model over.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Serve a shorter context than the model's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="Another name for the model; may be repeated.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a key.")] = False,
+    step_log: Annotated[Path | None, typer.Option(help="Write one JSON line per engine step to this file.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C).
+
+    Example: chorus serve smollm2-135m --port 8100
+    """
+    overrides = {
+        "model": model,
+        "api": {"host": host, "port": port, "aliases": tuple(alias) if alias else None},
+        "engine": {"ranks": ranks, "threads": threads, "dtype": dtype, "context": context, "step_log": step_log},
+        "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},
+        "log": {"level": log_level, "json_lines": log_json or None},
+    }
+    try:
+        settings = load_settings(config, overrides)
+    except ConfigError as error:
+        fail(str(error))
+    logs.setup(settings.log.level, settings.log.json_lines)
+    if not insecure and not is_loopback(settings.api.host):
+        fail(
+            f"{settings.api.host} can be reached from other machines and there is no key: "
+            "listen on 127.0.0.1, or say --insecure if everybody there may use the model"
+        )
+    with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
+        local = _find_model(settings.model)
+        try:
+            asyncio.run(_serve(settings, local, listener))
+        except GaveUp as error:
+            fail(str(error))
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The supervisor owns the listening socket: a front end that restarts loses no connection."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
+
+
+def _find_model(name: str) -> LocalModel:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"finding {name}", total=None)
+
+        def report(progress: PullProgress) -> None:
+            bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
+
+        try:
+            return resolve(name, progress=report)
+        except ModelError as error:
+            fail(str(error))
+
+
+async def _serve(settings: Settings, model: LocalModel, listener: socket.socket) -> None:
+    lifeline = Lifeline()
+    folder = lifeline.path.parent
+    address = f"unix:{folder}/engine.sock"
+    spec = engine_spec(settings, model, address)
+    api = api_settings(settings, model, address, listener)
+    (folder / "engine.json").write_text(spec.model_dump_json())
+    (folder / "api.json").write_text(api.model_dump_json())
+    engine = Program("engine", python("-m", "chorus.engine", str(folder / "engine.json")))
+    front_end = Program(
+        "front end",
+        python("-m", "chorus.api", "--settings", str(folder / "api.json")),
+        descriptors=(listener.fileno(),),
+    )
+    supervisor = Supervisor(
+        Group("ranks", [engine], lifeline, ENGINE_GRACE_SECONDS),
+        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    announcer: list[asyncio.Task[None]] = []
+    try:
+        await supervisor.run(lambda: announcer.append(asyncio.create_task(_announce(address, model, url))))
+    finally:
+        for task in announcer:
+            task.cancel()
+        await asyncio.gather(*announcer, return_exceptions=True)
+        lifeline.cut()
+
+
+def engine_spec(settings: Settings, model: LocalModel, address: str) -> EngineSpec:
+    engine = settings.engine
+    return EngineSpec(
+        address=address,
+        model_path=model.path,
+        threads=engine.threads,
+        dtype=engine.dtype,
+        memory_fraction=engine.memory_fraction,
+        context=engine.context,
+        max_batch=engine.max_batch,
+        max_queue=engine.max_queue,
+        prefill_chunk=engine.prefill_chunk,
+        trust_remote_code=engine.trust_remote_code,
+        step_log=engine.step_log and engine.step_log.resolve(),
+        log_level=settings.log.level,
+        log_json=settings.log.json_lines,
+    )
+
+
+def api_settings(settings: Settings, model: LocalModel, address: str, listener: socket.socket) -> ApiSettings:
+    api = settings.api
+    return ApiSettings(
+        host=api.host,
+        port=listener.getsockname()[1],
+        socket_fd=listener.fileno(),
+        engine_address=address,
+        model_id=model.id,
+        model_name=model.id.rpartition("/")[2],
+        aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
+        model_path=model.path,
+        sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
+        limits=Limits(
+            max_body_bytes=api.max_body_bytes,
+            request_timeout_seconds=api.request_timeout_seconds,
+            shutdown_grace_seconds=api.shutdown_grace_seconds,
+        ),
+        trust_remote_code=settings.engine.trust_remote_code,
+        log_level=settings.log.level,
+        log_json=settings.log.json_lines,
+        configuration=settings.model_dump(mode="json", exclude={"log"}),
+    )
+
+
+async def _announce(address: str, model: LocalModel, url: str) -> None:
+    """Show the load until the model is ready, then where it is."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    async with grpc.aio.insecure_channel(address) as channel:
+        engine = engine_pb2_grpc.EngineStub(channel)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting the engine", total=1.0)
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
+                    bar.update(task, description=seen.detail, completed=seen.progress)
+                    if seen.state == wire.READY:
+                        break
+                await asyncio.sleep(0.1)
+    console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")

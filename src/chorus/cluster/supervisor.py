@@ -1,0 +1,162 @@
+"""Starts the processes of a served model, keeps them alive and ends them all, however this process ends.
+
+A front end that dies is started again and the engine keeps the model. When a rank dies the group is started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chorus.platform.lifeline import Lifeline
+
+log = logging.getLogger("chorus.supervisor")
+
+EXIT_CANNOT_START = 78
+"""A child that ends with this says that another try would fail the same way."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One process to run."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    descriptors: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    most: int = 5
+    within_seconds: float = 120.0
+
+    def allows(self, restarts: Sequence[float], now: float) -> bool:
+        return sum(now - moment < self.within_seconds for moment in restarts) < self.most
+
+
+class GaveUp(Exception):
+    """A process keeps ending; says which, how, and where to look."""
+
+
+class Group:
+    """Processes that live and die together: the ranks of one model, or a front end alone."""
+
+    def __init__(self, name: str, programs: Sequence[Program], lifeline: Lifeline, grace_seconds: float) -> None:
+        self.name = name
+        self._programs = programs
+        self._lifeline = lifeline
+        self._grace = grace_seconds
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._running.items()}
+
+    async def start(self) -> None:
+        for program in self._programs:
+            self._running[program.name] = await asyncio.create_subprocess_exec(
+                *program.arguments,
+                env={**os.environ, **program.environment, **self._lifeline.environment()},
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=tuple(program.descriptors),
+                start_new_session=True,
+            )
+            log.debug("started %s as process %d", program.name, self._running[program.name].pid)
+
+    async def ended(self) -> tuple[str, int]:
+        """Wait for the first member to end, then end the rest: its name and exit code."""
+        waits = {asyncio.create_task(process.wait()): name for name, process in self._running.items()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        first = next(iter(done))
+        await self.stop()
+        return waits[first], first.result()
+
+    async def stop(self) -> None:
+        """Ask, wait, then kill: bounded by the grace time."""
+        alive = [process for process in self._running.values() if process.returncode is None]
+        for process in alive:
+            _signal(process, signal.SIGTERM)
+        if alive:
+            _, late = await asyncio.wait(
+                [asyncio.create_task(process.wait()) for process in alive], timeout=self._grace
+            )
+            for process in alive:
+                if process.returncode is None:
+                    log.warning("process %d did not end within %g s: killing it", process.pid, self._grace)
+                    _signal(process, signal.SIGKILL)
+            if late:
+                await asyncio.wait(late)
+        self._running.clear()
+
+
+class Supervisor:
+    def __init__(self, ranks: Group, front_end: Group, policy: RestartPolicy | None = None) -> None:
+        self._groups = {"ranks": ranks, "front end": front_end}
+        self._policy = policy or RestartPolicy()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, on_start: Callable[[], object] | None = None) -> None:
+        """Run until `stop`, or raise GaveUp. Leaves nothing behind either way."""
+        keepers = [asyncio.create_task(self._keep(group)) for group in self._groups.values()]
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            if on_start:
+                on_start()
+            done, _ = await asyncio.wait([*keepers, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*keepers, stopped):
+                task.cancel()
+            await asyncio.gather(*keepers, stopped, return_exceptions=True)
+            # The front end goes first: it can tell its clients while the engine still answers.
+            for group in reversed(self._groups.values()):
+                await group.stop()
+
+    async def _keep(self, group: Group) -> None:
+        restarts: deque[float] = deque(maxlen=self._policy.most)
+        while True:
+            await group.start()
+            name, code = await group.ended()
+            if code == EXIT_CANNOT_START:
+                raise GaveUp(f"{name} cannot start; its last log line says why")
+            if not self._policy.allows(restarts, time.monotonic()):
+                raise GaveUp(
+                    f"{name} ended {len(restarts) + 1} times within {self._policy.within_seconds:g} s, last with "
+                    f"{describe_exit(code)}; its log lines above say why"
+                )
+            restarts.append(time.monotonic())
+            log.warning("%s ended with %s: starting the %s again", name, describe_exit(code), group.name)
+
+
+def describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

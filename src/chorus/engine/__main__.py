@@ -1,0 +1,25 @@
+"""The engine leader as a process: `python -m chorus.engine SPEC.json`. Started by the supervisor, not by hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from chorus import platform
+from chorus.engine.spec import EngineSpec
+from chorus.platform import lifeline, logs
+
+
+def main() -> int:
+    lifeline.hold()
+    spec = EngineSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
+    logs.setup(spec.log_level, spec.log_json)
+    platform.prepare(spec.threads)
+    # Only now may MLX be imported: its BLAS has been taken over.
+    from chorus.engine.process import run
+
+    return run(spec)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The leader's loop: take commands, send the next step, bring back the tokens of the one before.
+
+With look-ahead, forward n+1 is launched with token n still inside the graph; then token n is read, and only then the
+sampling of token n+1 is built. So penalties and grammars see every earlier token, and the device never waits for us.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+import mlx.core as mx
+
+from chorus.engine.requests import Progress, Request, Sampling
+from chorus.engine.sampling import Draw, sample
+from chorus.engine.scheduler import Scheduler
+from chorus.shard.runner import Runner
+from chorus.shard.steps import Step
+
+log = logging.getLogger("chorus.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop; what still runs is failed with this reason."""
+
+    reason: str
+
+
+Command = Submit | Cancel | Stop
+
+
+class Followers(Protocol):
+    """The other ranks of this model, as the leader sees them."""
+
+    depth: int
+    """How many steps may be on their way through the stages at once."""
+
+    def send(self, step: Step) -> None: ...
+    def receive(self, step: Step) -> list[mx.array] | None:
+        """What the stage before ours computed for this step; None where ours is the first."""
+        ...
+
+    def check(self) -> None:
+        """Raise RankLost when a rank has failed."""
+        ...
+
+
+class NoFollowers:
+    depth = 1
+
+    def send(self, step: Step) -> None:
+        pass
+
+    def receive(self, step: Step) -> list[mx.array] | None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Flight:
+    step: Step
+    outputs: list[mx.array]
+    """Sampled tokens (one row per feed), or what else must be computed for the step to be over."""
+    sampled: bool
+
+
+class Leader:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        publish: Callable[[list[Progress]], None],
+        followers: Followers | None = None,
+        step_log: TextIO | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.finished_step = 0
+        self._runner = runner
+        self._publish = publish
+        self._followers = followers or NoFollowers()
+        self._alone = followers is None
+        self._step_log = step_log
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._sent: deque[Step] = deque()
+        self._flight: Flight | None = None
+        self._pending: dict[int, tuple[mx.array, int]] = {}
+        """Where in the graph the last token of a sequence is: the sampled array and the row in it."""
+
+    def post(self, command: Command) -> None:
+        """The only call that is made from other threads."""
+        self._inbox.put(command)
+
+    def run(self) -> str:
+        """Serve until stopped; returns the reason."""
+        while True:
+            stop = self._take_commands()
+            if stop:
+                self._publish(self.scheduler.fail_all(stop.reason))
+                return stop.reason
+            self.turn()
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and self._flight is None and not self._sent
+
+    def turn(self) -> None:
+        """One round: at most one forward launched here, at most one brought home."""
+        if self._flight and not self.scheduler.limits.lookahead:
+            self._bring_home()
+        self._send_steps()
+        launched = self._launch(self._sent.popleft()) if self._sent else None
+        if self._flight:
+            self._bring_home()
+        if launched:
+            self._flight = self._sample(*launched)
+
+    def _take_commands(self) -> Stop | None:
+        """Everything that has come in; waits only when there is nothing else to do."""
+        news: list[Progress] = []
+        try:
+            command = self._inbox.get(timeout=1.0) if self.idle else self._inbox.get_nowait()
+            while True:
+                match command:
+                    case Stop():
+                        return command
+                    case Submit(request):
+                        if refused := self.scheduler.submit(request):
+                            news.append(refused)
+                    case Cancel(request_id):
+                        if ended := self.scheduler.cancel(request_id):
+                            news.append(ended)
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._followers.check()
+        self._publish(news)
+        return None
+
+    def _send_steps(self) -> None:
+        while len(self._sent) < self._followers.depth and (step := self.scheduler.next_step()):
+            self._followers.send(step)
+            self._sent.append(step)
+            self._write_log(step)
+
+    def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
+        try:
+            return step, self._runner.run(step, self._graph_tokens(step), self._followers.receive(step))
+        except Exception as error:
+            if not self._alone:
+                raise
+            self._fail(step, error)
+            return None
+
+    def _graph_tokens(self, step: Step) -> mx.array | None:
+        """The tokens to decode, taken from the graph where they are not known yet."""
+        if not any(not feed.tokens for feed in step.feeds):
+            return None
+        parts = [
+            self._pending[feed.sequence] if not feed.tokens else (mx.array(feed.tokens), 0) for feed in step.feeds
+        ]
+        array = parts[0][0]
+        if len(array) == len(parts) and all(a is array and row == i for i, (a, row) in enumerate(parts)):
+            return array[:, None]
+        return mx.concatenate([a[row : row + 1] for a, row in parts])[:, None]
+
+    def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
+        if not step.logits:
+            return Flight(step, outputs, sampled=False)
+        tokens = sample(outputs[0], [self._draw(number) for number in step.sequences])
+        mx.async_eval(tokens)
+        self._pending = {number: (tokens, row) for row, number in enumerate(step.sequences)} | {
+            number: where for number, where in self._pending.items() if self._still_needed(number, step)
+        }
+        return Flight(step, [tokens], sampled=True)
+
+    def _still_needed(self, number: int, step: Step) -> bool:
+        return number not in step.sequences and self.scheduler.sequence(number) is not None
+
+    def _draw(self, number: int) -> Draw:
+        sequence = self.scheduler.sequence(number)
+        if sequence is None:  # ended while its forward was under way: its row is sampled and thrown away
+            return Draw(Sampling(), 0)
+        request = sequence.request
+        return Draw(request.sampling, sequence.position, request.prompt, sequence.output)
+
+    def _bring_home(self) -> None:
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        try:
+            mx.eval(flight.outputs)
+        except Exception as error:
+            if not self._alone:
+                raise
+            self._fail(flight.step, error)
+            return
+        tokens = dict(zip(flight.step.sequences, flight.outputs[0].tolist(), strict=True)) if flight.sampled else {}
+        self.finished_step = flight.step.number
+        self._publish(self.scheduler.finish(flight.step, tokens))
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        log.exception("step %d failed", step.number)
+        self.scheduler.finish(step, {})
+        self._publish(self.scheduler.fail(step.sequences, f"the engine failed this request: {error}"))
+
+    def _write_log(self, step: Step) -> None:
+        if self._step_log:
+            kind = "decode" if step.decode else "prefill" if step.feeds else "operations"
+            entry = {"step": step.number, "kind": kind, "sequences": step.sequences, "tokens": step.tokens}
+            self._step_log.write(json.dumps(entry | {"time": time.time()}) + "\n")
+            self._step_log.flush()

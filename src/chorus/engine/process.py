@@ -1,0 +1,162 @@
+"""A leader's life: open the socket, form the group, load, warm up, serve, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from chorus import __version__, platform
+from chorus.engine.followers import EXIT_RANK_LOST, CannotForm, RankLost
+from chorus.engine.group import Group, form_group
+from chorus.engine.leader import Command, Leader, Stop
+from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.service import ServiceThread
+from chorus.engine.spec import EngineSpec
+from chorus.engine.warmup import warm_up
+from chorus.platform.memory import resident_memory
+from chorus.proto import engine_pb2 as wire
+from chorus.shard.load import LoadError
+from chorus.shard.runner import Runner
+from chorus.shard.split import BadSplit
+
+log = logging.getLogger("chorus.engine")
+
+EXIT_CANNOT_START = 78
+"""Trying again would fail the same way; the supervisor gives up instead of restarting."""
+
+
+@dataclass
+class Engine:
+    """What the service may ask while the main thread loads or serves."""
+
+    spec: EngineSpec
+    state: int = wire.STARTING
+    progress: float = 0.0
+    detail: str = "starting"
+    group: Group | None = None
+    leader: Leader | None = None
+    started_at: float = field(default_factory=time.time)
+
+    def enter(self, state: int, detail: str) -> None:
+        self.state, self.detail = state, detail
+        report = log.error if state == wire.BROKEN else log.info
+        report("%s: %s", wire.EngineState.Name(state).lower(), detail)
+
+    def post(self, command: Command) -> None:
+        if self.leader is not None and self.state == wire.READY:
+            self.leader.post(command)
+
+    def stop(self, signal_number: int, frame: FrameType | None) -> None:
+        if self.leader is None:
+            raise SystemExit(0)
+        self.leader.post(Stop("the engine was stopped"))
+
+    def describe(self) -> wire.Description:
+        alone = len(self.spec.ranks) < 2
+        description = wire.Description(
+            state=self.state,
+            progress=self.progress,
+            detail=self.detail,
+            version=__version__,
+            model_path=str(self.spec.model_path),
+            load_count=int(self.group is not None),
+            started_at=self.started_at,
+            transport="local" if alone else self.spec.transport,
+            parallel="single" if alone else "pipeline",
+            max_queue=self.spec.max_queue,
+        )
+        if self.group and self.leader:
+            scheduler = self.leader.scheduler
+            description.context_length = scheduler.limits.context
+            description.vocabulary = scheduler.limits.vocabulary
+            description.max_batch = scheduler.limits.max_batch
+            description.running = scheduler.running
+            description.queued = scheduler.queued
+            description.step = self.leader.finished_step
+            description.ranks.extend(self._ranks(self.group, self.leader))
+        return description
+
+    @staticmethod
+    def _ranks(group: Group, leader: Leader) -> list[wire.RankDescription]:
+        own = wire.RankDescription(
+            rank=0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=platform.device.backend(),
+            dtype=group.shard.policy.dtype,
+            first_layer=group.shard.stage.first,
+            last_layer=group.shard.stage.last,
+            weight_bytes=group.shard.weight_bytes,
+            memory_bytes=resident_memory(),
+            step=leader.finished_step,
+        )
+        others = [
+            wire.RankDescription(
+                rank=follower.rank,
+                host=follower.hello.host,
+                pid=follower.hello.pid,
+                device=follower.hello.device,
+                dtype=follower.loaded.dtype,
+                first_layer=follower.loaded.first_layer,
+                last_layer=follower.loaded.last_layer,
+                weight_bytes=follower.loaded.weight_bytes,
+                memory_bytes=follower.memory_bytes,
+                step=follower.finished_step,
+            )
+            for follower in (group.followers.followers if group.followers else ())
+        ]
+        return [own, *others]
+
+
+def run(spec: EngineSpec) -> int:
+    engine = Engine(spec)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, engine.stop)
+    with contextlib.ExitStack() as cleanup:
+        service = ServiceThread(spec.address, engine.post, engine.describe)
+        service.start()
+        cleanup.callback(service.stop)
+        try:
+            leader = _start(engine, service, cleanup)
+            engine.enter(wire.READY, "ready")
+            log.info("stopped: %s", leader.run())
+        except (LoadError, BadSplit, CannotForm) as error:
+            engine.enter(wire.BROKEN, str(error))
+            return EXIT_CANNOT_START
+        except RankLost as error:
+            engine.enter(wire.BROKEN, str(error))
+            if engine.leader:
+                service.publish(engine.leader.scheduler.fail_all(f"the engine lost a rank: {error}"))
+            return EXIT_RANK_LOST
+    return 0
+
+
+def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> Leader:
+    spec = engine.spec
+    engine.enter(wire.LOADING, f"loading {spec.model_path.name}")
+
+    def report(fraction: float) -> None:
+        engine.progress = fraction
+
+    group = form_group(spec, report, cleanup)
+    limits = Limits(
+        context=min(spec.context or group.shard.context_length, group.shard.context_length),
+        vocabulary=group.shard.vocabulary,
+        max_batch=spec.max_batch if group.batches else 1,
+        max_queue=spec.max_queue,
+        prefill_chunk=spec.prefill_chunk,
+        lookahead=group.followers is None,
+    )
+    step_log = cleanup.enter_context(spec.step_log.open("a")) if spec.step_log else None
+    leader = Leader(Runner(group.shard.stage), Scheduler(limits), service.publish, group.followers, step_log)
+    engine.enter(wire.WARMING, "warming up")
+    warm_up(leader)
+    engine.group, engine.leader = group, leader
+    return leader

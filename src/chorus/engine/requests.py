@@ -1,0 +1,70 @@
+"""What a front end asks of the engine, and what it hears back. Token ids only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_context: int = 20
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def filtered(self) -> bool:
+        return not self.greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
+
+    @property
+    def penalized(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+
+
+class Finish(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    OVERLOADED = "overloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    queue_seconds: float
+    prompt_seconds: float
+    generation_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    id: str
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+    error: str = ""
+    timing: Timing | None = None

@@ -1,0 +1,121 @@
+"""Picks tokens from logits, row by row the same whatever else is in the batch.
+
+Noise comes from a counter-based key, (hash of the seed, position of the token), never from a global state: a request
+draws the same tokens alone, in a batch, on any number of ranks and after a recovery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from chorus.engine.requests import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row to sample: by which rules, where the token will stand, and what came before it."""
+
+    sampling: Sampling
+    position: int
+    prompt: Rows[int] = ()
+    output: Rows[int] = ()
+
+
+def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
+    """Token ids, one per row of `logits` (rows x vocabulary)."""
+    logits = logits.astype(mx.float32)
+    logits = _add_at(logits, _biases(draws))
+    logits = _penalize(logits, draws)
+    if all(draw.sampling.greedy for draw in draws):
+        return mx.argmax(logits, axis=-1)
+    noisy = _filter(logits / _column([d.sampling.temperature or 1.0 for d in draws]), draws) + _noise(logits, draws)
+    greedy = [draw.sampling.greedy for draw in draws]
+    if any(greedy):
+        noisy = mx.where(_column(greedy), logits, noisy)
+    return mx.argmax(noisy, axis=-1)
+
+
+def seed_word(seed: int) -> int:
+    """A 32-bit key from a seed of any size, so that near seeds give unrelated noise."""
+    return int.from_bytes(hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=4).digest(), "little")
+
+
+def _column(values: list[float] | list[bool] | list[int]) -> mx.array:
+    return mx.array(values)[:, None]
+
+
+Entry = tuple[int, int, float]
+"""Row, token, value."""
+
+
+def _add_at(logits: mx.array, entries: list[Entry]) -> mx.array:
+    if not entries:
+        return logits
+    rows, tokens, values = zip(*entries, strict=True)
+    return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(values, dtype=mx.float32))
+
+
+def _biases(draws: Rows[Draw]) -> list[Entry]:
+    return [(row, token, bias) for row, draw in enumerate(draws) for token, bias in draw.sampling.logit_bias.items()]
+
+
+def _penalize(logits: mx.array, draws: Rows[Draw]) -> mx.array:
+    if not any(draw.sampling.penalized for draw in draws):
+        return logits
+    repeated = [entry for row, draw in enumerate(draws) for entry in _repeated(row, draw)]
+    if repeated:
+        rows, tokens, values = zip(*repeated, strict=True)
+        where = mx.array(rows), mx.array(tokens)
+        penalty, before = mx.array(values, dtype=mx.float32), logits[where]
+        logits[where] = mx.where(before < 0, before * penalty, before / penalty)
+    return _add_at(logits, [entry for row, draw in enumerate(draws) for entry in _counted(row, draw)])
+
+
+def _repeated(row: int, draw: Draw) -> list[Entry]:
+    rules = draw.sampling
+    if rules.repetition_penalty == 1.0 or rules.repetition_context == 0:
+        return []
+    recent = [*draw.prompt[-rules.repetition_context :], *draw.output[-rules.repetition_context :]]
+    return [(row, token, rules.repetition_penalty) for token in sorted(set(recent[-rules.repetition_context :]))]
+
+
+def _counted(row: int, draw: Draw) -> list[Entry]:
+    rules = draw.sampling
+    if rules.presence_penalty == 0.0 and rules.frequency_penalty == 0.0:
+        return []
+    counts = Counter(draw.output)
+    return [(row, t, -rules.presence_penalty - rules.frequency_penalty * n) for t, n in sorted(counts.items())]
+
+
+def _filter(scaled: mx.array, draws: Rows[Draw]) -> mx.array:
+    """Top-k, then top-p, then min-p, as one threshold per row; what lies below it cannot be drawn."""
+    if not any(draw.sampling.filtered for draw in draws):
+        return scaled
+    rules = [draw.sampling for draw in draws]
+    vocabulary = scaled.shape[-1]
+    threshold = mx.full((len(draws), 1), -mx.inf)
+    if any(r.top_k or r.top_p < 1.0 for r in rules):
+        ordered = -mx.sort(-scaled, axis=-1)
+        ranks = mx.arange(vocabulary)[None]
+        inside = ranks < _column([min(r.top_k, vocabulary) or vocabulary for r in rules])
+        if any(r.top_p < 1.0 for r in rules):
+            shares = mx.softmax(mx.where(inside, ordered, -mx.inf), axis=-1)
+            before = mx.cumsum(shares, axis=-1) - shares
+            # The best token always stays; a row without top-p keeps every token, whatever the sum rounds to.
+            inside &= (before < _column([r.top_p if r.top_p < 1.0 else 2.0 for r in rules])) | (ranks == 0)
+        threshold = mx.min(mx.where(inside, ordered, mx.inf), axis=-1, keepdims=True)
+    if any(r.min_p > 0.0 for r in rules):
+        floor = mx.log(_column([r.min_p for r in rules])) + mx.max(scaled, axis=-1, keepdims=True)
+        threshold = mx.maximum(threshold, floor)
+    return mx.where(scaled < threshold, -mx.inf, scaled)
+
+
+def _noise(logits: mx.array, draws: Rows[Draw]) -> mx.array:
+    vocabulary = logits.shape[-1]
+    keys = mx.array([[seed_word(draw.sampling.seed), draw.position] for draw in draws], dtype=mx.uint32)
+    return mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))(keys)

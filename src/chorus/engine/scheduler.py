@@ -1,0 +1,247 @@
+"""Decides which sequences advance next. Holds no tensor and imports no MLX: steps in, tokens out.
+
+Between two decode forwards at most one budget of prompt tokens is fed, so a long prompt never stalls running streams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from chorus.engine.requests import Finish, Progress, Request, Timing
+from chorus.shard.steps import Drop, Feed, Operation, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    context: int
+    vocabulary: int = 0
+    """Token ids lie below this; 0: not known, not checked."""
+    max_batch: int = 32
+    max_queue: int = 256
+    prefill_chunk: int = 512
+    lookahead: bool = True
+    """Whether a decode forward may be sent before the tokens of the one before it are known."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    number: int
+    request: Request
+    arrived: float
+    fed: int = 0
+    """Prompt tokens handed out in steps so far."""
+    expected: int = 0
+    """Tokens that steps under way will bring."""
+    output: list[int] = field(default_factory=list)
+    first_forward: float | None = None
+    first_token: float | None = None
+
+    @property
+    def prompt_left(self) -> int:
+        return len(self.request.prompt) - self.fed
+
+    @property
+    def may_decode(self) -> bool:
+        return len(self.output) + self.expected < self.request.max_tokens
+
+    @property
+    def position(self) -> int:
+        """Where the next token to be sampled will stand, counted from the first prompt token."""
+        return len(self.request.prompt) + len(self.output)
+
+    def timing(self, now: float, stopped: bool) -> Timing:
+        began = self.first_forward if self.first_forward is not None else now
+        first = self.first_token if self.first_token is not None else now
+        return Timing(
+            queue_seconds=began - self.arrived,
+            prompt_seconds=first - began,
+            generation_seconds=now - first,
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=0,
+            generated_tokens=len(self.output) + stopped,
+        )
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()
+        self._filling: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._by_request: dict[str, Sequence] = {}
+        self._by_number: dict[int, Sequence] = {}
+        self._operations: list[Operation] = []
+        self._next_sequence = 1
+        self._next_step = 1
+        self._decodes_under_way = 0
+        self._prefilled_since_decode = 0
+        self._oldest_first = True
+
+    # What the front ends ask.
+
+    def submit(self, request: Request) -> Progress | None:
+        """Queue a request; an answer at once means that it was not taken."""
+        if refusal := self._refusal(request):
+            return refusal
+        sequence = Sequence(self._next_sequence, request, self._clock())
+        self._next_sequence += 1
+        self._by_request[request.id] = sequence
+        self._waiting.append(sequence)
+        return None
+
+    def cancel(self, request_id: str) -> Progress | None:
+        sequence = self._by_request.get(request_id)
+        return self._end(sequence, Finish.CANCELLED) if sequence else None
+
+    def fail(self, numbers: tuple[int, ...], error: str) -> list[Progress]:
+        return [self._end(s, Finish.FAILED, error=error) for n in numbers if (s := self._by_number.get(n))]
+
+    def fail_all(self, error: str) -> list[Progress]:
+        return [self._end(sequence, Finish.FAILED, error=error) for sequence in list(self._by_request.values())]
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._filling) + len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not self._by_request and not self._operations
+
+    def sequence(self, number: int) -> Sequence | None:
+        return self._by_number.get(number)
+
+    # What the leader does: send the next step, bring back its tokens.
+
+    def next_step(self) -> Step | None:
+        self._admit()
+        running = [sequence for sequence in self._running if sequence.may_decode]
+        if chunk := self._next_chunk(bool(running)):
+            return self._prefill(chunk)
+        if ready := self._ready_to_decode(running):
+            return self._decode(ready)
+        if self._operations:
+            return self._step(())
+        return None
+
+    def finish(self, step: Step, tokens: Mapping[int, int]) -> list[Progress]:
+        """Take the tokens a step brought, by sequence number."""
+        if step.decode:
+            self._decodes_under_way -= 1
+        news = []
+        for number, token in tokens.items():
+            if sequence := self._by_number.get(number):
+                news.append(self._take(sequence, token))
+        return news
+
+    def _ready_to_decode(self, running: list[Sequence]) -> list[Sequence]:
+        if self.limits.lookahead:
+            return running
+        # One batch, not two that alternate: whoever got its first token meanwhile joins at the next decode.
+        return [] if self._decodes_under_way else [sequence for sequence in running if not sequence.expected]
+
+    def _refusal(self, request: Request) -> Progress | None:
+        def refuse(finish: Finish, why: str) -> Progress:
+            return Progress(request.id, finish=finish, error=why)
+
+        if request.id in self._by_request:
+            return refuse(Finish.REJECTED, f"request id {request.id} is already running")
+        if not request.prompt:
+            return refuse(Finish.REJECTED, "the prompt has no tokens")
+        if request.max_tokens < 1:
+            return refuse(Finish.REJECTED, "max_tokens must be at least 1")
+        if len(request.prompt) + request.max_tokens > self.limits.context:
+            return refuse(
+                Finish.REJECTED,
+                f"{len(request.prompt)} prompt tokens and {request.max_tokens} new ones exceed the context of "
+                f"{self.limits.context} tokens",
+            )
+        if foreign := self._foreign_token(request):
+            return refuse(Finish.REJECTED, f"token id {foreign} is not in the vocabulary of {self.limits.vocabulary}")
+        if len(self._waiting) >= self.limits.max_queue:
+            return refuse(Finish.OVERLOADED, f"the queue is full ({self.limits.max_queue} requests are waiting)")
+        return None
+
+    def _foreign_token(self, request: Request) -> int | None:
+        highest = max((*request.prompt, *request.sampling.logit_bias))
+        return highest if self.limits.vocabulary and highest >= self.limits.vocabulary else None
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self.limits.max_batch:
+            sequence = self._waiting.popleft()
+            self._by_number[sequence.number] = sequence
+            self._filling.append(sequence)
+
+    def _next_chunk(self, streams_running: bool) -> tuple[Sequence, int] | None:
+        if not self._filling:
+            return None
+        # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
+        if self._oldest_first:
+            sequence = self._filling[0]
+        else:
+            sequence = min(self._filling, key=lambda s: (s.prompt_left, s.number))
+        size = min(sequence.prompt_left, self.limits.prefill_chunk)
+        spent = self._prefilled_since_decode
+        if streams_running and spent and spent + size > self.limits.prefill_chunk:
+            return None
+        return sequence, size
+
+    def _prefill(self, chunk: tuple[Sequence, int]) -> Step:
+        sequence, size = chunk
+        if sequence.first_forward is None:
+            sequence.first_forward = self._clock()
+        tokens = sequence.request.prompt[sequence.fed : sequence.fed + size]
+        sequence.fed += size
+        self._prefilled_since_decode += size
+        self._oldest_first = not self._oldest_first
+        complete = sequence.prompt_left == 0
+        if complete:
+            sequence.expected += 1
+            self._filling.remove(sequence)
+            self._running.append(sequence)
+        return self._step((Feed(sequence.number, tokens),), logits=complete)
+
+    def _decode(self, running: list[Sequence]) -> Step:
+        feeds = tuple(Feed(s.number, () if s.expected else (s.output[-1],)) for s in running)
+        for sequence in running:
+            sequence.expected += 1
+        self._decodes_under_way += 1
+        self._prefilled_since_decode = 0
+        return self._step(feeds, decode=True, logits=True)
+
+    def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False) -> Step:
+        step = Step(self._next_step, tuple(self._operations), feeds, decode, logits)
+        self._next_step += 1
+        self._operations.clear()
+        return step
+
+    def _take(self, sequence: Sequence, token: int) -> Progress:
+        sequence.expected -= 1
+        if sequence.first_token is None:
+            sequence.first_token = self._clock()
+        if token in sequence.request.stop_tokens:
+            return self._end(sequence, Finish.STOP)
+        sequence.output.append(token)
+        if len(sequence.output) >= sequence.request.max_tokens:
+            return self._end(sequence, Finish.LENGTH, tokens=(token,))
+        return Progress(sequence.request.id, (token,))
+
+    def _end(self, sequence: Sequence, finish: Finish, *, tokens: tuple[int, ...] = (), error: str = "") -> Progress:
+        del self._by_request[sequence.request.id]
+        if self._by_number.pop(sequence.number, None) is None:
+            self._waiting.remove(sequence)
+        elif sequence in self._filling:
+            self._filling.remove(sequence)
+        else:
+            self._running.remove(sequence)
+        if sequence.first_forward is not None:
+            self._operations.append(Drop(sequence.number))
+        timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
+        return Progress(sequence.request.id, tokens, finish, error, timing)

@@ -1,0 +1,199 @@
+"""The engine's gRPC face. Runs on an event loop of its own thread; the leader's loop owns the main thread and MLX."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from chorus.engine.leader import Cancel, Command, Submit
+from chorus.engine.requests import Finish, Progress, Request, Sampling
+from chorus.proto import engine_pb2 as wire
+from chorus.proto import engine_pb2_grpc
+
+log = logging.getLogger("chorus.engine")
+
+MAX_MESSAGE = 64 << 20
+MAX_UNREAD_EVENTS = 10_000
+"""A front end that reads nothing for this many steps is taken for dead."""
+
+
+@dataclass
+class Session:
+    number: int
+    events: asyncio.Queue[wire.Event | None] = field(default_factory=lambda: asyncio.Queue(MAX_UNREAD_EVENTS))
+    open: set[str] = field(default_factory=set)
+
+
+class EngineService(engine_pb2_grpc.EngineServicer):
+    """Answers Describe from `describe` and passes requests to `post`; ids are made unique over all sessions."""
+
+    def __init__(self, post: Callable[[Command], None], describe: Callable[[], wire.Description]) -> None:
+        self._post = post
+        self._describe = describe
+        self._numbers = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+
+    async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Description:
+        return self._describe()
+
+    async def Session(
+        self, requests: AsyncIterator[wire.Command], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.Event]:
+        session = Session(next(self._numbers))
+        self._sessions[session.number] = session
+        reader = asyncio.create_task(self._read(session, requests))
+        try:
+            while (event := await session.events.get()) is not None:
+                yield event
+        finally:
+            reader.cancel()
+            del self._sessions[session.number]
+            for request_id in session.open:
+                self._post(Cancel(f"{session.number}:{request_id}"))
+
+    async def _read(self, session: Session, requests: AsyncIterator[wire.Command]) -> None:
+        try:
+            async for command in requests:
+                if command.WhichOneof("kind") == "submit":
+                    session.open.add(command.submit.id)
+                    self._post(Submit(request_from_wire(command.submit, session.number)))
+                else:
+                    self._post(Cancel(f"{session.number}:{command.cancel.id}"))
+        except grpc.aio.AioRpcError as error:
+            log.info("session %d ended: %s", session.number, error.code())
+        finally:
+            with contextlib.suppress(asyncio.QueueFull):
+                session.events.put_nowait(None)
+
+    def deliver(self, news: list[Progress]) -> None:
+        by_session: defaultdict[int, list[wire.Progress]] = defaultdict(list)
+        for progress in news:
+            number, _, request_id = progress.id.partition(":")
+            if session := self._sessions.get(int(number)):
+                by_session[session.number].append(progress_to_wire(progress, request_id))
+                if progress.finish:
+                    session.open.discard(request_id)
+        for number, entries in by_session.items():
+            try:
+                self._sessions[number].events.put_nowait(wire.Event(progress=entries))
+            except asyncio.QueueFull:
+                log.warning("session %d does not read its events: closing it", number)
+                self._close(self._sessions[number])
+
+    def close_all(self) -> None:
+        for session in self._sessions.values():
+            self._close(session)
+
+    @staticmethod
+    def _close(session: Session) -> None:
+        while session.events.full():
+            session.events.get_nowait()
+        session.events.put_nowait(None)
+
+
+class ServiceThread:
+    """Runs the service beside the leader's loop."""
+
+    def __init__(self, address: str, post: Callable[[Command], None], describe: Callable[[], wire.Description]) -> None:
+        self._address = address
+        self._service = EngineService(post, describe)
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._failure: Exception | None = None
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-service", daemon=True)
+
+    def start(self, timeout: float = 10.0) -> None:
+        self._thread.start()
+        if not self._started.wait(timeout):
+            raise TimeoutError(f"the engine's service did not start on {self._address} within {timeout} s")
+        if self._failure:
+            raise self._failure
+
+    def publish(self, news: list[Progress]) -> None:
+        if news:
+            self._loop.call_soon_threadsafe(self._service.deliver, news)
+
+    def stop(self, timeout: float = 3.0) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        size = [("grpc.max_send_message_length", MAX_MESSAGE), ("grpc.max_receive_message_length", MAX_MESSAGE)]
+        server = grpc.aio.server(options=size)
+        engine_pb2_grpc.add_EngineServicer_to_server(self._service, server)
+        try:
+            server.add_insecure_port(self._address)
+            await server.start()
+        except Exception as error:
+            self._failure = RuntimeError(f"the engine cannot listen on {self._address}: {error}")
+            return
+        finally:
+            self._started.set()
+        await self._stop.wait()
+        self._service.close_all()
+        await server.stop(grace=1.0)
+
+
+def request_from_wire(submit: wire.Submit, session: int) -> Request:
+    rules = submit.sampling
+    return Request(
+        id=f"{session}:{submit.id}",
+        prompt=tuple(submit.prompt),
+        max_tokens=submit.max_tokens,
+        stop_tokens=frozenset(submit.stop_tokens),
+        sampling=Sampling(
+            temperature=rules.temperature,
+            top_p=rules.top_p,
+            top_k=rules.top_k,
+            min_p=rules.min_p,
+            repetition_penalty=rules.repetition_penalty,
+            repetition_context=rules.repetition_context,
+            presence_penalty=rules.presence_penalty,
+            frequency_penalty=rules.frequency_penalty,
+            logit_bias=dict(rules.logit_bias),
+            seed=rules.seed,
+        ),
+    )
+
+
+FINISH_TO_WIRE = {
+    None: wire.UNFINISHED,
+    Finish.STOP: wire.STOP,
+    Finish.LENGTH: wire.LENGTH,
+    Finish.CANCELLED: wire.CANCELLED,
+    Finish.REJECTED: wire.REJECTED,
+    Finish.FAILED: wire.FAILED,
+    Finish.OVERLOADED: wire.OVERLOADED,
+}
+
+
+def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
+    timing = progress.timing
+    return wire.Progress(
+        id=request_id,
+        tokens=progress.tokens,
+        finish=FINISH_TO_WIRE[progress.finish],
+        error=progress.error,
+        timing=timing
+        and wire.Timing(
+            queue_seconds=timing.queue_seconds,
+            prompt_seconds=timing.prompt_seconds,
+            generation_seconds=timing.generation_seconds,
+            prompt_tokens=timing.prompt_tokens,
+            cached_tokens=timing.cached_tokens,
+            generated_tokens=timing.generated_tokens,
+        ),
+    )

@@ -1,0 +1,35 @@
+"""Everything an engine leader must know to start, handed over by the supervisor as one JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "stored"]
+
+
+class EngineSpec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str
+    """Where front ends reach the engine, e.g. unix:/run/…/engine.sock."""
+    model_path: Path
+    ranks: tuple[str, ...] = ()
+    """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank."""
+    split: tuple[int, ...] | None = None
+    transport: Literal["grpc", "ring", "mpi"] = "grpc"
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    step_timeout_seconds: float = Field(default=120, gt=0)
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Dtype = "auto"
+    memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    context: int | None = Field(default=None, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    max_queue: int = Field(default=256, ge=1)
+    prefill_chunk: int = Field(default=512, ge=1)
+    trust_remote_code: bool = False
+    step_log: Path | None = None
+    log_level: str = "info"
+    log_json: bool = False

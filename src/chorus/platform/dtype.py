@@ -1,0 +1,70 @@
+"""Which number type a model's weights get, and whether quantized ones are unpacked. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorus.platform.device import Backend
+
+WANTED = ("auto", "stored", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class DtypePolicy:
+    dtype: str  # "float32", "bfloat16", "float16", or "stored": leave every tensor as it is in the file
+    dequantize: bool
+    reason: str
+
+
+def choose_dtype(
+    backend: Backend,
+    stored_dtype: str,
+    quantized: bool,
+    stored_bytes: int,
+    dequantized_float32_bytes: int,
+    dequantized_bf16_bytes: int,
+    budget: int,
+    wanted: str = "auto",
+) -> DtypePolicy:
+    """`budget` is what this rank may spend on weights; whether the result fits at all is for the loader to refuse."""
+    if wanted not in WANTED:
+        raise ValueError(f"dtype {wanted!r} is unknown: use one of {', '.join(WANTED)}")
+    if wanted == "stored":
+        return DtypePolicy("stored", False, f"asked for as stored ({stored_dtype})")
+    dtype = wanted if wanted != "auto" else _natural(backend, quantized)
+    why = f"{dtype} was asked for" if wanted != "auto" else _why(backend, quantized)
+    if dtype == "stored" or not quantized:
+        return DtypePolicy(dtype, False, why)
+    needed = dequantized_float32_bytes if dtype == "float32" else dequantized_bf16_bytes
+    if needed <= budget:
+        return DtypePolicy(dtype, True, f"{why}; unpacked to {_size(needed)} of {_size(budget)}")
+    kept = f"kept quantized ({_size(stored_bytes)}): unpacked it would be {_size(needed)} of {_size(budget)}"
+    if wanted == "auto" and backend == "cuda":
+        return DtypePolicy("stored", False, f"{why}, but {kept}")
+    return DtypePolicy(dtype, False, f"{why}; {kept}")
+
+
+def rule(backend: Backend) -> str:
+    """What `auto` does on this backend, in words."""
+    natural = _natural(backend, quantized=True)
+    if natural == "stored":
+        return "weights as stored"
+    return f"{natural}; quantized weights are unpacked when they fit: {_why(backend, quantized=True)}"
+
+
+def _natural(backend: Backend, quantized: bool) -> str:
+    if backend == "cpu":
+        return "float32"
+    return "bfloat16" if backend == "cuda" and quantized else "stored"
+
+
+def _why(backend: Backend, quantized: bool) -> str:
+    if backend == "cpu":
+        return "on a CPU only float32 products reach the BLAS"
+    if backend == "cuda" and quantized:
+        return "on CUDA bfloat16 beats quantized weights at every batch size"
+    return f"{backend} runs weights as stored"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,127 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    def __init__(self, version: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_PORT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    rank: int
+    host: str
+    pid: int
+    device: str
+    collective_port: int
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("model_path", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds")
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    TRUST_REMOTE_CODE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    RING_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model_path: str
+    split: _containers.RepeatedScalarFieldContainer[int]
+    ranks: int
+    dtype: str
+    memory_fraction: float
+    trust_remote_code: bool
+    transport: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    ring_hosts: _containers.RepeatedScalarFieldContainer[str]
+    step_timeout_seconds: float
+    def __init__(self, model_path: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("done_bytes", "total_bytes", "loaded")
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    done_bytes: int
+    total_bytes: int
+    loaded: Loaded
+    def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches")
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    first_layer: int
+    last_layer: int
+    weight_bytes: int
+    dtype: str
+    batches: bool
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("number", "operations", "feeds", "decode", "logits")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FEEDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    feeds: _containers.RepeatedCompositeFieldContainer[Feed]
+    decode: bool
+    logits: bool
+    def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("drop", "fork")
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    drop: int
+    fork: Fork
+    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ...) -> None: ...
+
+class Fork(_message.Message):
+    __slots__ = ("source", "target", "length")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    target: int
+    length: int
+    def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Feed(_message.Message):
+    __slots__ = ("sequence", "tokens")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("number", "memory_bytes", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    memory_bytes: int
+    error: str
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

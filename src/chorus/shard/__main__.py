@@ -1,0 +1,42 @@
+"""A following rank as a process: `python -m chorus.shard --rank 1 --listen ADDRESS`. Started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+
+from chorus import platform
+from chorus.platform import lifeline, logs
+
+EXIT_CANNOT_START = 78
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m chorus.shard", description=__doc__)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--listen", required=True, help="control address: host:port or unix:/path")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-json", action="store_true")
+    chosen = parser.parse_args()
+    lifeline.hold()
+    logs.setup(chosen.log_level, chosen.log_json)
+    platform.prepare(chosen.threads)
+    # Only now may MLX be imported: its BLAS has been taken over.
+    from chorus.shard.worker import Worker
+
+    try:
+        worker = Worker(chosen.rank, chosen.listen)
+    except OSError as error:
+        logging.getLogger("chorus.rank").error("rank %d: %s", chosen.rank, error)
+        return EXIT_CANNOT_START
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    worker.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The second door to mlx-lm: its loader and its quantized modules. Nothing is read from disk here but headers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from chorus.platform.filelimit import keep_file_limit
+
+with keep_file_limit():  # mlx_lm.utils lowers it for the whole process
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+    from mlx_lm.utils import _get_classes, load_config, load_model
+
+Weights = dict[str, mx.array]
+
+
+@dataclass(frozen=True)
+class LazyModel:
+    model: nn.Module
+    config: dict[str, Any]
+    loaded: frozenset[str]
+    """Parameters that a file provides; any other still has the random value it was made with."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    return load_config(path)
+
+
+def load_lazily(
+    path: Path, *, trust_remote_code: bool = False, wanted: Callable[[str], bool] = lambda name: True
+) -> LazyModel:
+    """mlx-lm's own loading with every array unread. `wanted` hides stored tensors by the name they have in the file.
+
+    Upstream's check is all or nothing, and a rank may hold only some of the files: so it is switched off, and the
+    names that were found are handed back for ours.
+    """
+    loaded: set[str] = set()
+
+    def classes(config: dict[str, Any]) -> tuple[Callable[[Any], nn.Module], Any]:
+        model_class, arguments = _get_classes(config)
+
+        def make(args: Any) -> nn.Module:
+            model = model_class(args)
+            _observe(model, wanted, loaded)
+            return model
+
+        return make, arguments
+
+    model, config = load_model(
+        path, lazy=True, strict=False, get_model_classes=classes, trust_remote_code=trust_remote_code
+    )
+    for hook in ("sanitize", "load_weights"):
+        model.__dict__.pop(hook, None)
+    return LazyModel(model, config, frozenset(loaded))
+
+
+def _observe(model: nn.Module, wanted: Callable[[str], bool], loaded: set[str]) -> None:
+    sanitize = getattr(type(model), "sanitize", lambda self, weights: weights)
+    load_weights = type(model).load_weights
+
+    def filtered(self: nn.Module, weights: Weights) -> Weights:
+        return sanitize(self, {name: array for name, array in weights.items() if wanted(name)})
+
+    def recorded(self: nn.Module, weights: list[tuple[str, mx.array]], strict: bool = True) -> nn.Module:
+        loaded.update(name for name, _ in weights)
+        return load_weights(self, weights, strict=strict)
+
+    model.__dict__["sanitize"] = types.MethodType(filtered, model)
+    model.__dict__["load_weights"] = types.MethodType(recorded, model)
+
+
+PLAIN_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.QuantizedLinear: nn.Linear,
+    nn.QuantizedEmbedding: nn.Embedding,
+    QuantizedSwitchLinear: SwitchLinear,
+}
+
+
+def is_quantized(model: nn.Module) -> bool:
+    return any("scales" in module for _, module in model.named_modules())
+
+
+def count_elements(model: nn.Module) -> int:
+    """How many numbers the model has once unpacked."""
+    return sum(
+        array.size * 32 // module.bits if name == "weight" and "scales" in module else array.size
+        for _, module in model.named_modules()
+        for name, array in module.items()
+        if isinstance(array, mx.array) and not ("scales" in module and name in ("scales", "biases"))
+    )
+
+
+def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Swap quantized modules for plain ones; their weights are computed when they are first read."""
+    plain = [
+        (name, _plain(module, PLAIN_FORMS[type(module)], dtype))
+        for name, module in model.named_modules()
+        if type(module) in PLAIN_FORMS
+    ]
+    model.update_modules(tree_unflatten(plain))
+
+
+def _plain(module: nn.Module, form: type[nn.Module], dtype: mx.Dtype) -> nn.Module:
+    weight = mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    ).astype(dtype)
+    made = form.__new__(form)
+    nn.Module.__init__(made)
+    made.weight = weight
+    if "bias" in module:
+        made.bias = module.bias
+    return made

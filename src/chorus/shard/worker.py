@@ -1,0 +1,197 @@
+"""A rank that follows: waits for the leader, loads its slice, runs the steps it is sent.
+
+gRPC's threads only put things into queues; the main thread owns MLX and does everything in the order it came.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from chorus import __version__
+from chorus.platform import device
+from chorus.platform.memory import resident_memory
+from chorus.proto import rank_pb2 as wire
+from chorus.proto import rank_pb2_grpc
+from chorus.shard.join import open_link
+from chorus.shard.load import LoadError, load_shard
+from chorus.shard.runner import Runner
+from chorus.shard.split import BadSplit, choose_split, layers_of
+from chorus.shard.steps import Step
+from chorus.shard.wire import step_from_wire
+from chorus.transport.channel import open_server
+from chorus.transport.grpc_link import tensor_service
+from chorus.transport.links import Inbox, Link, LinkLost
+
+log = logging.getLogger("chorus.rank")
+
+SERVICE_THREADS = 8
+PUT_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Load:
+    request: wire.LoadRequest
+    answers: queue.SimpleQueue[wire.LoadProgress | Exception]
+
+
+@dataclass(frozen=True)
+class Run:
+    step: Step
+    answers: queue.SimpleQueue[wire.Done | None]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The leader is gone: its sequences are nobody's."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    pass
+
+
+Command = Load | Run | Forget | Stop
+
+
+def version_mismatch(who: str, theirs: str) -> str | None:
+    if theirs == __version__:
+        return None
+    return f"{who} runs Chorus {theirs}, this rank {__version__}: install the same version on both"
+
+
+class RankService(rank_pb2_grpc.RankServicer):
+    def __init__(self, rank: int, commands: queue.SimpleQueue[Command]) -> None:
+        self._rank = rank
+        self._commands = commands
+
+    def Hello(self, request: wire.HelloRequest, context: grpc.ServicerContext) -> wire.HelloReply:
+        return wire.HelloReply(
+            version=__version__,
+            rank=self._rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=device.backend(),
+            collective_port=free_port(),
+        )
+
+    def Load(self, request: wire.LoadRequest, context: grpc.ServicerContext) -> Iterator[wire.LoadProgress]:
+        answers: queue.SimpleQueue[wire.LoadProgress | Exception] = queue.SimpleQueue()
+        self._commands.put(Load(request, answers))
+        while True:
+            answer = answers.get()
+            if isinstance(answer, Exception):
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"rank {self._rank}: {answer}")
+                raise answer
+            yield answer
+            if answer.HasField("loaded"):
+                return
+
+    def Run(self, requests: Iterator[wire.Step], context: grpc.ServicerContext) -> Iterator[wire.Done]:
+        answers: queue.SimpleQueue[wire.Done | None] = queue.SimpleQueue()
+        context.add_callback(lambda: answers.put(None))
+
+        def read() -> None:
+            try:
+                for message in requests:
+                    self._commands.put(Run(step_from_wire(message), answers))
+            except grpc.RpcError as error:
+                log.info("the leader is gone: %s", error)
+            finally:
+                self._commands.put(Forget())
+                answers.put(None)
+
+        from threading import Thread
+
+        Thread(target=read, name="steps", daemon=True).start()
+        yield from iter(answers.get, None)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class Worker:
+    def __init__(self, rank: int, address: str) -> None:
+        self._rank = rank
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._server, self.address = open_server(address, SERVICE_THREADS)
+        rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands), self._server)
+        self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
+        self._runner: Runner | None = None
+        self._link: Link | None = None
+
+    def stop(self) -> None:
+        self._commands.put(Stop())
+
+    def serve(self) -> None:
+        self._server.start()
+        log.info("rank %d waits for its leader on %s", self._rank, self.address)
+        while True:
+            match self._commands.get():
+                case Load(request, answers):
+                    self._load(request, answers)
+                case Run(step, answers):
+                    answers.put(self._run(step))
+                case Forget():
+                    self._forget()
+                case Stop():
+                    break
+        self._server.stop(grace=0.5).wait(2.0)
+
+    def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
+        try:
+            # The group is formed first: every rank does it now, and a rank that cannot load says so a moment later.
+            self._link = open_link(self._rank, request, self._inbox)
+            shard = load_shard(
+                Path(request.model_path),
+                lambda layers: layers_of(self._rank, choose_split(request.split, layers, request.ranks)),
+                dtype=request.dtype,
+                memory_fraction=request.memory_fraction,
+                trust_remote_code=request.trust_remote_code,
+                progress=lambda done, total: answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total)),
+            )
+        except (LoadError, BadSplit, RuntimeError, OSError) as error:
+            log.error("%s", error)
+            answers.put(error)
+            return
+        self._runner = Runner(shard.stage)
+        log.info("rank %d holds layers %d-%d: %s", self._rank, shard.stage.first, shard.stage.last - 1, shard.policy.reason)
+        loaded = wire.Loaded(
+            first_layer=shard.stage.first,
+            last_layer=shard.stage.last,
+            weight_bytes=shard.weight_bytes,
+            dtype=shard.policy.dtype,
+            batches=shard.stage.batches,
+        )
+        answers.put(wire.LoadProgress(done_bytes=shard.weight_bytes, total_bytes=shard.weight_bytes, loaded=loaded))
+
+    def _run(self, step: Step) -> wire.Done:
+        runner, link = self._runner, self._link
+        if runner is None or link is None:
+            return wire.Done(number=step.number, error=f"rank {self._rank} has no model loaded")
+        try:
+            if not step.feeds:
+                runner.run(step)
+            else:
+                received = None if runner.stage.is_first else link.receive(step.number)
+                link.send(step.number, runner.run(step, None, received))
+        except (LinkLost, RuntimeError, ValueError) as error:
+            log.exception("step %d failed", step.number)
+            return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
+        return wire.Done(number=step.number, memory_bytes=resident_memory())
+
+    def _forget(self) -> None:
+        if self._runner:
+            self._runner = Runner(self._runner.stage)
+        self._inbox.clear()

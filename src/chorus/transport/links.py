@@ -1,0 +1,66 @@
+"""What a stage needs of a transport: hand arrays to the next stage, take them from the one before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from chorus.transport.frames import Frame
+
+
+class LinkLost(Exception):
+    """The neighbour is gone or too late: names who and how long was waited."""
+
+
+class Link(Protocol):
+    def send(self, step: int, arrays: Sequence[mx.array]) -> None:
+        """Pass the arrays of a step on to the next stage."""
+        ...
+
+    def receive(self, step: int) -> list[mx.array]:
+        """The arrays of a step from the stage before; raises LinkLost after the step's deadline."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """Frames that have come in, by step. Filled by the network's threads, emptied by the one that computes."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._frames: dict[int, Frame] = {}
+        self._changed = threading.Condition()
+        self._closed: str | None = None
+
+    def put(self, frame: Frame, timeout: float) -> None:
+        """Waits while the stage is far behind: the sender is slowed down, nothing piles up."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._frames) < self._limit or self._closed is not None, timeout):
+                raise LinkLost(f"this stage took no tensors for {timeout:g} s")
+            self._frames[frame.step] = frame
+            self._changed.notify_all()
+
+    def take(self, step: int, timeout: float) -> Frame:
+        with self._changed:
+            if not self._changed.wait_for(lambda: step in self._frames or self._closed is not None, timeout):
+                raise LinkLost(f"no tensors for step {step} came within {timeout:g} s")
+            if step not in self._frames:
+                raise LinkLost(f"no tensors for step {step} will come: {self._closed}")
+            frame = self._frames.pop(step)
+            self._changed.notify_all()
+            return frame
+
+    def close(self, reason: str) -> None:
+        """Wake up whoever waits: nothing more will come."""
+        with self._changed:
+            self._closed = reason
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._frames.clear()
+            self._closed = None

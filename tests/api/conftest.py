@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from chorus.platform.lifeline import Lifeline
+from chorus.text.tokenizer import Tokenizer
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
+
+VOCABULARY = 512
+MODEL_ID = "acme/tiny-model"
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_tokenizer(folder, VOCABULARY)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["TinyForCausalLM"], "model_type": "tiny"}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_path: Path) -> Tokenizer:
+    return Tokenizer.load(model_path)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]:
+    engine = ScriptedEngine(tmp_path_factory.mktemp("run") / "engine.sock", VOCABULARY)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def engine(shared_engine: ScriptedEngine) -> ScriptedEngine:
+    shared_engine.reset()
+    return shared_engine
+
+
+class ApiProcess:
+    """A real front-end process behind a listening socket that belongs to the test, as it does to the supervisor."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._lifeline = Lifeline()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._settings = folder / "settings.json"
+        self._settings.write_text(json.dumps({**settings, "socket_fd": self._listener.fileno()}))
+        self.log = folder / "api.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "chorus.api", "--settings", str(self._settings)],
+                pass_fds=[self._listener.fileno()],
+                env={**os.environ, **self._lifeline.environment()},
+                stderr=log,
+            )
+
+    def wait_until_live(self) -> None:
+        # The socket is open already, so the answer comes as soon as there is somebody to give it.
+        httpx.get(f"{self.url}/health/live", timeout=60).raise_for_status()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(DEADLINE)
+            finally:
+                self.process.kill()
+        self._listener.close()
+        self._lifeline.cut()
+
+
+def settings_for(engine: ScriptedEngine, model_path: Path, **more: Any) -> dict[str, Any]:
+    limits = {"shutdown_grace_seconds": 1, **more.pop("limits", {})}
+    return {
+        "engine_address": engine.address,
+        "model_id": MODEL_ID,
+        "model_name": "tiny",
+        "aliases": ["gpt-4"],
+        "model_path": str(model_path),
+        "log_json": True,
+        "configuration": {"ranks": 1, "dtype": "float32"},
+        "limits": limits,
+        **more,
+    }
+
+
+@pytest.fixture(scope="session")
+def shared_api(
+    shared_engine: ScriptedEngine, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    api = ApiProcess(tmp_path_factory.mktemp("api"), settings_for(shared_engine, model_path))
+    api.wait_until_live()
+    yield api
+    api.stop()
+
+
+@pytest.fixture
+def api(shared_api: ApiProcess, engine: ScriptedEngine) -> ApiProcess:
+    return shared_api
+
+
+@pytest.fixture
+def start_api(engine: ScriptedEngine, model_path: Path, tmp_path: Path) -> Iterator[Callable[..., ApiProcess]]:
+    """For tests that stop the process or need other settings."""
+    started: list[ApiProcess] = []
+
+    def start(**settings: Any) -> ApiProcess:
+        api = ApiProcess(tmp_path, settings_for(engine, model_path, **settings))
+        started.append(api)
+        api.wait_until_live()
+        return api
+
+    yield start
+    for api in started:
+        api.stop()
+
+
+@pytest.fixture
+def http(api: ApiProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api.url, timeout=DEADLINE) as client:
+        yield client
+
+
+@pytest.fixture
+def client(api: ApiProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="unused", max_retries=0, timeout=DEADLINE) as client:
+        yield client
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """For what another process does in its own time and tells nobody."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.02)
+
+
+def open_requests(http: httpx.Client) -> int:
+    return int(http.get("/health").json()["requests"]["open"])

@@ -1,0 +1,183 @@
+"""An engine for tests: speaks the real link on a Unix socket and does what each test's script says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from chorus.proto import engine_pb2 as pb
+from chorus.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
+
+DEADLINE = 20.0
+
+_DROP = object()
+
+
+class Run:
+    """One submitted request, as its script sees it."""
+
+    def __init__(self, submit: pb.Submit, outbox: queue.Queue[Any]) -> None:
+        self.submit = submit
+        self.cancelled = threading.Event()
+        self._outbox = outbox
+
+    def send(self, *tokens: int) -> None:
+        self._put(pb.Progress(id=self.submit.id, tokens=tokens))
+
+    def finish(self, finish: pb.Finish, tokens: Sequence[int] = (), error: str = "", **timing: float) -> None:
+        progress = pb.Progress(id=self.submit.id, tokens=tokens, finish=finish, error=error)
+        if timing:
+            progress.timing.CopyFrom(pb.Timing(**timing))
+        self._put(progress)
+
+    def wait_cancelled(self) -> None:
+        assert self.cancelled.wait(DEADLINE), "no cancel arrived"
+
+    def _put(self, progress: pb.Progress) -> None:
+        self._outbox.put(pb.Event(progress=[progress]))
+
+
+Script = Callable[[Run], None]
+
+
+def say(tokens: Sequence[int], finish: pb.Finish = pb.STOP, cached: int = 0) -> Script:
+    """One event per token, then the finish; a stop token is counted, not reported."""
+
+    def script(run: Run) -> None:
+        for token in tokens:
+            run.send(token)
+        run.finish(
+            finish,
+            queue_seconds=0.25,
+            prompt_seconds=0.5,
+            generation_seconds=2.0,
+            prompt_tokens=len(run.submit.prompt),
+            cached_tokens=cached,
+            generated_tokens=len(tokens) + (finish == pb.STOP),
+        )
+
+    return script
+
+
+def say_until_cancelled(tokens: Sequence[int], cached: int = 0) -> Script:
+    """Says the tokens, then runs on in silence until it is cancelled."""
+
+    def script(run: Run) -> None:
+        for token in tokens:
+            run.send(token)
+        run.wait_cancelled()
+        run.finish(
+            pb.CANCELLED,
+            queue_seconds=0.25,
+            prompt_seconds=0.5,
+            generation_seconds=2.0,
+            prompt_tokens=len(run.submit.prompt),
+            cached_tokens=cached,
+            generated_tokens=len(tokens) + 1,
+        )
+
+    return script
+
+
+def refuse(finish: pb.Finish, error: str) -> Script:
+    return lambda run: run.finish(finish, error=error)
+
+
+class ScriptedEngine(EngineServicer):
+    def __init__(self, socket_path: Path, vocabulary: int, context_length: int = 256) -> None:
+        self.address = f"unix:{socket_path}"
+        self.runs: list[Run] = []
+        self.sessions = 0
+        self.default: Script = refuse(pb.FAILED, "no script was given")
+        self.description = pb.Description(
+            state=pb.READY,
+            progress=1.0,
+            version="test",
+            model_path="/secret/place/model",
+            context_length=context_length,
+            vocabulary=vocabulary,
+            load_count=1,
+            transport="local",
+            parallel="single",
+            ranks=[pb.RankDescription(rank=0, host="here", device="cpu", dtype="float32", last_layer=4)],
+        )
+        self._scripts: deque[Script] = deque()
+        self._open: dict[int, queue.Queue[Any]] = {}
+        self._submitted = threading.Condition()
+        self.start()
+
+    def start(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        add_EngineServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(self.address), "the socket is taken"
+        self._server.start()
+
+    def stop(self) -> None:
+        assert self._server.stop(grace=0).wait(DEADLINE), "the engine's server did not stop"
+        self.drop_sessions()
+
+    def reset(self) -> None:
+        self._scripts.clear()
+        self.runs.clear()
+        self.description.state = pb.READY
+        self.default = refuse(pb.FAILED, "no script was given")
+
+    def next(self, *scripts: Script) -> None:
+        self._scripts.extend(scripts)
+
+    def drop_sessions(self) -> None:
+        for outbox in list(self._open.values()):
+            outbox.put(_DROP)
+
+    def wait_for_run(self, number: int = 0) -> Run:
+        with self._submitted:
+            assert self._submitted.wait_for(lambda: len(self.runs) > number, DEADLINE), "nothing was submitted"
+            return self.runs[number]
+
+    @property
+    def last(self) -> pb.Submit:
+        return self.runs[-1].submit
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
+        return self.description
+
+    def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        self.sessions += 1
+        number = self.sessions
+        outbox: queue.Queue[Any] = queue.Queue()
+        self._open[number] = outbox
+        context.add_callback(lambda: outbox.put(_DROP))
+        threading.Thread(target=self._read, args=(commands, outbox), daemon=True).start()
+        try:
+            while (event := outbox.get()) is not _DROP:
+                yield event
+        finally:
+            del self._open[number]
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the script dropped the session")
+
+    def _read(self, commands: Iterator[pb.Command], outbox: queue.Queue[Any]) -> None:
+        runs: dict[str, Run] = {}
+        try:
+            for command in commands:
+                if command.HasField("cancel"):
+                    if run := runs.get(command.cancel.id):
+                        run.cancelled.set()
+                else:
+                    run = runs[command.submit.id] = Run(command.submit, outbox)
+                    self._begin(run)
+        except grpc.RpcError:
+            return  # the front end left
+
+    def _begin(self, run: Run) -> None:
+        script = self._scripts.popleft() if self._scripts else self.default
+        with self._submitted:
+            self.runs.append(run)
+            self._submitted.notify_all()
+        threading.Thread(target=script, args=(run,), daemon=True).start()

