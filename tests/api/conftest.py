@@ -28,7 +28,7 @@ MODEL_ID = "acme/tiny-model"
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_tiny_tokenizer(folder, VOCABULARY)
-    (folder / "config.json").write_text(json.dumps({"architectures": ["TinyForCausalLM"], "model_type": "tiny"}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
     return folder
 
 

@@ -173,7 +173,10 @@ class ScriptedEngine(EngineServicer):
                     run = runs[command.submit.id] = Run(command.submit, outbox)
                     self._begin(run)
         except grpc.RpcError:
-            return  # the front end left
+            pass  # the session broke
+        finally:
+            for run in runs.values():
+                run.cancelled.set()
 
     def _begin(self, run: Run) -> None:
         script = self._scripts.popleft() if self._scripts else self.default

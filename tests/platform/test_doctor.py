@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from chorus.cli import doctor as command
 from chorus.platform import checks
 from chorus.platform.cgroup import MemoryLimit
 from chorus.platform.checks import Finding
 from chorus.platform.probe import Probe, parse, run_probe
+
+# By its full name: the package offers the function under the same one.
+command = importlib.import_module("chorus.cli.doctor")
 
 PROBE = Probe(
     device="a chip",
@@ -28,8 +33,8 @@ PROBE = Probe(
 )
 
 
-def changed(**fields: object) -> Probe:
-    return Probe(**{**PROBE.__dict__, **fields})  # type: ignore[arg-type]
+def changed(**fields: Any) -> Probe:
+    return replace(PROBE, **fields)
 
 
 def run_doctor(*arguments: str) -> tuple[int, str]:

@@ -69,9 +69,9 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def ends(pid: int, seconds: float = 20) -> bool:
-    gone, _ = psutil.wait_procs([psutil.Process(pid)], timeout=seconds)
-    return bool(gone)
+def all_end(*processes: psutil.Process) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
 
 
 @pytest.mark.parametrize("code", [HOLDER, LOCKED], ids=["idle", "inside a call that keeps Python's lock"])
@@ -90,12 +90,11 @@ def test_cutting_the_line_ends_the_child(line: Lifeline, code: str) -> None:
 def test_a_killed_parent_takes_its_child_along(stopped: bool) -> None:
     keeper = start(python(KEEPER, *python(HOLDER)))
     first_line(keeper)
-    pid = int(first_line(keeper))
-    child = psutil.Process(pid)
+    child = psutil.Process(int(first_line(keeper)))
     if stopped:
         child.suspend()
     keeper.kill()
-    assert ends(pid)
+    assert all_end(child)
     keeper.wait(timeout=20)
 
 
@@ -104,11 +103,11 @@ def test_the_line_reaches_ranks_through_mpirun() -> None:
     launcher = [str(mpi.launcher()), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     keeper = start(python(KEEPER, *launcher, *python(HOLDER)))
     first_line(keeper)
-    ranks = [int(first_line(keeper)) for _ in range(2)]
-    mpirun = psutil.Process(ranks[0]).parent()
+    ranks = [psutil.Process(int(first_line(keeper))) for _ in range(2)]
+    mpirun = ranks[0].parent()
     assert mpirun is not None
     keeper.kill()
-    assert all(ends(pid) for pid in [*ranks, mpirun.pid])
+    assert all_end(*ranks, mpirun)
     keeper.wait(timeout=20)
 
 
@@ -122,10 +121,10 @@ def test_a_child_that_comes_after_the_cut_does_not_start(line: Lifeline) -> None
 def test_a_child_that_comes_after_its_parent_was_killed_does_not_start() -> None:
     keeper = start(python(KEEPER, *python(HOLDER)))
     path = first_line(keeper)
-    pid = int(first_line(keeper))
+    child = psutil.Process(int(first_line(keeper)))
     keeper.kill()
     keeper.wait(timeout=20)
-    assert ends(pid)
+    assert all_end(child)
     late = start(python(HOLDER), **{VARIABLE: path})
     assert late.wait(timeout=20) in (-signal.SIGKILL, EXIT_CODE)
 
@@ -173,12 +172,12 @@ def test_without_a_line_a_process_runs_on_and_warns() -> None:
 def test_a_pipe_left_by_a_killed_parent_is_removed_by_the_next_one(line: Lifeline) -> None:
     keeper = start(python(KEEPER, *python(HOLDER)))
     left = Path(first_line(keeper))
-    pid = int(first_line(keeper))
+    child = psutil.Process(int(first_line(keeper)))
     Lifeline().cut()
     assert left.exists(), "a pipe in use was removed"
     keeper.kill()
     keeper.wait(timeout=20)
-    assert ends(pid)
+    assert all_end(child)
     Lifeline().cut()
     assert not left.parent.exists()
     assert line.path.exists()

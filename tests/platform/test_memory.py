@@ -147,6 +147,6 @@ def test_the_tightest_limit_decides_the_cores(
     assert fewest_cores(allowed, physical, quota) == cores
 
 
-@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 8), (8, 3, 2), (2, 2, 1), (2, 5, 1)])
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 7), (8, 3, 2), (2, 1, 1), (2, 2, 1), (2, 5, 1)])
 def test_ranks_divide_the_cores(cores: int, ranks: int, threads: int) -> None:
     assert threads_per_rank(cores, ranks) == threads

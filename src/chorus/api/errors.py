@@ -87,10 +87,8 @@ def from_validation(error: ValidationError) -> ApiError:
             return invalid(f"Unknown field: {path}.", path, "unknown_parameter")
         case "missing":
             return invalid(f"Missing field: {path}.", path, "missing_required_parameter")
-        case "refused":
-            return invalid(first["msg"], path)
         case "unsupported":
-            return invalid(first["msg"], path, "unsupported_parameter")
+            return invalid(f"{path}: {first['msg']}.", path, "unsupported_parameter")
         case kind:
             wrong_type = kind.endswith("_type") or kind == "model_attributes_type"
             name = path or "the body"

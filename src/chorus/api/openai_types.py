@@ -67,22 +67,22 @@ class SamplingFields(_Body):
     def _refuse_what_is_not_served(self) -> SamplingFields:
         for name, value in (self.model_extra or {}).items():
             if name not in self.unserved:
-                raise refused("extra_forbidden", name, f"Unknown field: {name}.")
+                raise refused("extra_forbidden", name, "unknown")
             if value is not None and not _among(value, self.unserved[name]):
-                raise refused("unsupported", name, f"{name} is not supported yet; leave it out.")
+                raise refused("unsupported", name, "not supported yet; leave it out")
         return self
 
     @field_validator("n")
     @classmethod
     def _one_choice(cls, value: int | None) -> int | None:
         if value is not None and value != 1:
-            raise PydanticCustomError("unsupported", "n: only one choice per request is supported yet; leave it out.")
+            raise PydanticCustomError("unsupported", "only one choice per request is supported yet; leave it out")
         return value
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
-            raise refused("refused", "stream_options", "stream_options needs stream: true.")
+            raise refused("refused", "stream_options", "allowed only with stream: true")
         return self
 
     @property
@@ -114,7 +114,7 @@ class OtherPart(BaseModel):
     def _refuse(self) -> OtherPart:
         raise PydanticCustomError(
             "unsupported",
-            "Content of type {kind} is not supported: the served model reads text only.",
+            "{kind} parts are not supported, the served model reads text only",
             {"kind": self.type},
         )
 
@@ -178,7 +178,7 @@ class AssistantMessage(_Body):
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
-            raise refused("refused", "content", "An assistant message needs content or tool_calls.")
+            raise refused("refused", "content", "an assistant message needs content or tool_calls")
         return self
 
     @property
@@ -280,7 +280,7 @@ class CompletionRequest(SamplingFields):
     @classmethod
     def _one_prompt(cls, value: Any) -> Any:
         if isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int):
-            raise PydanticCustomError("unsupported", "prompt: several prompts in one request are not supported yet.")
+            raise PydanticCustomError("unsupported", "several prompts in one request are not supported yet")
         return value
 
     @property

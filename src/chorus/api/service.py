@@ -133,7 +133,7 @@ class Service:
         try:
             return tokenize() if size < _OFF_LOOP_CHARACTERS else await asyncio.to_thread(tokenize)
         except TextError as error:
-            raise invalid(f"{prompt_field}: {error}", prompt_field) from None
+            raise invalid(f"{prompt_field}: {error}.", prompt_field) from None
 
 
 def choose_sampling(body: SamplingFields, defaults: SamplingDefaults) -> Sampling:

@@ -100,26 +100,21 @@ def remove(
     Example: chorus models rm smollm2-135m
     """
     with _one_clear_line():
-        if parsed := split_hub_id(name):
-            freed = remove_cached(*parsed)
-        else:
-            store = Store.default()
-            freed = sum(listing.bytes or 0 for listing in _stored(store) if listing.name == name)
-            store.remove(name)
+        parsed = split_hub_id(name)
+        freed = remove_cached(*parsed) if parsed else Store.default().remove(name)
     console.print(f"Removed {escape(name)}, {decimal(freed)} free again.")
 
 
 def find_listings() -> list[Listing]:
     """The store, then the Hugging Face cache, then what the catalog could add."""
-    stored = _stored(Store.default())
+    stored = [
+        Listing(entry.name, "store", entry.nbytes, str(entry.path), f"from {entry.origin.source}")
+        for entry in Store.default().entries()
+    ]
     cached = [Listing(model.id, "hub", model.nbytes, str(model.path), "") for model in cached_models()]
     have = {listing.name for listing in stored}
     absent = [Listing(model.name, "catalog", None, None, model.about) for model in CATALOG.values()]
     return [*stored, *cached, *(listing for listing in absent if listing.name not in have)]
-
-
-def _stored(store: Store) -> list[Listing]:
-    return [Listing(e.name, "store", e.nbytes, str(e.path), f"from {e.origin.source}") for e in store.entries()]
 
 
 def _show_ready(model: LocalModel, json: bool) -> None:

@@ -17,12 +17,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 
 from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail
+from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
 from chorus.cluster.config import ConfigError, Settings, load_settings
-from chorus.cluster.supervisor import GaveUp, Group, Program, Supervisor, python
+from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
-from chorus.platform import logs
+from chorus.platform import cores, logs
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
@@ -38,6 +39,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless told otherwise.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (8100).")] = None,
     ranks: Annotated[int | None, typer.Option(help="Processes to spread the model over.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Layers of each rank, rank 0 (the last layers) first, e.g. 20,7,3.")
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="How ranks exchange tensors: auto, grpc, ring or mpi.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
@@ -59,7 +64,15 @@ def serve(
     overrides = {
         "model": model,
         "api": {"host": host, "port": port, "aliases": tuple(alias) if alias else None},
-        "engine": {"ranks": ranks, "threads": threads, "dtype": dtype, "context": context, "step_log": step_log},
+        "engine": {
+            "ranks": ranks,
+            "split": split,
+            "transport": transport,
+            "threads": threads,
+            "dtype": dtype,
+            "context": context,
+            "step_log": step_log,
+        },
         "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},
         "log": {"level": log_level, "json_lines": log_json or None},
     }
@@ -77,7 +90,7 @@ def serve(
         local = _find_model(settings.model)
         try:
             asyncio.run(_serve(settings, local, listener))
-        except GaveUp as error:
+        except (GaveUp, CannotLaunch) as error:
             fail(str(error))
 
 
@@ -117,18 +130,10 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket)
     lifeline = Lifeline()
     folder = lifeline.path.parent
     address = f"unix:{folder}/engine.sock"
-    spec = engine_spec(settings, model, address)
-    api = api_settings(settings, model, address, listener)
-    (folder / "engine.json").write_text(spec.model_dump_json())
-    (folder / "api.json").write_text(api.model_dump_json())
-    engine = Program("engine", python("-m", "chorus.engine", str(folder / "engine.json")))
-    front_end = Program(
-        "front end",
-        python("-m", "chorus.api", "--settings", str(folder / "api.json")),
-        descriptors=(listener.fileno(),),
-    )
+    spec = engine_spec(settings, model, address, rank_addresses(folder, settings.engine.ranks))
+    front_end = front_end_program(api_settings(settings, model, address, listener), folder)
     supervisor = Supervisor(
-        Group("ranks", [engine], lifeline, ENGINE_GRACE_SECONDS),
+        Group("ranks", rank_programs(spec, folder), lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
     loop = asyncio.get_running_loop()
@@ -146,12 +151,17 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket)
         lifeline.cut()
 
 
-def engine_spec(settings: Settings, model: LocalModel, address: str) -> EngineSpec:
+def engine_spec(settings: Settings, model: LocalModel, address: str, ranks: tuple[str, ...]) -> EngineSpec:
     engine = settings.engine
     return EngineSpec(
         address=address,
         model_path=model.path,
-        threads=engine.threads,
+        ranks=ranks,
+        split=engine.split,
+        transport="grpc" if engine.transport == "auto" else engine.transport,
+        start_timeout_seconds=engine.start_timeout_seconds,
+        step_timeout_seconds=engine.step_timeout_seconds,
+        threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
         dtype=engine.dtype,
         memory_fraction=engine.memory_fraction,
         context=engine.context,

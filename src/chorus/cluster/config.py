@@ -6,10 +6,10 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "CHORUS_"
@@ -51,6 +51,29 @@ class EngineConfig(Section):
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split_from_text(cls, value: Any) -> Any:
+        """`20,7,3` as people type it; a lone number reaches us as one."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ValueError("must be numbers of layers separated by commas, e.g. 20,7,3") from None
+
+    @model_validator(mode="after")
+    def _split_fits_ranks(self) -> Self:
+        if self.split is not None and "ranks" not in self.model_fields_set:
+            object.__setattr__(self, "ranks", len(self.split))  # a split says how many ranks there are
+        if self.split is not None and any(count < 1 for count in self.split):
+            raise ValueError(f"split {_commas(self.split)}: every rank needs at least 1 layer")
+        if self.split is not None and self.ranks != len(self.split):
+            raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
+        return self
 
 
 class SamplingConfig(Section):
@@ -94,6 +117,10 @@ class Settings(BaseSettings):
         return init_settings, env_settings
 
 
+def _commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def load_settings(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -109,6 +136,7 @@ def load_settings(
     if file is not None:
         tree = _merge(tree, _read_file(file))
     tree = _merge(tree, _tree_of_variables(variables))
+    tree = _merge(tree, _split_variable(variables))
     tree = _merge(tree, without_none(overrides or {}))
     return _validate(tree, file)
 
@@ -175,6 +203,20 @@ def _tree_of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
             branch = {part: branch}
         tree = _merge(tree, branch)
     return tree
+
+
+SPLIT_VARIABLES = ("CHORUS_PIPELINE_SPLIT", "MINIMAX_PIPELINE_SPLIT")
+
+
+def _split_variable(variables: Mapping[str, str]) -> dict[str, Any]:
+    for name in SPLIT_VARIABLES:
+        if value := variables.get(name):
+            try:
+                split = tuple(int(part) for part in value.split(","))
+            except ValueError:
+                raise ConfigError(f"environment variable {name}: expected numbers like 22,40, got {value!r}") from None
+            return {"engine": {"split": split}}
+    return {}
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

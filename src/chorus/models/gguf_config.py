@@ -97,8 +97,12 @@ def model_shape(gguf: GgufFile) -> Shape:
     family, prefix = family_of(gguf), gguf.architecture
     hidden = int(gguf.require(f"{prefix}.embedding_length"))
     heads = _one_for_all_layers(gguf, f"{prefix}.attention.head_count")
-    if heads < 1 or hidden < 1:
-        raise ModelError(f"{gguf.path.name} says {heads} heads and width {hidden}; download it again.")
+    layers = int(gguf.require(f"{prefix}.block_count"))
+    if heads < 1 or hidden < 1 or not 1 <= layers <= len(gguf.tensors):
+        raise ModelError(
+            f"{gguf.path.name} does not fit its own metadata: {layers} layers of width {hidden} with {heads} heads, "
+            f"in {len(gguf.tensors)} tensors; download it again."
+        )
     kv_key = f"{prefix}.attention.head_count_kv"
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
@@ -106,7 +110,7 @@ def model_shape(gguf: GgufFile) -> Shape:
     inner = f"{prefix}.expert_feed_forward_length" if family.experts else f"{prefix}.feed_forward_length"
     return Shape(
         family=family,
-        layers=int(gguf.require(f"{prefix}.block_count")),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_one_for_all_layers(gguf, kv_key) if kv_key in gguf.metadata else heads,
@@ -125,7 +129,7 @@ def model_config(gguf: GgufFile, shape: Shape, rope_factors: np.ndarray | None) 
     prefix = gguf.architecture
     theta = float(gguf.metadata.get(f"{prefix}.rope.freq_base", 10000.0))
     rotated = int(gguf.metadata.get(f"{prefix}.rope.dimension_count", shape.head_dim))
-    if rotated != shape.head_dim:
+    if rotated != shape.head_dim or rotated % 2:
         raise ModelError(
             f"{gguf.path.name} rotates {rotated} of {shape.head_dim} head dimensions, which its architecture "
             f"{prefix} does not do elsewhere; use the model's Hugging Face folder instead."
@@ -277,9 +281,8 @@ def _rope_scaling(gguf: GgufFile, head_dim: int, theta: float, factors: np.ndarr
         return _llama3_scaling(gguf, head_dim, theta, factors)
     prefix = f"{gguf.architecture}.rope.scaling"
     kind = gguf.metadata.get(f"{prefix}.type", "none")
-    factor = float(
-        gguf.metadata.get(f"{prefix}.factor", gguf.metadata.get(f"{gguf.architecture}.rope.scale_linear", 1))
-    )
+    older_key = f"{gguf.architecture}.rope.scale_linear"
+    factor = float(gguf.metadata.get(f"{prefix}.factor", gguf.metadata.get(older_key, 1)))
     if kind == "none" or factor == 1.0:
         return None
     if kind == "linear":

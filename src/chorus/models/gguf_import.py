@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from chorus.models.gguf_config import (
     unpermuted_heads,
 )
 from chorus.models.gguf_reader import GgufFile, GgufTensor, read_gguf
-from chorus.models.gguf_tokenizer import rebuild_tokenizer
+from chorus.models.gguf_tokenizer import RebuiltTokenizer, rebuild_tokenizer
 from chorus.models.safetensors_writer import TensorSpec, write_safetensors
 from chorus.models.values import Progress, ProgressCallback, ignore_progress
 
@@ -35,9 +36,33 @@ _FLOATS = {
 }
 
 
+@dataclass(frozen=True)
+class _Plan:
+    shape: Shape
+    config: dict[str, Any]
+    tokenizer: RebuiltTokenizer
+    names: list[str]
+    """The GGUF tensors in the order in which they are written"""
+    specs: list[TensorSpec]
+
+
 def convert_gguf(source: Path, folder: Path, progress: ProgressCallback = ignore_progress) -> None:
     """Writes config.json, model.safetensors and the tokenizer's files into an empty folder."""
     gguf = read_gguf(source)
+    try:
+        plan = _plan(gguf)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ModelError(f"{source} has metadata of the wrong kind ({error}); download it again.") from error
+    arrays = _arrays(gguf, plan, progress)
+    write_safetensors(folder / "model.safetensors", plan.specs, arrays)
+    plan.tokenizer.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    _write_json(folder / "tokenizer_config.json", plan.tokenizer.config)
+    _write_json(folder / "config.json", plan.config | plan.tokenizer.special_ids)
+    _write_json(folder / "generation_config.json", plan.tokenizer.special_ids)
+
+
+def _plan(gguf: GgufFile) -> _Plan:
+    """Everything but the weights' bytes, so that a file that cannot be imported is refused before any is read."""
     shape = model_shape(gguf)
     names = tensor_names(gguf, shape)
     for name in names:
@@ -50,18 +75,13 @@ def convert_gguf(source: Path, folder: Path, progress: ProgressCallback = ignore
     }
     if quantization := quantization_config(bits, quantized.GROUP_SIZE):
         config["quantization"] = quantization
-    rebuilt = rebuild_tokenizer(gguf, shape.vocabulary)
-
     specs = [spec for name, hf_name in names.items() for spec in _specs(gguf.tensors[name], hf_name)]
-    write_safetensors(folder / "model.safetensors", specs, _arrays(gguf, shape, list(names), progress))
-    rebuilt.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    _write_json(folder / "tokenizer_config.json", rebuilt.config)
-    _write_json(folder / "config.json", config | rebuilt.special_ids)
-    _write_json(folder / "generation_config.json", rebuilt.special_ids)
+    return _Plan(shape, config, rebuild_tokenizer(gguf, shape.vocabulary), list(names), specs)
 
 
 def _check_type(gguf: GgufFile, tensor: GgufTensor) -> None:
-    if tensor.type in _FLOATS or (quantized.is_quantized(tensor.type) and tensor.name.endswith(".weight")):
+    is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+    if tensor.type in _FLOATS or (is_matrix and quantized.is_quantized(tensor.type)):
         return
     known = ", ".join(kind.name for kind in [*_FLOATS, *quantized.quantized_types()])
     raise ModelError(
@@ -93,12 +113,12 @@ def _specs(tensor: GgufTensor, name: str) -> list[TensorSpec]:
     ]
 
 
-def _arrays(gguf: GgufFile, shape: Shape, names: list[str], progress: ProgressCallback) -> Iterator[np.ndarray]:
-    total = sum(gguf.tensors[name].nbytes for name in names)
+def _arrays(gguf: GgufFile, plan: _Plan, progress: ProgressCallback) -> Iterator[np.ndarray]:
+    total = sum(gguf.tensors[name].nbytes for name in plan.names)
     done = 0
-    for name in names:
+    for name in plan.names:
         tensor = gguf.tensors[name]
-        yield from _converted(gguf, shape, tensor)
+        yield from _converted(gguf, plan.shape, tensor)
         done += tensor.nbytes
         progress(Progress(f"importing {gguf.path.name}", done, total))
 

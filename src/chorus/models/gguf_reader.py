@@ -127,7 +127,7 @@ def read_gguf(path: Path) -> GgufFile:
                 raise ModelError(
                     f"{path} is truncated: its header goes on after byte {size}; download it again."
                 ) from None
-            except (ValueError, RecursionError) as error:
+            except (ValueError, KeyError, RecursionError) as error:
                 raise ModelError(f"{path} has a corrupt header ({error}); download it again.") from error
     for tensor in tensors.values():
         if tensor.start + tensor.nbytes > size:

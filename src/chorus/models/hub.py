@@ -86,11 +86,13 @@ def fetch_files(
 ) -> Path:
     """The snapshot folder with at least these files in it: for a rank, those that hold its tensors."""
     names = sorted(set(filenames))
+    if not names or any(Path(name).name != name for name in names):
+        raise ModelError(f"{names} are no file names of {model_id}; name files at the top of the repository.")
     if is_offline(offline):
-        path = _cached_folder(model_id, revision, [glob.escape(name) for name in names])
-        if missing := [name for name in names if not (path / name).is_file()]:
+        found = [_cached_file(model_id, revision, name) for name in names]
+        if missing := [name for name, file in zip(names, found, strict=True) if file is None]:
             raise ModelError(f"{model_id} lacks {missing[0]} in the cache, and we are offline; pull it while online.")
-        return path
+        return next(file.parent for file in found if file is not None)
     with _clear_errors(model_id, revision):
         sizes = _list_files(model_id, revision)
         if missing := [name for name in names if name not in sizes]:
@@ -150,7 +152,7 @@ def remove_cached(model_id: str, revision: str | None = None) -> int:
             if revision is None or revision in found.refs or revision == found.commit_hash
         ]
         if hashes:
-            strategy = scan_cache_dir().delete_revisions(*hashes)
+            strategy = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*hashes)
             strategy.execute()
             return int(strategy.expected_freed_size)
     wanted = model_id if revision is None else f"{model_id}@{revision}"
@@ -159,7 +161,7 @@ def remove_cached(model_id: str, revision: str | None = None) -> int:
 
 def _scan() -> list[Any]:
     try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return [repo for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
 
@@ -170,7 +172,7 @@ def _list_files(model_id: str, revision: str | None) -> dict[str, int | None]:
 
 
 def _download(model_id: str, revision: str | None, sizes: dict[str, int | None], progress: ProgressCallback) -> Path:
-    cached = sum(size or 0 for name, size in sizes.items() if _is_cached(model_id, revision, name))
+    cached = sum(size or 0 for name, size in sizes.items() if _cached_file(model_id, revision, name))
     total = sum(size or 0 for size in sizes.values()) or None
     folder = snapshot_download(
         model_id,
@@ -181,8 +183,9 @@ def _download(model_id: str, revision: str | None, sizes: dict[str, int | None],
     return Path(folder)
 
 
-def _is_cached(model_id: str, revision: str | None, name: str) -> bool:
-    return isinstance(try_to_load_from_cache(model_id, name, revision=revision or _DEFAULT_REVISION), str)
+def _cached_file(model_id: str, revision: str | None, name: str) -> Path | None:
+    found = try_to_load_from_cache(model_id, name, revision=revision or _DEFAULT_REVISION)
+    return Path(found) if isinstance(found, str) else None
 
 
 def _reporting_bar(label: str, start: int, total: int | None, progress: ProgressCallback) -> type[hub_tqdm]:
@@ -212,20 +215,16 @@ def _reporting_bar(label: str, start: int, total: int | None, progress: Progress
     return ReportingBar
 
 
-def _cached_folder(model_id: str, revision: str | None, patterns: list[str]) -> Path:
+def _cached_model(model_id: str, revision: str | None, weights: bool) -> Path:
     with _clear_errors(model_id, revision):
         folder = snapshot_download(
             model_id,
             revision=revision,
-            allow_patterns=patterns,
+            allow_patterns=list(_DESCRIPTIONS),
             ignore_patterns=[_SUBFOLDERS],
             local_files_only=True,
         )
-        return Path(folder)
-
-
-def _cached_model(model_id: str, revision: str | None, weights: bool) -> Path:
-    path = _cached_folder(model_id, revision, list(_DESCRIPTIONS))
+    path = Path(folder)
     if not (path / "config.json").is_file():
         raise ModelError(f"{model_id} is only in part in the Hugging Face cache; pull it while online.")
     if weights:
@@ -260,20 +259,19 @@ def _clear_errors(model_id: str, revision: str | None) -> Iterator[None]:
         ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"{wanted} is not (or only in part) in the Hugging Face cache, and {constants.ENDPOINT} is not asked or "
-            "does not answer; pull it while online."
+            f"{wanted} is not, or only in part, in the Hugging Face cache, and we are offline; pull it while online."
         ) from error
     except HFValidationError as error:
         raise ModelError(f"{wanted} is no model id; write ORGANISATION/NAME or ORGANISATION/NAME@REVISION.") from error
     except HTTPError as error:
         raise ModelError(
             f"Cannot get {wanted} from {constants.ENDPOINT} ({_reason(error)}); check the network, HF_ENDPOINT and "
-            "proxy settings, then run the same command again: it goes on where it stopped."
+            "proxy settings, then run the same command again: files that are complete are kept."
         ) from error
     except OSError as error:
         raise ModelError(
             f"Cannot store {wanted} in {constants.HF_HUB_CACHE} ({_reason(error)}); "
-            "run the same command again: it goes on where it stopped."
+            "run the same command again: files that are complete are kept."
         ) from error
 
 

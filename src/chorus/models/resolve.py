@@ -35,19 +35,20 @@ def resolve(
     store = Store.default()
     if name in CATALOG:
         entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))
-        return _checked(_stored(name, entry), weights)
-    if entry_or_none := store.get(name):
-        return _checked(_stored(name, entry_or_none), weights)
+        return _checked_entry(name, entry, weights)
+    if stored := store.get(name):
+        return _checked_entry(name, stored, weights)
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
     if name.endswith(".gguf"):
-        return _checked(_stored(name, import_gguf(path, store=store, progress=report)), weights)
+        return _checked_entry(name, import_gguf(path, store=store, progress=report), weights)
     if parsed := split_hub_id(name):
         model_id, revision = parsed
         folder = fetch_model(model_id, revision, weights=weights, progress=report, offline=offline)
         return _checked(LocalModel(name, model_id, folder), weights)
-    raise ModelError(_unknown(name, [*CATALOG, *(entry.name for entry in store.entries())]))
+    known = dict.fromkeys([*CATALOG, *(entry.name for entry in store.entries())])
+    raise ModelError(_unknown(name, list(known)))
 
 
 def split_hub_id(name: str) -> tuple[str, str | None] | None:
@@ -58,8 +59,11 @@ def split_hub_id(name: str) -> tuple[str, str | None] | None:
     return match["id"], match["revision"]
 
 
-def _stored(name: str, entry: Entry) -> LocalModel:
-    return LocalModel(name, entry.name, entry.path)
+def _checked_entry(name: str, entry: Entry, weights: bool) -> LocalModel:
+    try:
+        return _checked(LocalModel(name, entry.name, entry.path), weights)
+    except ModelError as error:
+        raise ModelError(f"{error} To do so, first run: chorus models rm {entry.name}") from error
 
 
 def _checked(model: LocalModel, weights: bool) -> LocalModel:
@@ -75,8 +79,8 @@ def _checked(model: LocalModel, weights: bool) -> LocalModel:
 
 def _unknown(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = f"perhaps you mean {near[0]}; " if near else ""
     return (
-        f"There is no model {name}: {hint}Give a folder, a .gguf file, a Hugging Face id (ORGANISATION/NAME) "
+        f"There is no model {name}: {hint}give a folder, a .gguf file, a Hugging Face id (ORGANISATION/NAME) "
         f"or one of: {', '.join(known)}."
     )

@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        return _bytes_in(self.path)
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,17 @@ class Store:
         except OSError as error:
             raise ModelError(f"Cannot store {name} in {self.root}: {error}.") from error
 
-    def remove(self, name: str, wait_s: float = 10.0) -> None:
-        """Takes the entry out of sight in one step, then deletes it."""
+    def remove(self, name: str, wait_s: float = 10.0) -> int:
+        """Takes the entry out of sight in one step, then deletes it; answers the bytes that are free again."""
         check_name(name)
         if not self._removable(name):
             raise ModelError(f"{name} is not in the store {self.root}; see: chorus models list")
         try:
             with self._locked(name, ignore_progress, wait_s), self._aside(name) as aside:
-                if self._removable(name):
-                    os.rename(self.root / name, aside / name)
+                if not self._removable(name):
+                    return 0
+                os.rename(self.root / name, aside / name)
+                return _bytes_in(aside)
         except OSError as error:
             raise ModelError(f"Cannot remove {name} from {self.root}: {error}.") from error
 
@@ -160,6 +162,10 @@ class Store:
             yield lock
         finally:
             os.close(lock)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def check_name(name: str) -> None:

@@ -22,7 +22,7 @@ def dynamic_symbols(library: Path) -> Symbols:
         raise ValueError(f"{library} is not a 64-bit little-endian ELF library")
     try:
         return _symbols(data)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ValueError(f"{library} is damaged: {error}") from error
 
 

@@ -28,7 +28,7 @@ def setup(level: str = "info", json: bool = False) -> None:
     access = logging.getLogger("uvicorn.access")
     access.handlers.clear()
     access.propagate = False
-    for name in ("httpx", "httpcore", "urllib3", "filelock"):
+    for name in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "grpc", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

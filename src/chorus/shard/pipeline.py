@@ -50,6 +50,9 @@ class Stage:
         self._span = Span(model, holders[0][0], layers, first, last)
         self.architecture = architectures.of_decoder(self._span.decoder)
         whole = self.is_first and self.is_last
+        if not whole and self.architecture.check is not None:
+            arguments = {"model_type": _name(self._span.decoder), **vars(self._span.decoder.args)}
+            self.architecture.check(arguments, [edge for edge in (first, last) if 0 < edge < len(layers)])
         self._flow: Flow = self.architecture.flow(self._span)
         self._call: Call | None = None
         self._plan_caches(caches.fresh(model))
@@ -102,15 +105,15 @@ class Stage:
         """Which caches are real here, which are ghosts, and which mirror one that an earlier stage writes."""
         writes, reads = self._cache_maps(len(fresh))
         # A cache that no layer writes belongs to the embedding, which sees the tokens on every stage.
-        unwritten = set(range(len(fresh))) - _union(writes)
-        owned = _union(writes[self.first : self.last]) | unwritten
+        self._unwritten = set(range(len(fresh))) - _union(writes)
+        owned = _union(writes[self.first : self.last]) | self._unwritten
         self._incoming = sorted(_union(writes[: self.first]) & _union(reads[self.first :]))
         self._outgoing = sorted(_union(writes[: self.last]) & _union(reads[self.last :]))
         mirrored = set(self._incoming) & _union(reads[self.first : self.last])
         self._mirrors = [sorted(set(written) & mirrored) for written in writes[: self.first]]
         self._ghost_at = _one_of_each_kind(fresh, set(range(len(fresh))) - owned - mirrored)
         self._ghosts = sorted(set(self._ghost_at.values()))
-        self._unread = [] if self.is_first else sorted(unwritten)
+        self._unread = [] if self.is_first else sorted(self._unwritten)
 
     def _cache_maps(self, entries: int) -> tuple[CacheMap, CacheMap]:
         describe_writes, describe_reads = self.architecture.writes, self.architecture.reads
@@ -131,8 +134,8 @@ class Stage:
         for index, layer in enumerate(span.layers):
             _seat(layer, _Probed, self, index)
         probe = caches.fresh(self.model)
-        for entry in probe:
-            caches.advance_ghost(entry, 1, 1)
+        for place in set(range(len(probe))) - self._unwritten:
+            caches.advance_ghost(probe[place], 1, 1)
         self._call = Call(probe, 1, 1)
         with Witness(self.model, beside) as self._witness:
             self.model(mx.zeros((1, 1), dtype=mx.int32), cache=probe)

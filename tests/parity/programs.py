@@ -1,0 +1,141 @@
+"""What a model is made to do in the parity test, on one stage or on many alike.
+
+Every logits row is kept with the tokens its sequence had been fed, so that it can also be held against a single
+forward over all those tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from chorus.shard import caches
+from chorus.shard.pipeline import Stage
+
+History = tuple[int, ...]
+Row = tuple[History, mx.array]
+
+PROMPT: History = (5, 17, 99, 3, 42, 60, 7, 81, 23, 11, 90, 2, 64, 33, 71, 8, 54, 19, 101, 46, 12, 88, 37, 70)
+OTHER: History = (29, 115, 6, 51, 77, 9)
+
+
+@dataclass
+class Running:
+    """Sequences that share a cache on every stage: one alone, or the rows of a batch."""
+
+    histories: list[History]
+    caches: list[list[Any]]
+
+
+class Machine:
+    """All stages of a model in one process, each with caches of its own."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+        self.rows: list[Row] = []
+
+    def start(self) -> Running:
+        return Running([()], [stage.new_cache() for stage in self.stages])
+
+    def feed(self, running: Running, *tokens: Sequence[int], logits: bool = True) -> None:
+        """Each row's next tokens."""
+        running.histories = [past + tuple(new) for past, new in zip(running.histories, tokens, strict=True)]
+        passed: list[mx.array] | None = None
+        for stage, cache in zip(self.stages, running.caches, strict=True):
+            passed = stage.forward(mx.array([list(new) for new in tokens]), cache, passed, logits=logits)
+            mx.eval(passed, caches.arrays(cache))
+        assert passed is not None
+        if logits:
+            self.rows += zip(running.histories, passed[0].astype(mx.float32), strict=True)
+
+    def filled(self, prompt: Sequence[int]) -> Running:
+        running = self.start()
+        self.feed(running, prompt, logits=False)
+        return running
+
+    def fork(self, running: Running, length: int | None = None) -> Running:
+        copies = [caches.fork(cache, length) for cache in running.caches]
+        return Running([running.histories[0][:length]], copies)
+
+    def trim(self, running: Running, count: int) -> None:
+        for cache in running.caches:
+            caches.trim(cache, count)
+        running.histories = [past[:-count] for past in running.histories]
+
+    def merge(self, parts: Sequence[Running]) -> Running:
+        columns = zip(*(part.caches for part in parts), strict=True)
+        return Running([past for part in parts for past in part.histories], [caches.merge(column) for column in columns])
+
+    def join(self, batch: Running, arriving: Running) -> None:
+        pairs = zip(batch.caches, self.merge([arriving]).caches, strict=True)
+        batch.caches = [caches.extend(cache, other) for cache, other in pairs]
+        batch.histories += arriving.histories
+
+    def keep(self, batch: Running, rows: Sequence[int]) -> None:
+        batch.caches = [caches.keep(cache, rows) for cache in batch.caches]
+        batch.histories = [batch.histories[row] for row in rows]
+
+    def extract(self, batch: Running, row: int) -> Running:
+        return Running([batch.histories[row]], [caches.extract(cache, row) for cache in batch.caches])
+
+
+def chunks(machine: Machine) -> None:
+    running = machine.start()
+    for start, end in ((0, 3), (3, 5)):
+        machine.feed(running, PROMPT[start:end])
+
+
+def decode(machine: Machine) -> None:
+    running = machine.start()
+    machine.feed(running, PROMPT[:3])
+    for token in PROMPT[3:6]:
+        machine.feed(running, [token])
+
+
+def window(machine: Machine) -> None:
+    """Past every sliding window and attention chunk, both by whole chunks and token by token."""
+    running = machine.start()
+    for start, end in ((0, 5), (5, 14), (14, 15), (15, 16), (16, 17), (17, 21), (21, 22)):
+        machine.feed(running, PROMPT[start:end])
+
+
+def batch(machine: Machine) -> None:
+    together = machine.merge([machine.filled(PROMPT[start:end]) for start, end in ((0, 5), (3, 12), (8, 11))])
+    for token in OTHER[:2]:
+        machine.feed(together, *([token],) * 3)
+    machine.join(together, machine.filled(PROMPT[6:14]))
+    for token in OTHER[2:4]:
+        machine.feed(together, *([token],) * 4)
+    machine.keep(together, [0, 2, 3])
+    machine.feed(together, *([OTHER[4]],) * 3)
+    alone = machine.extract(together, 2)
+    machine.feed(alone, [OTHER[5]])
+    machine.keep(together, [1])
+    machine.join(together, machine.filled(PROMPT[:2]))
+    machine.feed(together, [OTHER[5]], [OTHER[4]])
+
+
+def fork(machine: Machine) -> None:
+    running = machine.filled(PROMPT[:9])
+    branch = machine.fork(running)
+    machine.feed(branch, OTHER[:3])
+    machine.feed(running, PROMPT[9:13])
+    machine.feed(branch, [OTHER[3]])
+
+
+def trim(machine: Machine) -> None:
+    """Back by a few tokens while nothing has left a window yet."""
+    running = machine.filled(PROMPT[:3])
+    machine.feed(running, [OTHER[0]])
+    shorter = machine.fork(running, 2)
+    machine.trim(running, 1)
+    machine.feed(running, PROMPT[3:5])
+    machine.feed(shorter, OTHER[1:3])
+
+
+COLUMNS: dict[str, Callable[[Machine], None]] = {
+    column.__name__: column for column in (chunks, decode, window, batch, fork, trim)
+}

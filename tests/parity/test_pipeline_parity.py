@@ -1,0 +1,223 @@
+"""Every text architecture of the installed mlx-lm, in stages and whole: the logits are the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as memoize
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from chorus.shard import caches
+from chorus.shard.caches import CacheError
+from chorus.shard.pipeline import SplitError, Stage, check_split, layer_count
+from tests.parity.programs import COLUMNS, History, Machine, Row
+from tests.support.architectures import ARCHITECTURES, UNSUPPORTED, build, text_modules
+
+TRUE_WITHIN = 1e-3
+"""The unsharded model can do a column when its logits are those of one forward over all tokens, but for rounding."""
+
+EXACT, REFUSED, CANNOT, BROKEN = "=", "refused", "-", "BROKEN"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mark: str
+    """EXACT; REFUSED on every stage alike; CANNOT where the unsharded model is wrong or fails itself; BROKEN."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Parity:
+    module: str
+    layers: int
+    columns: dict[str, Outcome]
+    unsplittable: str = ""
+
+    @property
+    def passes(self) -> bool:
+        return not self.unsplittable and all(outcome.mark != BROKEN for outcome in self.columns.values())
+
+
+def splits(layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two stages and three, uneven, as the layer numbers where they begin and end."""
+    return (0, 2, layers), (0, layers - 4, layers - 1, layers)
+
+
+def staged(model: nn.Module, edges: Sequence[int]) -> list[Stage]:
+    return [Stage(clone(model), first, last) for first, last in zip(edges, edges[1:], strict=False)]
+
+
+def clone(model: nn.Module) -> nn.Module:
+    """A module tree of its own around the same arrays: a stage changes the tree it is given."""
+    known: dict[int, Any] = {}
+
+    def note(value: Any) -> None:
+        if isinstance(value, mx.array):
+            known[id(value)] = value
+        elif isinstance(value, dict):
+            for item in (*value.values(), *getattr(value, "__dict__", {}).values()):
+                note(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                note(item)
+
+    note(model)
+    return copy.deepcopy(model, known)
+
+
+@memoize
+def parity(name: str) -> Parity:
+    model = build(name)
+    layers = layer_count(model)
+    two, three = splits(layers)
+    try:
+        check_split(ARCHITECTURES[name], two[1:-1])
+    except SplitError as error:
+        with pytest.raises(SplitError):
+            staged(model, two)
+        return Parity(name, layers, {}, unsplittable=str(error))
+    whole = staged(model, (0, layers))
+    sharded = [staged(model, edges) for edges in (two, three)]
+    truth = Truth(model)
+    return Parity(name, layers, {column: compare(column, whole, sharded, truth) for column in COLUMNS})
+
+
+def compare(column: str, whole: list[Stage], sharded: list[list[Stage]], truth: Truth) -> Outcome:
+    wanted = run(column, whole)
+    if isinstance(wanted, CacheError):
+        same = all(isinstance(run(column, stages), CacheError) for stages in sharded)
+        return Outcome(REFUSED, str(wanted)) if same else Outcome(BROKEN, "only the whole model refuses")
+    if isinstance(wanted, Exception):
+        return Outcome(CANNOT, f"unsharded: {type(wanted).__name__}: {wanted}")
+    off = truth.distance(wanted)
+    if not off <= TRUE_WITHIN:
+        return Outcome(CANNOT, f"unsharded: off by {off:.1e} from one forward over the same tokens")
+    for stages in sharded:
+        if note := difference(wanted, run(column, stages)):
+            return Outcome(BROKEN, f"{len(stages)} stages: {note}")
+    return Outcome(EXACT)
+
+
+def run(column: str, stages: list[Stage]) -> list[Row] | Exception:
+    """The rows of a column; upstream fails in its own ways for some architectures, so any error is an answer."""
+    machine = Machine(stages)
+    try:
+        COLUMNS[column](machine)
+    except Exception as error:
+        return error
+    return machine.rows
+
+
+def difference(wanted: list[Row], got: list[Row] | Exception) -> str:
+    """Empty when all rows are equal, bit for bit."""
+    if isinstance(got, Exception):
+        return f"{type(got).__name__}: {got}"
+    assert [past for past, _ in wanted] == [past for past, _ in got]
+    ours, theirs = (mx.stack([row for _, row in rows]) for rows in (got, wanted))
+    return "" if mx.array_equal(ours, theirs).item() else f"off by {distance(ours, theirs):.1e}"
+
+
+def distance(got: mx.array, wanted: mx.array) -> float:
+    """The largest difference; where both are minus infinity (a token ruled out) there is none."""
+    return mx.where(got == wanted, 0.0, mx.abs(got - wanted)).max().item()
+
+
+class Truth:
+    """Logits from single forwards of the untouched model over whole sequences."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: dict[History, mx.array] = {}
+
+    def distance(self, rows: list[Row]) -> float:
+        for past in sorted((past for past, _ in rows), key=len, reverse=True):
+            if past not in self._known:
+                self._learn(past)
+        wanted = mx.stack([self._known[past] for past, _ in rows])
+        return distance(mx.stack([row for _, row in rows]), wanted)
+
+    def _learn(self, tokens: History) -> None:
+        logits = self._model(mx.array([tokens]), cache=caches.fresh(self._model))[0].astype(mx.float32)
+        for end in range(1, len(tokens) + 1):
+            self._known.setdefault(tokens[:end], logits[end - 1])
+
+
+MEASURED = [name for name in text_modules() if name not in UNSUPPORTED]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_stages_give_the_logits_of_the_whole_model(name: str) -> None:
+    result = parity(name)
+    assert result.passes or result.unsplittable, {
+        column: outcome.note for column, outcome in result.columns.items() if outcome.mark == BROKEN
+    }
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_one_stage_gives_the_logits_of_the_model_itself(name: str) -> None:
+    model = build(name)
+    stage = Stage(clone(model), 0, layer_count(model))
+    tokens = mx.array([[5, 17, 99, 3, 42], [7, 81, 23, 11, 90]])
+    got = stage.forward(tokens, stage.new_cache())[0]
+    wanted = model(tokens, cache=caches.fresh(model))[:, -1]
+    assert got.shape == wanted.shape
+    assert distance(got, wanted) <= 1e-5
+
+
+def test_a_stage_says_where_a_batch_must_not_be_used() -> None:
+    for name in MEASURED:
+        model = build(name)
+        stage = Stage(model, 0, layer_count(model))
+        result = parity(name)
+        if not result.unsplittable:
+            assert stage.batches == (result.columns["batch"].mark == EXACT), name
+
+
+# One for each way in which a layer depends on a cache it does not own: positions, windows, padding, an offset that is
+# handed to all layers, a mask made as an array.
+GHOST_READERS = ["gpt2", "olmo3", "gemma3_text", "llama", "qwen3_next", "bailing_hybrid", "deepseek_v3", "ministral3"]
+
+
+@pytest.mark.parametrize("name", GHOST_READERS)
+def test_ghosts_that_do_not_advance_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(name)
+    layers = layer_count(model)
+    monkeypatch.setattr(caches, "advance_ghost", lambda entry, batch, count: None)
+    whole, sharded = staged(model, (0, layers)), staged(model, splits(layers)[1])
+    noticed = [column for column in COLUMNS if is_wrong(run(column, whole), run(column, sharded))]
+    assert noticed
+
+
+def is_wrong(wanted: list[Row] | Exception, got: list[Row] | Exception) -> bool:
+    return not isinstance(wanted, Exception) and bool(difference(wanted, got))
+
+
+def test_at_least_110_modules_pass_and_the_rest_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [parity(name) for name in MEASURED]
+    with capsys.disabled():
+        print(table(results))
+    assert sum(result.passes for result in results) >= 110
+    assert set(text_modules()) == {result.module for result in results} | set(UNSUPPORTED)
+
+
+def table(results: list[Parity]) -> str:
+    lines = ["", f"{'module':22}{'layers':>7}  " + "".join(f"{column:>9}" for column in COLUMNS)]
+    notes: dict[str, list[str]] = {}
+    for result in results:
+        cells = "".join(f"{outcome.mark:>9}" for outcome in result.columns.values())
+        lines.append(f"{result.module:22}{result.layers:7}  {cells or result.unsplittable}")
+        for column, outcome in result.columns.items():
+            if outcome.note:
+                notes.setdefault(f"{column} {outcome.mark}: {outcome.note}", []).append(result.module)
+    lines += [f"{'':22}{name}: not run here, {reason}" for name, reason in UNSUPPORTED.items()]
+    lines += ["", *(f"{note}: {', '.join(modules)}" for note, modules in sorted(notes.items()))]
+    passing = sum(result.passes for result in results)
+    refused = sum(bool(result.unsplittable) for result in results)
+    broken = len(results) - passing - refused
+    lines += ["", f"{passing} modules pass, {refused} cannot be split, {broken} broken, {len(UNSUPPORTED)} not run here"]
+    return "\n".join(lines)
