@@ -36,6 +36,7 @@ class TinyModel:
 
     arch: str = "llama"
     kind: GGMLQuantizationType = Type.F32
+    embedding_kind: GGMLQuantizationType | None = None
     hidden: int = 256
     inner: int = 256
     layers: int = 2
@@ -84,7 +85,9 @@ def write_tiny_gguf(path: Path, model: TinyModel) -> dict[str, np.ndarray]:
     weights: dict[str, np.ndarray] = {}
 
     def put(name: str, hf_name: str, shape: tuple[int, ...], heads: int = 0) -> None:
-        kind = model.kind if len(shape) > 1 and name != "ffn_gate_inp" else Type.F32
+        kind = model.kind if len(shape) > 1 and "ffn_gate_inp" not in name else Type.F32
+        if name == "token_embd.weight":
+            kind = model.embedding_kind or kind
         rows = random_rows(kind, shape, rng)
         weights[hf_name] = dequantize(rows, kind)
         if name in model.drop:

@@ -84,9 +84,7 @@ def test_mlx_lm_computes_the_same_from_an_import_as_from_the_original(
     original.mkdir()
     plain = {key: value for key, value in config_of(out).items() if key != "quantization"}
     (original / "config.json").write_text(json.dumps(plain))
-    mx.save_safetensors(
-        str(original / "model.safetensors"), {name: mx.array(array) for name, array in weights.items()}
-    )
+    mx.save_safetensors(str(original / "model.safetensors"), {name: mx.array(array) for name, array in weights.items()})
     reference, _ = load_model(original)
     tokens = mx.array([[5, 9, 200, 31, 7]])
     assert np.allclose(np.array(imported(tokens)), np.array(reference(tokens)), atol=2e-4)
@@ -122,11 +120,19 @@ def test_the_config_says_what_the_metadata_said(tmp_path: Path) -> None:
 
 
 def test_modules_of_other_bits_are_named_in_the_config(tmp_path: Path) -> None:
-    extra = {"output.weight": np.zeros((264, 256), np.float16)}
-    out, _ = convert(tmp_path, TinyModel(kind=Type.Q5_1, extra=extra))
-    quantization = config_of(out)["quantization"]
-    assert quantization == {"group_size": 32, "bits": 5, "mode": "affine"}
-    assert "lm_head.scales" not in tensor_index(out)
+    out, weights = convert(tmp_path, TinyModel(kind=Type.Q4_1, embedding_kind=Type.Q8_0))
+    usual = {"group_size": 32, "bits": 4, "mode": "affine"}
+    assert config_of(out)["quantization"] == usual | {"model.embed_tokens": usual | {"bits": 8}}
+    assert np.array_equal(decoded(out)["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+
+
+def test_modules_kept_as_floats_stay_floats_beside_quantized_ones(tmp_path: Path) -> None:
+    out, _ = convert(tmp_path, TinyModel(kind=Type.Q5_1, embedding_kind=Type.F16))
+    assert config_of(out)["quantization"] == {"group_size": 32, "bits": 5, "mode": "affine"}
+    tensors = tensor_index(out)
+    assert tensors["model.embed_tokens.weight"].dtype == "F16"
+    assert "model.embed_tokens.scales" not in tensors
+    load_model(out)
 
 
 def test_llama_3_position_scaling_is_recognised_from_its_factors(tmp_path: Path) -> None:
@@ -186,7 +192,10 @@ def test_position_scaling_is_taken_over(tmp_path: Path, fields: dict[str, Any], 
         (TinyModel(metadata={"llama.rope.dimension_count": 32}), "rotates 32 of 64"),
         (TinyModel(metadata={"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}), "longrope"),
         (TinyModel(kind=Type.TQ1_0), r"token_embd.weight as TQ1_0.*supported: F32"),
-        (TinyModel(metadata={"tokenizer.ggml.tokens": ["a"] * 999, "tokenizer.ggml.token_type": [1] * 999}), "999 tokens"),
+        (
+            TinyModel(metadata={"tokenizer.ggml.tokens": ["a"] * 999, "tokenizer.ggml.token_type": [1] * 999}),
+            "999 tokens",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -61,10 +61,10 @@ def test_bits_are_packed_as_mlx_packs_them(bits: int) -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=60, deadline=None)
-def test_requantized_weights_are_off_by_half_a_step_at_most(
-    bits: int, spread: float, offset: float, seed: int
-) -> None:
-    weights = np.random.default_rng(seed).uniform(-spread, spread, (4, GROUP_SIZE)).astype(np.float32) + np.float32(offset)
+def test_requantized_weights_are_off_by_half_a_step_at_most(bits: int, spread: float, offset: float, seed: int) -> None:
+    weights = np.random.default_rng(seed).uniform(-spread, spread, (4, GROUP_SIZE)).astype(np.float32) + np.float32(
+        offset
+    )
     groups = quantize_groups(weights, bits)
     restored = groups.q * groups.scales + groups.biases
     step = np.ptp(weights, axis=1, keepdims=True) / ((1 << bits) - 1)

@@ -97,4 +97,4 @@ class Lifetimes:
 async def _end_with_client(receive: Receive, lifetime: Lifetime) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    pass
+    lifetime.end(Cause.CLIENT_GONE)

@@ -87,7 +87,7 @@ def import_file(
     Example: chorus models import Qwen3-4B-Q4_K_M.gguf --name qwen3-4b
     """
     with _one_clear_line(), _progress_bar() as report:
-        entry = import_gguf(file.expanduser(), name, progress=report)
+        entry = import_gguf(file, name, progress=report)
     _show_ready(LocalModel(str(file), entry.name, entry.path), json)
 
 

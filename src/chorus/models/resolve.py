@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -38,8 +39,9 @@ def resolve(
         return _checked_entry(name, entry, weights)
     if stored := store.get(name):
         return _checked_entry(name, stored, weights)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    # os.path leaves the ~ of an unknown user as it is, where Path raises.
+    path = Path(os.path.expanduser(name))
+    if name and path.is_dir():
         return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
     if name.endswith(".gguf"):
         return _checked_entry(name, import_gguf(path, store=store, progress=report), weights)

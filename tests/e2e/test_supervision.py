@@ -1,0 +1,114 @@
+"""Processes die; the service goes on, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.server import ChorusServer
+
+
+def eventually(check: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def answers(server: ChorusServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health/ready", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_killed_front_end_comes_back_and_the_model_stays_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    with ChorusServer(tiny_model, [], tmp_path) as server:
+        text = server.text("The quick brown fox")
+        before = server.get("/health")["engine"]
+        front_end = server.process_named("chorus.api")
+        front_end.send_signal(signal.SIGKILL)
+        front_end.wait(10)
+        # The socket belongs to the supervisor, so this request waits for the new front end instead of failing.
+        assert server.text("The quick brown fox") == text
+        after = server.get("/health")["engine"]
+        assert after["started_at"] == before["started_at"]
+        assert after["load_count"] == 1
+        assert server.process_named("chorus.api").pid != front_end.pid
+
+
+def test_a_killed_engine_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
+    with ChorusServer(tiny_model, [], tmp_path) as server:
+        text = server.text("The quick brown fox")
+        engine = server.process_named("chorus.engine")
+        engine.send_signal(signal.SIGKILL)
+        engine.wait(10)
+        assert eventually(lambda: answers(server)), server.log
+        assert server.text("The quick brown fox") == text
+
+
+@pytest.mark.parametrize("arguments", [[], ["--ranks", "2"], ["--ranks", "2", "--transport", "mpi"]], ids=str)
+def test_nothing_outlives_a_killed_supervisor(tiny_model: Path, tmp_path: Path, arguments: list[str]) -> None:
+    server = ChorusServer(tiny_model, arguments, tmp_path)
+    server.wait_until_ready()
+    children = server.processes()
+    assert children
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.wait_for_exit()
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
+def test_a_stop_ends_running_streams_in_bounded_time(tiny_model: Path, tmp_path: Path) -> None:
+    server = ChorusServer(tiny_model, [], tmp_path, {"CHORUS_API__SHUTDOWN_GRACE_SECONDS": "1"})
+    server.wait_until_ready()
+    body = {"prompt": "on and on", "max_tokens": 4000, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    server.stop()
+    assert any('"error"' in line for line in rest) or rest[-1] == "data: [DONE]" or rest[-2] == "data: [DONE]"
+
+
+def test_a_port_that_is_taken_is_one_clear_line(tiny_model: Path, tmp_path: Path) -> None:
+    with ChorusServer(tiny_model, [], tmp_path) as server:
+        port = server.url.rpartition(":")[2]
+        second = ChorusServer(tiny_model, ["--port", port], tmp_path)
+        assert second.wait_for_exit() == 1
+        assert f"cannot listen on 127.0.0.1:{port}" in second.log
+        assert "Traceback" not in second.log
+
+
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    server = ChorusServer(tmp_path / "nowhere", [], tmp_path)
+    assert server.wait_for_exit() == 1
+    assert "nowhere" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_broken_model_ends_the_start_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_model.iterdir():
+        content = file.read_bytes()
+        (broken / file.name).write_bytes(content[:-1000] if file.suffix == ".safetensors" else content)
+    server = ChorusServer(broken, [], tmp_path)
+    assert server.wait_for_exit() == 1
+    assert "model.safetensors" in server.log
+
+
+def test_another_address_than_loopback_needs_a_word(tiny_model: Path, tmp_path: Path) -> None:
+    server = ChorusServer(tiny_model, ["--host", "0.0.0.0"], tmp_path)
+    assert server.wait_for_exit() == 1
+    assert "--insecure" in server.log

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chorus.engine.requests import Finish, Progress, Request
+from chorus.engine.scheduler import Limits, Scheduler
+from chorus.shard.steps import Drop, Step
+
+STOP = 9
+
+
+def request(name: str, prompt: int, new: int = 4) -> Request:
+    return Request(name, tuple(range(1, prompt + 1)), new, stop_tokens=frozenset({STOP}))
+
+
+def tokens_for(step: Step, token: int = 5) -> dict[int, int]:
+    return dict.fromkeys(step.sequences, token) if step.logits else {}
+
+
+def drain(scheduler: Scheduler, token: int = 5, most: int = 10_000) -> tuple[list[Step], list[Progress]]:
+    """Run to the end with one step on its way at a time."""
+    steps: list[Step] = []
+    news: list[Progress] = []
+    while (step := scheduler.next_step()) and len(steps) < most:
+        steps.append(step)
+        news += scheduler.finish(step, tokens_for(step, token))
+    return steps, news
+
+
+def test_a_prompt_is_fed_in_chunks_and_only_the_last_asks_for_logits() -> None:
+    scheduler = Scheduler(Limits(context=100, prefill_chunk=4))
+    scheduler.submit(request("a", prompt=10, new=1))
+    steps, news = drain(scheduler)
+    fed = [step for step in steps if step.feeds]
+    assert [len(step.feeds[0].tokens) for step in fed] == [4, 4, 2]
+    assert [step.logits for step in fed] == [False, False, True]
+    assert sum((step.feeds[0].tokens for step in fed), ()) == tuple(range(1, 11))
+    assert news[-1].finish is Finish.LENGTH
+
+
+def test_at_most_one_chunk_is_fed_between_two_decodes() -> None:
+    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=50))
+    for name in "abcd":
+        scheduler.submit(request(name, prompt=5, new=200))
+    for _ in range(10):
+        step = scheduler.next_step()
+        assert step
+        scheduler.finish(step, tokens_for(step))
+    scheduler.submit(request("long", prompt=2000, new=2))
+    steps, _ = drain(scheduler)
+    kinds = "".join("D" if step.decode else "P" for step in steps if step.feeds)
+    assert "PP" not in kinds
+    assert kinds.count("P") == 40
+
+
+def test_short_prompts_share_the_budget_of_one_chunk() -> None:
+    scheduler = Scheduler(Limits(context=1000, prefill_chunk=32))
+    scheduler.submit(request("running", prompt=4, new=50))
+    step = scheduler.next_step()
+    assert step
+    scheduler.finish(step, tokens_for(step))
+    for name in "abc":
+        scheduler.submit(request(name, prompt=8, new=5))
+    kinds = [step.decode for step in (scheduler.next_step() for _ in range(4)) if step]
+    assert kinds == [False, False, False, True]
+
+
+def test_without_look_ahead_a_decode_waits_for_the_tokens_before_it() -> None:
+    scheduler = Scheduler(Limits(context=100, lookahead=False))
+    scheduler.submit(request("a", prompt=3))
+    first = scheduler.next_step()
+    assert first
+    assert scheduler.next_step() is None
+    scheduler.finish(first, tokens_for(first))
+    second = scheduler.next_step()
+    assert second
+    assert second.decode
+    assert second.feeds[0].tokens == (5,)
+    assert scheduler.next_step() is None
+
+
+def test_with_look_ahead_the_next_decode_takes_its_token_from_the_graph() -> None:
+    scheduler = Scheduler(Limits(context=100))
+    scheduler.submit(request("a", prompt=3))
+    assert scheduler.next_step()
+    ahead = scheduler.next_step()
+    assert ahead
+    assert ahead.decode
+    assert ahead.feeds[0].tokens == ()
+
+
+def test_no_forward_is_wasted_on_a_sequence_that_will_have_all_its_tokens() -> None:
+    scheduler = Scheduler(Limits(context=100))
+    scheduler.submit(request("a", prompt=3, new=1))
+    assert scheduler.next_step()
+    assert scheduler.next_step() is None
+
+
+def test_a_stop_token_ends_the_request_and_is_not_reported() -> None:
+    scheduler = Scheduler(Limits(context=100))
+    scheduler.submit(request("a", prompt=3))
+    _, news = drain(scheduler, token=STOP)
+    assert [(progress.tokens, progress.finish) for progress in news] == [((), Finish.STOP)]
+    assert news[0].timing
+    assert news[0].timing.generated_tokens == 1
+
+
+def test_a_cancelled_request_leaves_the_batch_at_the_next_step() -> None:
+    scheduler = Scheduler(Limits(context=100))
+    for name in "ab":
+        scheduler.submit(request(name, prompt=3, new=50))
+    for _ in range(4):
+        step = scheduler.next_step()
+        assert step
+        scheduler.finish(step, tokens_for(step))
+    ended = scheduler.cancel("a")
+    assert ended
+    assert ended.finish is Finish.CANCELLED
+    step = scheduler.next_step()
+    assert step
+    assert step.operations == (Drop(1),)
+    assert step.sequences == (2,)
+
+
+def test_cancelling_a_waiting_request_sends_nothing_to_the_ranks() -> None:
+    scheduler = Scheduler(Limits(context=100))
+    scheduler.submit(request("a", prompt=3))
+    assert scheduler.cancel("a")
+    assert scheduler.next_step() is None
+    assert scheduler.idle
+
+
+def test_a_full_queue_says_so() -> None:
+    scheduler = Scheduler(Limits(context=100, max_queue=2))
+    answers = [scheduler.submit(request(name, prompt=3)) for name in "abc"]
+    assert [answer and answer.finish for answer in answers] == [None, None, Finish.OVERLOADED]
+
+
+def test_a_request_that_cannot_fit_is_refused_with_the_numbers() -> None:
+    scheduler = Scheduler(Limits(context=10, vocabulary=50))
+    refused = scheduler.submit(request("a", prompt=8, new=3))
+    assert refused
+    assert "8 prompt tokens and 3 new ones exceed the context of 10" in refused.error
+    foreign = scheduler.submit(Request("b", (1, 50), 1))
+    assert foreign
+    assert "token id 50" in foreign.error
+    assert scheduler.idle
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=10))
+    scheduler.submit(request("long", prompt=1000))
+    scheduler.submit(request("short", prompt=5))
+    steps = [scheduler.next_step() for _ in range(2)]
+    assert [step.sequences for step in steps if step] == [(1,), (2,)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12),
+    chunk=st.integers(1, 16),
+    batch=st.integers(1, 5),
+    depth=st.integers(1, 4),
+    lookahead=st.booleans(),
+    choices=st.randoms(use_true_random=False),
+)
+def test_every_request_gets_all_its_tokens_whatever_comes_between(
+    sizes: list[tuple[int, int]], chunk: int, batch: int, depth: int, lookahead: bool, choices: object
+) -> None:
+    """Random arrivals, cancels and steps under way: prompts are fed whole and in order, nothing is left over."""
+    limits = Limits(context=100, prefill_chunk=chunk, max_batch=batch, lookahead=lookahead)
+    scheduler = Scheduler(limits)
+    waiting = [request(str(i), *size) for i, size in enumerate(sizes)]
+    expected = {r.id: r for r in waiting}
+    fed: Counter[int] = Counter()
+    got: Counter[str] = Counter()
+    ended: dict[str, Finish | None] = {}
+    under_way: list[Step] = []
+    live: set[int] = set()
+    while waiting or under_way or not scheduler.idle:
+        if waiting and choices.random() < 0.4:  # type: ignore[attr-defined]
+            assert scheduler.submit(waiting.pop()) is None
+        if choices.random() < 0.05 and (open_now := [n for n in expected if n not in ended]):  # type: ignore[attr-defined]
+            if cancelled := scheduler.cancel(choices.choice(open_now)):  # type: ignore[attr-defined]
+                ended[cancelled.id] = cancelled.finish
+        # With look-ahead the leader keeps one step under way, without it as many as there are stages.
+        if len(under_way) < (2 if lookahead else depth) and (step := scheduler.next_step()):
+            under_way.append(step)
+            for operation in step.operations:
+                assert isinstance(operation, Drop)
+                live.discard(operation.sequence)
+            assert len(step.feeds) <= batch
+            live.update(step.sequences)
+            for feed in step.feeds:
+                fed[feed.sequence] += 0 if step.decode else len(feed.tokens)
+        elif under_way:
+            step = under_way.pop(0)
+            for progress in scheduler.finish(step, tokens_for(step)):
+                got[progress.id] += len(progress.tokens)
+                if progress.finish:
+                    ended[progress.id] = progress.finish
+    assert not live, "every sequence that was fed has been dropped"
+    for name, finish in ended.items():
+        assert finish in (Finish.LENGTH, Finish.CANCELLED)
+        if finish is Finish.LENGTH:
+            assert got[name] == expected[name].max_tokens
+    assert sum(finish is Finish.LENGTH for finish in ended.values()) + sum(
+        finish is Finish.CANCELLED for finish in ended.values()
+    ) == len(expected)
