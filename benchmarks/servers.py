@@ -164,7 +164,7 @@ class HttpServer(Started):
 
 def chorus(model: Path | str, *options: str, name: str = "chorus") -> HttpServer:
     port = free_port()
-    command = [sys.executable, "-m", "chorus", "serve", str(model), "--port", str(port), "--log-level", "warning"]
+    command = [_script("chorus"), "serve", str(model), "--port", str(port), "--log-level", "warning"]
     return HttpServer(name, [*command, *options], port, "/health/ready")
 
 
@@ -197,16 +197,20 @@ def runs_module(command_line: Sequence[str], module: str) -> bool:
 
 def rank_processes(server: Started) -> dict[int, psutil.Process]:
     """The processes of a served model by rank; the engine is rank 0."""
-    found = {0: process for process in server.processes_running("chorus.engine")}
-    for process in server.processes_running("chorus.shard"):
-        found[rank_of(_command_line(process))] = process
-    if 0 not in found:
-        raise ServerFailed(f"{server.name}: no engine process:\n{server.log_tail()}")
-    return dict(sorted(found.items()))
+    engines = server.processes_running("chorus.engine")
+    if len(engines) != 1:
+        raise ServerFailed(f"{server.name}: expected one engine process, found {len(engines)}:\n{server.log_tail()}")
+    shards = server.processes_running("chorus.shard")
+    return dict(sorted([(0, engines[0]), *((rank_of(_command_line(shard)), shard) for shard in shards)]))
 
 
 def rank_of(command_line: Sequence[str]) -> int:
     return int(command_line[list(command_line).index("--rank") + 1])
+
+
+def end_cleanly_when_told() -> None:
+    """Turn SIGTERM into an exception, so that every block that started something also ends it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def free_port() -> int:

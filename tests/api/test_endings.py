@@ -146,6 +146,26 @@ def test_an_engine_that_restarts_is_found_again(http: httpx.Client, engine: Scri
     assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
 
 
+def test_an_engine_that_came_back_without_its_model_is_not_taken_for_ready(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    engine.next(say([70]), say([71]))
+    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+    engine.stop()
+    engine.description.state = pb.LOADING
+    engine.start()
+
+    def refused_as_loading() -> bool:
+        response = http.post(CHAT, json={"messages": HELLO})
+        assert response.status_code == 503, response.text
+        return bool(response.json().get("state") == "loading")
+
+    eventually(refused_as_loading, "the load was seen")
+    assert len(engine.runs) == 1
+    engine.description.state = pb.READY
+    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
+
+
 def test_a_request_may_not_run_for_ever(engine: ScriptedEngine, start_api: Callable[..., ApiProcess]) -> None:
     api = start_api(limits={"request_timeout_seconds": 0.5})
     engine.next(say_until_cancelled([]), say_until_cancelled([70]))
@@ -172,7 +192,7 @@ def test_a_sigterm_lets_a_short_stream_finish(engine: ScriptedEngine, start_api:
         lines = response.iter_lines()
         next(lines)
         api.process.send_signal(signal.SIGTERM)
-        eventually(lambda: "Shutting down" in api.log.read_text(), "the shutdown began")
+        eventually(lambda: "shutting down: 1 running" in api.log.read_text(), "the shutdown began")
         may_end.set()
         assert last_event(list(lines)) == "[DONE]"
     assert api.process.wait(DEADLINE) == 0

@@ -166,6 +166,16 @@ def test_an_engine_that_stays_away_is_given_up_after_the_deadline(engine: Script
     with_client(engine, act, patience=0.3)
 
 
+def test_requests_that_wait_for_the_engine_share_one_deadline(engine: ScriptedEngine) -> None:
+    async def act(client: EngineClient) -> None:
+        engine.stop()
+        # One after the other they would wait for longer than this test may take.
+        outcomes = await asyncio.gather(*(tokens_of(client) for _ in range(100)), return_exceptions=True)
+        assert all(isinstance(outcome, EngineLost) for outcome in outcomes)
+
+    with_client(engine, act, patience=1.0)
+
+
 def test_describe_answers_beside_the_session(engine: ScriptedEngine) -> None:
     async def act(client: EngineClient) -> None:
         description = await client.describe(timeout=5)

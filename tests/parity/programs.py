@@ -35,7 +35,8 @@ class Machine:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = stages
-        self.rows: list[Row] = []
+        self.rows: dict[str, list[Row]] = {}
+        self.column = ""
 
     def start(self) -> Running:
         return Running([()], [stage.new_cache() for stage in self.stages])
@@ -49,7 +50,8 @@ class Machine:
             mx.eval(passed, caches.arrays(cache))
         assert passed is not None
         if logits:
-            self.rows += zip(running.histories, passed[0].astype(mx.float32), strict=True)
+            rows = zip(running.histories, passed[0].astype(mx.float32), strict=True)
+            self.rows.setdefault(self.column, []).extend(rows)
 
     def filled(self, prompt: Sequence[int]) -> Running:
         running = self.start()
@@ -82,60 +84,64 @@ class Machine:
         return Running([batch.histories[row]], [caches.extract(cache, row) for cache in batch.caches])
 
 
-def chunks(machine: Machine) -> None:
+def alone(machine: Machine) -> None:
+    """A prompt in chunks, single tokens, then past every sliding window and attention chunk in both ways."""
     running = machine.start()
-    for start, end in ((0, 3), (3, 5)):
-        machine.feed(running, PROMPT[start:end])
-
-
-def decode(machine: Machine) -> None:
-    running = machine.start()
-    machine.feed(running, PROMPT[:3])
-    for token in PROMPT[3:6]:
-        machine.feed(running, [token])
-
-
-def window(machine: Machine) -> None:
-    """Past every sliding window and attention chunk, both by whole chunks and token by token."""
-    running = machine.start()
-    for start, end in ((0, 5), (5, 14), (14, 15), (15, 16), (16, 17), (17, 21), (21, 22)):
+    for column, start, end in (
+        ("chunks", 0, 3),
+        ("chunks", 3, 5),
+        ("decode", 5, 6),
+        ("decode", 6, 7),
+        ("window", 7, 16),
+        ("window", 16, 17),
+        ("window", 17, 18),
+        ("window", 18, 21),
+    ):
+        machine.column = column
         machine.feed(running, PROMPT[start:end])
 
 
 def batch(machine: Machine) -> None:
+    """Unequal lengths; one joins, one leaves, one goes on alone."""
+    machine.column = "batch"
     together = machine.merge([machine.filled(PROMPT[start:end]) for start, end in ((0, 5), (3, 12), (8, 11))])
-    for token in OTHER[:2]:
-        machine.feed(together, *([token],) * 3)
+    machine.feed(together, *([token] for token in OTHER[:3]))
     machine.join(together, machine.filled(PROMPT[6:14]))
-    for token in OTHER[2:4]:
-        machine.feed(together, *([token],) * 4)
+    machine.feed(together, *([token] for token in OTHER[:4]))
     machine.keep(together, [0, 2, 3])
-    machine.feed(together, *([OTHER[4]],) * 3)
-    alone = machine.extract(together, 2)
-    machine.feed(alone, [OTHER[5]])
-    machine.keep(together, [1])
-    machine.join(together, machine.filled(PROMPT[:2]))
-    machine.feed(together, [OTHER[5]], [OTHER[4]])
+    machine.feed(together, *([token] for token in OTHER[:3]))
+    machine.feed(machine.extract(together, 2), [OTHER[5]])
 
 
 def fork(machine: Machine) -> None:
+    machine.column = "fork"
     running = machine.filled(PROMPT[:9])
     branch = machine.fork(running)
     machine.feed(branch, OTHER[:3])
-    machine.feed(running, PROMPT[9:13])
+    machine.feed(running, [PROMPT[9]])
     machine.feed(branch, [OTHER[3]])
 
 
 def trim(machine: Machine) -> None:
     """Back by a few tokens while nothing has left a window yet."""
-    running = machine.filled(PROMPT[:3])
-    machine.feed(running, [OTHER[0]])
+    machine.column = "trim"
+    running = machine.filled(PROMPT[:4])
     shorter = machine.fork(running, 2)
     machine.trim(running, 1)
-    machine.feed(running, PROMPT[3:5])
+    machine.feed(running, OTHER[:2])
     machine.feed(shorter, OTHER[1:3])
 
 
-COLUMNS: dict[str, Callable[[Machine], None]] = {
-    column.__name__: column for column in (chunks, decode, window, batch, fork, trim)
-}
+@dataclass(frozen=True)
+class Program:
+    run: Callable[[Machine], None]
+    columns: tuple[str, ...]
+
+
+PROGRAMS = (
+    Program(alone, ("chunks", "decode", "window")),
+    Program(batch, ("batch",)),
+    Program(fork, ("fork",)),
+    Program(trim, ("trim",)),
+)
+COLUMNS = tuple(column for program in PROGRAMS for column in program.columns)

@@ -135,9 +135,7 @@ def _write_weights(folder: Path, parameters: list[tuple[str, mx.array]], shards:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index_entry, indent=2))
 
 
-def _split(
-    parameters: list[tuple[str, mx.array]], total: int, shards: int
-) -> Iterator[list[tuple[str, mx.array]]]:
+def _split(parameters: list[tuple[str, mx.array]], total: int, shards: int) -> Iterator[list[tuple[str, mx.array]]]:
     """Consecutive groups of about equal bytes, none empty; takes the tensors out of the list."""
     if not 1 <= shards <= len(parameters):
         raise ValueError(f"cannot write {len(parameters)} tensors into {shards} files")

@@ -74,6 +74,10 @@ class Lifetimes:
         self._running: set[Lifetime] = set()
         self._over = False
 
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
     def end_all(self) -> None:
         self._over = True
         for lifetime in list(self._running):

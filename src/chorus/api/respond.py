@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from chorus.api.access import Record, record_of
-from chorus.api.errors import ApiError, internal
+from chorus.api.errors import ApiError, from_engine, internal
 from chorus.api.lifetime import Cause, Interrupted
 from chorus.api.service import Service
 from chorus.frontend.errors import EngineError
@@ -97,7 +97,7 @@ class GenerationResponse(Response):
                 answer = self._answer_stream if self._stream else self._answer_whole
                 await answer(record, scope, receive, send)
         except EngineError as error:
-            await self._fail(self._service.lost(error), record, send)
+            await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
             record.figures["finish"] = interruption.cause.value
             if interruption.cause is Cause.CLIENT_GONE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 import socket
@@ -15,6 +16,8 @@ from chorus.api.service import Service
 from chorus.api.settings import ApiSettings
 from chorus.frontend.engine_client import EngineClient
 from chorus.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # After the grace, what a stream needs to say that it was cut off.
 _FAREWELL_SECONDS = 3
@@ -29,6 +32,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         grace = self._service.settings.limits.shutdown_grace_seconds
+        log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
         farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
         try:
             await super().shutdown(sockets)

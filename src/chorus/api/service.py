@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import chorus
-from chorus.api.errors import ApiError, from_context, from_engine, invalid, unavailable
+from chorus.api.errors import ApiError, from_context, invalid, unavailable
 from chorus.api.lifetime import Lifetimes
 from chorus.api.openai_types import SamplingFields
 from chorus.api.settings import ApiSettings, SamplingDefaults
 from chorus.frontend.engine_client import EngineClient
-from chorus.frontend.errors import ContextExceeded, EngineError, EngineLost
+from chorus.frontend.errors import ContextExceeded, EngineLost
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
 from chorus.frontend.messages import Sampling, draw_seed
 from chorus.proto import engine_pb2 as pb
@@ -62,19 +62,13 @@ class Service:
         return view
 
     async def ready(self) -> pb.Description:
-        """The ready engine's description, kept until the engine is lost: it is not asked for every request."""
-        if self._ready is not None:
+        """The ready engine's description, kept while its session lasts: it is not asked for every request."""
+        if self._ready is not None and self.client.connected:
             return self._ready
         view = await self.look()
         if view.description is None or not view.ready:
             raise not_ready(view)
         return view.description
-
-    def lost(self, error: EngineError) -> ApiError:
-        """Every engine error passes here, so that a lost engine is asked again before the next request."""
-        if isinstance(error, EngineLost):
-            self._ready = None
-        return from_engine(error)
 
     def context_length(self, description: pb.Description) -> int:
         chosen = self.settings.context_length

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from chorus.cli.output import fail
-from chorus.cluster.config import ConfigError, load_settings
+from chorus.cli.output import console, fail
+from chorus.cluster.config import ConfigError, Loaded, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 
@@ -20,25 +23,56 @@ def show(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Read this file (YAML or JSON).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the settings in force here.
+    """Print every setting in force here, and where it comes from.
 
     Example: chorus config show -c chorus.yaml
     """
-    try:
-        settings = load_settings(config).model_dump(mode="json")
-    except ConfigError as error:
-        fail(str(error))
-    typer.echo(json.dumps(settings, indent=2) if as_json else yaml.safe_dump(settings, sort_keys=False).rstrip())
+    loaded = _load(config)
+    values = effective(loaded)
+    if as_json:
+        shown = {key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()}
+        typer.echo(json.dumps(shown, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("SETTING", "VALUE", "FROM"):
+        table.add_column(title, overflow="fold", no_wrap=title == "SETTING")
+    for key, value in values.items():
+        origin = loaded.origins[key]
+        text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+        table.add_row(key, Text(text), Text(origin, style="dim" if origin == "default" else "green"))
+    Console().print(table)
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="The file to check (YAML or JSON).")]) -> None:
-    """Say whether a configuration file is right.
+def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAML or JSON).")]) -> None:
+    """Say whether a configuration file or a hostfile is right.
 
     Example: chorus config check chorus.yaml
     """
+    loaded = _load(file, environment={})
+    devices = [f"rank {rank} {device.device_id}" for rank, device in enumerate(loaded.settings.devices)]
+    typer.echo(f"{file}: ok" + (f" ({', '.join(devices)})" if devices else ""))
+
+
+def effective(loaded: Loaded) -> dict[str, Any]:
+    """Every setting by its full key; what a device leaves out is left out here."""
+    tree = loaded.settings.model_dump(mode="json")
+    tree["devices"] = [
+        device.model_dump(mode="json", exclude_defaults=True) | {"port": device.port, "role": device.role}
+        for device in loaded.settings.devices
+    ]
+    values = {}
+    for key in loaded.origins:
+        section, _, name = key.rpartition(".")
+        values[key] = tree[section][name] if section else tree[name]
+    return values
+
+
+def _load(file: Path | None, environment: dict[str, str] | None = None) -> Loaded:
     try:
-        load_settings(file, environment={})
+        loaded = load(file, environment=environment)
     except ConfigError as error:
-        fail(str(error))
-    typer.echo(f"{file}: ok")
+        fail(escape(str(error)))
+    for warning in loaded.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    return loaded

@@ -1,124 +1,78 @@
-"""The configuration tree. Command line over environment over .env over chorus.yaml (or JSON) over defaults."""
+"""The settings in force. Command line over environment over .env over chorus.yaml (or JSON) over defaults."""
 
 from __future__ import annotations
 
-import difflib
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ValidationError
 
-PREFIX = "CHORUS_"
-NESTED = "__"
-OTHER_VARIABLES = {"CHORUS_CACHE", "CHORUS_BLAS", "CHORUS_LIFELINE", "CHORUS_CONFIG", "CHORUS_PIPELINE_SPLIT"}
+from chorus.cluster.config_file import ConfigError, read_file
+from chorus.cluster.config_tree import (
+    NESTED,
+    PREFIX,
+    ApiConfig,
+    Capabilities,
+    DeviceConfig,
+    EngineConfig,
+    LogConfig,
+    SamplingConfig,
+    Settings,
+    ShardingConfig,
+    Strategy,
+    known_keys,
+    nearest,
+)
+from chorus.cluster.legacy_config import Translation, read_hostfile, translate_file, translate_variables
+from chorus.cluster.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
+
+__all__ = [
+    "ApiConfig",
+    "Capabilities",
+    "ConfigError",
+    "DeviceConfig",
+    "EngineConfig",
+    "Loaded",
+    "LogConfig",
+    "SamplingConfig",
+    "Settings",
+    "ShardingConfig",
+    "Strategy",
+    "find_device",
+    "known_keys",
+    "load",
+    "load_settings",
+    "nearest",
+    "use_cache_dir",
+    "without_none",
+]
+
+log = logging.getLogger("chorus.config")
+
+NOT_SETTINGS = {
+    "CHORUS_CACHE",
+    "CHORUS_BLAS",
+    "CHORUS_LIFELINE",
+    "CHORUS_CONFIG",
+    "CHORUS_PIPELINE_SPLIT",
+}
+"""Variables with our prefix that the loader does not read as keys of the tree."""
 DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")
 
 
-class ConfigError(Exception):
-    """One line that names the source, the key and what was expected."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ApiConfig(Section):
-    host: str = "127.0.0.1"
-    port: int = Field(default=8100, ge=0, le=65535)
-    aliases: tuple[str, ...] = ()
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_body_bytes: int = Field(default=4 << 20, ge=1024)
-    request_timeout_seconds: float = Field(default=600, gt=0)
-    shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
-
-
-class EngineConfig(Section):
-    ranks: int = Field(default=1, ge=1)
-    split: tuple[int, ...] | None = None
-    transport: Literal["auto", "grpc", "ring", "mpi"] = "auto"
-    threads: int | None = Field(default=None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
-    memory_fraction: float = Field(default=0.8, gt=0, le=1)
-    context: int | None = Field(default=None, ge=1)
-    max_batch: int = Field(default=32, ge=1)
-    max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: int = Field(default=512, ge=1)
-    trust_remote_code: bool = False
-    step_log: Path | None = None
-    start_timeout_seconds: float = Field(default=600, gt=0)
-    step_timeout_seconds: float = Field(default=120, gt=0)
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _split_from_text(cls, value: Any) -> Any:
-        """`20,7,3` as people type it; a lone number reaches us as one."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            return (value,)
-        if not isinstance(value, str):
-            return value
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            raise ValueError("must be numbers of layers separated by commas, e.g. 20,7,3") from None
-
-    @model_validator(mode="after")
-    def _split_fits_ranks(self) -> Self:
-        if self.split is not None and "ranks" not in self.model_fields_set:
-            object.__setattr__(self, "ranks", len(self.split))  # a split says how many ranks there are
-        if self.split is not None and any(count < 1 for count in self.split):
-            raise ValueError(f"split {_commas(self.split)}: every rank needs at least 1 layer")
-        if self.split is not None and self.ranks != len(self.split):
-            raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
-        return self
-
-
-class SamplingConfig(Section):
-    """What a request gets that does not say otherwise."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-
-
-class LogConfig(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    json_lines: bool = False
-
-
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=PREFIX,
-        env_nested_delimiter=NESTED,
-    )
-
-    model: str = "smollm2-135m"
-    api: ApiConfig = ApiConfig()
-    engine: EngineConfig = EngineConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    log: LogConfig = LogConfig()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings
-
-
-def _commas(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+@dataclass(frozen=True)
+class Loaded:
+    settings: Settings
+    origins: Mapping[str, str]
+    """Of every setting, by its full key."""
+    warnings: tuple[str, ...]
 
 
 def load_settings(
@@ -128,17 +82,57 @@ def load_settings(
     folder: Path | None = None,
 ) -> Settings:
     """The effective settings. `overrides` is the command line, as a tree; None in it means not given."""
+    loaded = load(file, overrides, environment, folder)
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    return loaded.settings
+
+
+def load(
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Loaded:
+    """As `load_settings`, with the origin of every setting, and the warnings handed back."""
     folder = folder or Path.cwd()
     environment = os.environ if environment is None else environment
-    variables = {**_dotenv(folder / ".env"), **environment}
-    file = file or _configured_file(variables, folder)
-    tree: dict[str, Any] = {}
-    if file is not None:
-        tree = _merge(tree, _read_file(file))
-    tree = _merge(tree, _tree_of_variables(variables))
-    tree = _merge(tree, _split_variable(variables))
-    tree = _merge(tree, without_none(overrides or {}))
-    return _validate(tree, file)
+    dotenv = _dotenv(folder / ".env")
+    file = file or _configured_file({**dotenv, **environment}, folder)
+    sources = [
+        _of_file(file) if file else Translation(),
+        _of_variables(dotenv, ".env", folder),
+        _of_variables(environment, "environment", folder),
+        _of_command_line(overrides or {}, folder),
+    ]
+    values: Values = {}
+    for source in sources:
+        _forget_ranks_of_replaced_devices(values, source.values)
+        values |= source.values
+    _complete(values)
+    settings = _validate(values)
+    warnings = [warning for source in sources for warning in source.warnings] + _check(settings, values)
+    if settings.engine.split and "engine.ranks" not in values:
+        values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
+    origins = {key: values[key].shown_origin(key) if key in values else DEFAULT for key in known_keys()}
+    return Loaded(settings, origins, tuple(warnings))
+
+
+def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:
+    """The rank and the entry of one device, for starting it alone."""
+    names = [device.device_id for device in settings.devices]
+    if device_id not in names:
+        near = get_close_matches(device_id, names, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"devices: no device {device_id}{hint}; expected one of: {', '.join(names) or 'none given'}")
+    rank = names.index(device_id)
+    return rank, settings.devices[rank]
+
+
+def use_cache_dir(settings: Settings) -> None:
+    """Let this process and its children keep models where the settings say."""
+    if settings.cache_dir is not None:
+        os.environ["CHORUS_CACHE"] = str(settings.cache_dir.expanduser())
 
 
 def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,41 +140,10 @@ def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
-def known_keys(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from known_keys(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def nearest(key: str) -> str:
-    """A hint to append to an error about an unknown key; empty when nothing is close."""
-    close = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
-    tails = {known.rpartition(".")[2]: known for known in known_keys()}
-    close = close or [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], list(tails), n=1, cutoff=0.6)]
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def _configured_file(variables: Mapping[str, str], folder: Path) -> Path | None:
     if named := variables.get("CHORUS_CONFIG"):
-        return Path(named)
+        return Path(named).expanduser()
     return next((folder / name for name in DEFAULT_FILES if (folder / name).is_file()), None)
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML, too
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: is neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: expected a mapping of settings at the top, found a {type(content).__name__}")
-    return content
 
 
 def _dotenv(file: Path) -> dict[str, str]:
@@ -189,60 +152,157 @@ def _dotenv(file: Path) -> dict[str, str]:
     return {key: value for key, value in dotenv_values(file).items() if value is not None} if file.is_file() else {}
 
 
-def _tree_of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in variables.items():
-        if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+def _of_file(file: Path) -> Translation:
+    tree, translated = translate_file(file, read_file(file))
+    # What the file says itself goes over what its hostfile says.
+    translated.values = {**translated.values, **flatten(tree, str(file))}
+    return translated
+
+
+def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Translation:
+    translated = translate_variables(variables, source, folder)
+    for name, text in variables.items():
+        if not name.startswith(PREFIX) or name in NOT_SETTINGS or not text.strip():
             continue
-        path = name.removeprefix(PREFIX).lower().split(NESTED)
-        key = ".".join(path)
+        key = name.removeprefix(PREFIX).lower().replace(NESTED, ".")
         if key not in set(known_keys()):
-            raise ConfigError(f"environment variable {name}: no such setting{nearest(key)}")
-        branch: Any = yaml.safe_load(value) if value else value
-        for part in reversed(path):
-            branch = {part: branch}
-        tree = _merge(tree, branch)
-    return tree
+            raise ConfigError(f"{source}: {name}: no such setting{nearest(key)}")
+        if key == "cluster.hostfile":
+            translated.values |= read_hostfile(folder / Path(text).expanduser(), source, name)
+        translated.values[key] = Given(_from_text(key, text), source, name)
+    return translated
 
 
-SPLIT_VARIABLES = ("CHORUS_PIPELINE_SPLIT", "MINIMAX_PIPELINE_SPLIT")
+def _of_command_line(overrides: Mapping[str, Any], folder: Path) -> Translation:
+    values = flatten(without_none(overrides), "command line")
+    if hostfile := values.get("cluster.hostfile"):
+        path = folder / Path(hostfile.value).expanduser()
+        values = {**read_hostfile(path, "command line", "cluster.hostfile"), **values}
+    return Translation(values)
 
 
-def _split_variable(variables: Mapping[str, str]) -> dict[str, Any]:
-    for name in SPLIT_VARIABLES:
-        if value := variables.get(name):
-            try:
-                split = tuple(int(part) for part in value.split(","))
-            except ValueError:
-                raise ConfigError(f"environment variable {name}: expected numbers like 22,40, got {value!r}") from None
-            return {"engine": {"split": split}}
-    return {}
+def _from_text(key: str, text: str) -> Any:
+    """Lists and mappings are written as YAML or, for plain lists, with commas; the rest is left to the tree."""
+    if key == "engine.split":
+        return text
+    section, _, name = key.rpartition(".")
+    owner: Any = Settings.model_fields[section].annotation if section else Settings
+    kinds = {get_origin(kind) or kind for kind in (owner.model_fields[name].annotation, *_options(owner, name))}
+    if not kinds & {tuple, dict}:
+        return text
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+    return [part.strip() for part in text.split(",")]
 
 
-def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-    return merged
+def _options(owner: type[BaseModel], name: str) -> tuple[Any, ...]:
+    return get_args(owner.model_fields[name].annotation)
 
 
-def _validate(tree: dict[str, Any], file: Path | None) -> Settings:
-    class FromTree(Settings):
-        """The sources are merged already."""
+def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
+    """A source that brings its own devices is not bound by the number, split or shares meant for others."""
+    if "devices" in above and "devices" in below:
+        for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
+            below.pop(key, None)
 
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **others: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings,)
 
+def _complete(values: Values) -> None:
+    """Defaults that follow from other settings."""
+    devices = values["devices"].value if "devices" in values else None
+    if isinstance(devices, list) and devices and "engine.ranks" not in values:
+        values["engine.ranks"] = Given(len(devices), DEFAULT, "one rank for each device")
+    if "sharding.strategy" not in values:
+        if "engine.split" in values or "sharding.custom_proportions" in values:
+            values["sharding.strategy"] = Given("custom", DEFAULT, "a split is given")
+        elif devices:
+            values["sharding.strategy"] = Given("balanced", DEFAULT, "devices are given")
+
+
+def _validate(values: Values) -> Settings:
     try:
-        return FromTree(**tree)
+        return Settings(**unflatten(values))
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        where = f"{file}: " if file else ""
-        if problem["type"] == "extra_forbidden":
-            raise ConfigError(f"{where}{key}: no such setting{nearest(key)}") from None
-        raise ConfigError(f"{where}{key}: {problem['msg'].lower()}, got {problem['input']!r}") from None
+        raise ConfigError(_explain(error.errors()[0], values)) from None
+
+
+def _explain(problem: Any, values: Values) -> str:
+    location = tuple(part for part in problem["loc"] if not _is_type_name(part))
+    key, given = giver(values, location)
+    path = shown_path(location)
+    where = given.place if given else path
+    if given and given.spelled == key and path.startswith(key):
+        where = f"{given.source}: {path}"
+    elif given and path.startswith(f"{key}[") and not given.source.startswith(("environment", ".env")):
+        where = f"{given.source}: {given.spelled}{path.removeprefix(key)}"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: no such setting{nearest(str(location[-1]), _names_beside(location))}"
+    if problem["type"] == "missing":
+        return f"{where}: missing; expected a value"
+    message = (
+        problem["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("valid tuple", "list")
+    )
+    shown = "" if problem["type"] == "value_error" and path != key else f", got {_short(problem['input'])}"
+    return f"{where}: {message}{shown}"
+
+
+def _is_type_name(part: int | str) -> bool:
+    """Pydantic names the branch of a union in its locations: not a part of the user's path."""
+    return isinstance(part, str) and (part in {"str", "int"} or "[" in part)
+
+
+def _names_beside(location: tuple[int | str, ...]) -> list[str]:
+    owner: type[BaseModel] = Capabilities if "capabilities" in location[:-1] else DeviceConfig
+    return list(owner.model_fields)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check(settings: Settings, values: Values) -> list[str]:
+    """What the parts of the tree must be to each other; answers with warnings."""
+    devices, ranks, sharding = settings.devices, settings.engine.ranks, settings.sharding
+    if devices:
+        _check_devices(devices, values["devices"])
+        if ranks != len(devices):
+            given = values.get("engine.ranks") or values["engine.split"]
+            raise ConfigError(f"{given.place}: expected {len(devices)}, the number of devices, got {ranks}")
+    proportions = sharding.custom_proportions
+    if sharding.strategy == "custom" and not proportions and not settings.engine.split:
+        place = values["sharding.strategy"].place
+        raise ConfigError(f"{place}: custom needs sharding.custom_proportions or sharding.layers; expected one of them")
+    if proportions and (devices or "engine.ranks" in values) and len(proportions) != ranks:
+        place = values["sharding.custom_proportions"].place
+        raise ConfigError(f"{place}: expected {ranks} proportions, one per rank, got {len(proportions)}")
+    return _warnings(settings, values)
+
+
+def _check_devices(devices: tuple[DeviceConfig, ...], given: Given) -> None:
+    for name, count in Counter(device.device_id for device in devices).items():
+        if count > 1:
+            raise ConfigError(f"{given.place}: device_id {name} is given {count} times; expected each once")
+    places = Counter((device.hostname, device.port) for device in devices if device.hostname)
+    for (hostname, port), count in places.items():
+        if count > 1:
+            raise ConfigError(f"{given.place}: {hostname}:{port} is given {count} times; expected a port for each rank")
+    leaders = [device.device_id for device in devices if device.role == "coordinator"]
+    if len(leaders) > 1:
+        raise ConfigError(f"{given.place}: role: {' and '.join(leaders)} are coordinators; expected one")
+
+
+def _warnings(settings: Settings, values: Values) -> list[str]:
+    found = []
+    leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
+    if leader and leader != settings.devices[0].device_id:
+        found.append(
+            f"{values['devices'].place}: {leader} is the coordinator but not the first device; "
+            f"rank 0, which leads, is {settings.devices[0].device_id}"
+        )
+    if settings.sharding.custom_proportions and settings.sharding.strategy != "custom":
+        place = values["sharding.custom_proportions"].place
+        found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
+    return found

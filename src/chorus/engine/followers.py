@@ -17,6 +17,8 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
+from chorus.shard.load import LoadError
+from chorus.shard.split import BadSplit
 from chorus.shard.steps import Step
 from chorus.shard.wire import step_to_wire
 from chorus.transport.channel import open_channel
@@ -182,6 +184,10 @@ class PipelineFollowers:
         return what
 
 
+OTHERS_SECONDS = 5.0
+"""Once one rank has failed, how long the others may still say that they failed too."""
+
+
 def load_all(
     followers: Sequence[Follower],
     request: wire.LoadRequest,
@@ -189,20 +195,31 @@ def load_all(
     progress: Callable[[int, int, int], None],
     timeout: float,
 ) -> None:
-    """Every rank loads at the same time, the leader (`own`) on this thread; the first failure is raised."""
-    failures: queue.SimpleQueue[CannotForm] = queue.SimpleQueue()
+    """Every rank loads at the same time, the leader (`own`) on this thread. Raises what every failing rank said."""
+    failures: dict[int, str] = {}
+    changed = threading.Condition()
+    left = {follower.rank for follower in followers}
 
     def load(follower: Follower) -> None:
+        failure = None
         try:
             follower.load(request, lambda done, total: progress(follower.rank, done, total), timeout)
         except CannotForm as error:
-            failures.put(error)
+            failure = str(error)
+        with changed:
+            left.discard(follower.rank)
+            if failure:
+                failures[follower.rank] = failure
+            changed.notify_all()
 
-    threads = [threading.Thread(target=load, args=(f,), name=f"load-{f.rank}", daemon=True) for f in followers]
-    for thread in threads:
-        thread.start()
-    own()
-    for thread in threads:
-        thread.join(timeout)
-    if not failures.empty():
-        raise failures.get()
+    for follower in followers:
+        threading.Thread(target=load, args=(follower,), name=f"load-{follower.rank}", daemon=True).start()
+    try:
+        own()
+    except (LoadError, BadSplit) as error:
+        failures[0] = f"rank 0 cannot load: {error}"
+    with changed:
+        changed.wait_for(lambda: not left or bool(failures), timeout)
+        changed.wait_for(lambda: not left, OTHERS_SECONDS if failures else timeout)
+    if failures:
+        raise CannotForm("; ".join(failures[rank] for rank in sorted(failures)))

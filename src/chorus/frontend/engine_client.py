@@ -64,23 +64,28 @@ class EngineClient:
         if self._channel:
             await self._channel.close()
 
-    async def session(self) -> _Session:
-        """The live session, made anew when the last one broke."""
-        async with self._connecting:
-            if self._session is None or self._session.broken:
-                self._session = await self._connect()
-            return self._session
+    @property
+    def connected(self) -> bool:
+        return self._session is not None and self._session.broken is None
 
-    async def _connect(self) -> _Session:
-        stub = self._stub()
-        assert self._channel is not None
+    async def session(self) -> _Session:
+        """The live session, made anew when the last one broke. Whoever waits shares one attempt and one deadline."""
+        if self._session and self.connected:
+            return self._session
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                await self._channel.channel_ready()
+            async with asyncio.timeout(self._connect_timeout), self._connecting:
+                if self._session is None or self._session.broken:
+                    self._session = await self._connect()
+                return self._session
         except TimeoutError:
             raise EngineLost(
                 f"the engine at {self.address} could not be reached within {self._connect_timeout:g} s"
             ) from None
+
+    async def _connect(self) -> _Session:
+        stub = self._stub()
+        assert self._channel is not None
+        await self._channel.channel_ready()
         return _Session(stub.Session())
 
     def _stub(self) -> EngineStub:

@@ -44,6 +44,11 @@ class EngineStub(object):
                 request_serializer=chorus_dot_proto_dot_engine__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_engine__pb2.Description.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/chorus.engine.v1.Engine/Embed',
+                request_serializer=chorus_dot_proto_dot_engine__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=chorus_dot_proto_dot_engine__pb2.EmbedReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer(object):
@@ -63,6 +68,13 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """The final hidden states of a prompt, pooled. For models that are meant for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=chorus_dot_proto_dot_engine__pb2.DescribeRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_engine__pb2.Description.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=chorus_dot_proto_dot_engine__pb2.EmbedRequest.FromString,
+                    response_serializer=chorus_dot_proto_dot_engine__pb2.EmbedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Engine(object):
             '/chorus.engine.v1.Engine/Describe',
             chorus_dot_proto_dot_engine__pb2.DescribeRequest.SerializeToString,
             chorus_dot_proto_dot_engine__pb2.Description.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.engine.v1.Engine/Embed',
+            chorus_dot_proto_dot_engine__pb2.EmbedRequest.SerializeToString,
+            chorus_dot_proto_dot_engine__pb2.EmbedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from chorus.shard.architectures import (
     Kwargs,
     Span,
     SplitError,
+    by_name,
     register,
 )
 
@@ -41,8 +43,19 @@ def register_all() -> None:
         "gemma4_text",
         "gemma4",
     )
+    register(Architecture(flow=GroupedMask), "gemma2")
     register(Architecture(flow=Looped, check=_refuse_loops), "nanbeige")
     register(Architecture(ends_at_last_layer=False, check=_refuse_loops), "iquestloopcoder")
+    for name in _WRONG_IN_BATCHES:
+        register(replace(by_name(name), batches=False), name)
+
+
+_WRONG_IN_BATCHES = {
+    "afm7": "the layers that reuse keys take their position from the padded length",
+    "gpt_bigcode": "makes its positions with numpy from one offset",
+    "minimax_m3_vl": "chooses blocks of keys by their place in the padded row",
+    "phi3small": "adds a mask of a batch to scores of another shape",
+}
 
 
 class RunningPair(Flow):
@@ -283,6 +296,19 @@ class Gemma4(PerLayerInputs):
     def last_position(self, result: Any) -> Any:
         hidden, *rest = result
         return hidden[:, -1:], *rest
+
+
+class GroupedMask(Flow):
+    """layer(x, mask, cache) -> x, with scores that have one more axis than a batch's mask: upstream fails there."""
+
+    adjusts_every_layer = True
+
+    def adjust(self, call: Call, args: Args, kwargs: Kwargs) -> Arguments:
+        hidden, mask, cache = args
+        grouped = self.span.layers[self.span.first].self_attn.repeats > 1
+        if grouped and isinstance(mask, mx.array) and mask.ndim == 4:
+            mask = mask[:, :, None]
+        return (hidden, mask, cache), kwargs
 
 
 class Looped(Flow):

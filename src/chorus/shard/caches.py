@@ -55,7 +55,7 @@ def keep(batch: Cache, rows: Sequence[int]) -> Cache:
 
 def extract(batch: Cache, row: int) -> Cache:
     """A row of a batch as a single-sequence cache of its own."""
-    return _per_object(batch, lambda entry: entry.extract(row))
+    return _per_object(batch, lambda entry: _extract(entry, row))
 
 
 def fork(cache: Cache, length: int | None = None) -> Cache:
@@ -143,13 +143,28 @@ def _can_merge(entry: Any) -> bool:
     return hasattr(entry, "merge") and not isinstance(entry, _BATCHED)
 
 
+def _extract(entry: Any, row: int) -> Any:
+    # Upstream cannot take a row from a cache that was never written, and some models have one for a layer without use.
+    if isinstance(entry, upstream.BatchKVCache) and entry.empty():
+        return upstream.KVCache()
+    if isinstance(entry, upstream.BatchRotatingKVCache) and entry.empty():
+        return upstream.RotatingKVCache(entry.max_size)
+    return entry.extract(row)
+
+
 def _length(cache: Cache) -> int:
-    for entry in cache:
-        parts = entry.caches if isinstance(entry, upstream.CacheList) else (entry,)
-        for part in parts:
-            if isinstance(getattr(part, "offset", None), int):
-                return part.offset
-    raise CacheError("this cache keeps a state only and does not know its length: fork it whole")
+    offsets = [offset for entry in cache for offset in _offsets(entry)]
+    if not offsets:
+        raise CacheError("this cache keeps a state only and does not know its length: fork it whole")
+    return max(offsets)
+
+
+def _offsets(entry: Any) -> Iterator[int]:
+    if isinstance(entry, upstream.CacheList):
+        for part in entry.caches:
+            yield from _offsets(part)
+    elif isinstance(getattr(entry, "offset", None), int):
+        yield entry.offset
 
 
 def _copy(entry: Any) -> Any:

@@ -13,6 +13,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from chorus import platform
+from chorus.models import ModelError
+from chorus.models.layers import files_for_layers, layer_of
+from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform.dtype import DtypePolicy, choose_dtype
 from chorus.platform.memory import device_memory
 from chorus.shard import upstream_weights as upstream
@@ -50,20 +53,46 @@ def load_shard(
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
     """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides."""
+    own = layers(stored_layers(path))
+    # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
+    # trips over those, so they are hidden whole.
+    partial = _partial_layers(path) - set(own)
+    _check_files(path, own)
     try:
-        lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
+        lazy = upstream.load_lazily(
+            path, trust_remote_code=trust_remote_code, wanted=lambda name: layer_of(name) not in partial
+        )
+        stage = Stage(lazy.model, own.start, own.stop)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
-    model, config = lazy.model, lazy.config
-    own = layers(layer_count(model))
-    stage = Stage(model, own.start, own.stop)
-    missing = sorted(name for name, _ in tree_flatten(model.parameters()) if name not in lazy.loaded)
+    missing = sorted(name for name, _ in tree_flatten(lazy.model.parameters()) if name not in lazy.loaded)
     if missing:
         raise LoadError(f"{path} lacks {len(missing)} tensors of layers {own.start}-{own.stop - 1}, first {missing[0]}")
-    policy = _choose_dtype(model, dtype, int(device_memory(mx).available * memory_fraction))
-    _apply(model, policy)
-    weight_bytes = _read(path, model, progress)
-    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config, stage))
+    policy = _choose_dtype(lazy.model, dtype, int(device_memory(mx).available * memory_fraction))
+    _apply(lazy.model, policy)
+    weight_bytes = _read(path, lazy.model, progress)
+    config = lazy.config
+    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config))
+
+
+def _check_files(path: Path, own: range) -> None:
+    """A truncated file is told by the tensor it lacks, before anything is read."""
+    mapping = weight_map(path)
+    names = files_for_layers(mapping, own, stored_layers(path)) if mapping else [f.name for f in weight_files(path)]
+    try:
+        for name in names:
+            if (path / name).is_file():
+                read_header(path / name)
+    except ModelError as error:
+        raise LoadError(str(error)) from error
+
+
+def _partial_layers(path: Path) -> set[int]:
+    """Layers with a tensor in a file that is not there."""
+    absent = {file for file in set(weight_map(path).values()) if not (path / file).is_file()}
+    return {
+        layer for name, file in weight_map(path).items() if file in absent and (layer := layer_of(name)) is not None
+    }
 
 
 def stored_layers(path: Path) -> int:
@@ -83,9 +112,10 @@ def context_length(config: dict[str, Any]) -> int:
     return found[0] if found else 2048
 
 
-def vocabulary(config: dict[str, Any], stage: Stage) -> int:
+def vocabulary(config: dict[str, Any]) -> int:
+    """How many token ids there are; 0 where the configuration does not say."""
     text = {**config, **(config.get("text_config") or {})}
-    return int(text["vocab_size"]) if "vocab_size" in text else 0
+    return int(text.get("vocab_size") or 0)
 
 
 def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:

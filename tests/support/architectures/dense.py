@@ -5,12 +5,12 @@ from __future__ import annotations
 from .shared import DENSE, LAYERS, VOCABULARY, Config, by_name, config
 
 GPT2: Config = {
-    "n_embd": 32,
+    "n_embd": 64,
     "n_layer": LAYERS,
     "n_head": 4,
     "n_ctx": 512,
     "n_positions": 512,
-    "n_inner": 64,
+    "n_inner": 128,
     "layer_norm_epsilon": 1e-5,
     "vocab_size": VOCABULARY,
 }
@@ -20,7 +20,7 @@ GRANITE: Config = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.5,
 }
-MINICPM: Config = {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 3.0}
+MINICPM: Config = {"dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 3.0}
 # Blocks of different heads and widths, and blocks that lost their attention or their MLP.
 NAS_BLOCKS = [
     {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
@@ -36,7 +36,7 @@ CONFIGS = by_name(
     config(
         "afm7",
         vocab_size=VOCABULARY,
-        hidden_dim=32,
+        hidden_dim=64,
         num_layers=8,
         num_kv_reuse_layers=3,
         num_heads=4,
@@ -49,7 +49,7 @@ CONFIGS = by_name(
     config("ernie4_5", DENSE, use_bias=True),
     config("exaone", DENSE, num_layers=LAYERS, layer_norm_epsilon=1e-5, tie_word_embeddings=True),
     config("gemma", DENSE),
-    config("gemma2", DENSE, query_pre_attn_scalar=8.0),
+    config("gemma2", DENSE, query_pre_attn_scalar=16.0),
     config("glm", DENSE, attention_bias=True),
     config("glm4", DENSE, attention_bias=True, partial_rotary_factor=0.5),
     config("gpt2", GPT2),
@@ -66,7 +66,7 @@ CONFIGS = by_name(
         "lille-130m",
         block_size=512,
         layer_norm_eps=1e-5,
-        n_embd=32,
+        n_embd=64,
         n_head=4,
         n_kv_heads=2,
         n_layer=LAYERS,
@@ -77,7 +77,7 @@ CONFIGS = by_name(
     config(
         "llama4_text",
         DENSE,
-        intermediate_size_mlp=64,
+        intermediate_size_mlp=128,
         use_qk_norm=True,
         no_rope_layers=[1, 1, 0, 1, 1, 0, 1],
     ),
@@ -89,9 +89,9 @@ CONFIGS = by_name(
     config("nemotron-nas", DENSE, block_configs=NAS_BLOCKS),
     config(
         "olmo",
-        d_model=32,
+        d_model=64,
         n_layers=LAYERS,
-        mlp_hidden_size=64,
+        mlp_hidden_size=128,
         n_heads=4,
         vocab_size=VOCABULARY,
         embedding_size=VOCABULARY,
@@ -99,11 +99,11 @@ CONFIGS = by_name(
     config("olmo2", DENSE),
     config(
         "openelm",
-        head_dim=8,
+        head_dim=16,
         num_transformer_layers=LAYERS,
-        model_dim=32,
+        model_dim=64,
         vocab_size=VOCABULARY,
-        ffn_dim_divisor=32,
+        ffn_dim_divisor=64,
         num_query_heads=[4, 4, 4, 8, 8, 8, 8],
         num_kv_heads=[2, 2, 2, 4, 4, 4, 4],
         ffn_multipliers=[1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0],
@@ -114,9 +114,10 @@ CONFIGS = by_name(
     config(
         "phi3small",
         DENSE,
+        hidden_size=32,
         vocab_size=100352,
         dense_attention_every_n_layers=2,
-        ff_intermediate_size=64,
+        ff_intermediate_size=128,
         gegelu_limit=20.0,
         layer_norm_epsilon=1e-5,
         blocksparse_block_size=32,
@@ -124,7 +125,7 @@ CONFIGS = by_name(
         blocksparse_vert_stride=2,
     ),
     config("plamo", DENSE, n_shared_head=2),
-    config("qwen", DENSE, kv_channels=8, intermediate_size=128),
+    config("qwen", DENSE, kv_channels=16, intermediate_size=256),
     config("qwen2", DENSE, tie_word_embeddings=True),
     config("qwen3", DENSE),
     config("seed_oss", DENSE, attention_bias=True),

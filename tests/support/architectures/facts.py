@@ -70,7 +70,8 @@ class CannotError(Exception):
 def feed(model: nn.Module, cache: Caches, tokens: Sequence[int]) -> mx.array:
     """The logits after each of these tokens, `(tokens, vocabulary)`."""
     logits = model(mx.array([list(tokens)]), cache=cache)[0].astype(mx.float32)
-    mx.eval(logits)
+    # Not waited for: the next forward can be built meanwhile.
+    mx.async_eval(logits)
     return logits
 
 
@@ -111,25 +112,22 @@ def fork_difference(model: nn.Module) -> float:
     cache = single_cache(model)
     feed(model, cache, shared)
     fork = copy.deepcopy(cache)
-    pairs = [
-        (feed(model, fork, first), _replay(model, shared, first)),
-        (feed(model, cache, second), _replay(model, shared, second)),
-    ]
-    return max(difference(got, wanted) for got, wanted in pairs)
+    got = [feed(model, fork, first), feed(model, cache, second)]
+    wanted = [_replay(model, shared, first), _replay(model, shared, second)]
+    return difference(mx.concatenate(got), mx.concatenate(wanted))
 
 
 def trim_difference(model: nn.Module, kept: int) -> float:
     """A cache trimmed to its first `kept` tokens and continued, against one that never held more."""
-    surplus, rest = (9, 77), PROMPT[kept : kept + 3]
-    cache = single_cache(model)
-    feed(model, cache, PROMPT[:kept])
-    # Fed one by one: after a decode step a rotating cache has settled into its final size.
-    for token in surplus:
-        feed(model, cache, [token])
+    surplus, rest = 77, PROMPT[kept : kept + 3]
+    cache = _prefilled(model, PROMPT[:kept])
+    untouched = copy.deepcopy(cache)
+    # A single token: only after a decode step has a rotating cache settled into its final size.
+    feed(model, cache, [surplus])
     if not can_trim_prompt_cache(cache):
         raise CannotError("its caches cannot be trimmed")
-    trim_prompt_cache(cache, len(surplus))
-    return difference(feed(model, cache, rest), _replay(model, PROMPT[:kept], rest))
+    trim_prompt_cache(cache, 1)
+    return difference(feed(model, cache, rest), feed(model, untouched, rest))
 
 
 def batch_difference(model: nn.Module) -> float:
@@ -137,29 +135,30 @@ def batch_difference(model: nn.Module) -> float:
     if missing := unbatchable(single_cache(model)):
         raise CannotError(missing)
     prompts = [PROMPT[:5], PROMPT[3:12], PROMPT[8:11], PROMPT[6:14]]
-    alone = [_decode_alone(model, prompt) for prompt in prompts]
     caches = [_prefilled(model, prompt) for prompt in prompts]
+    untouched = copy.deepcopy(caches)
     batch = merge(caches[:3])
-    steps = [0, 0, 0, 0]
-    worst: list[float] = []
+    got: dict[int, list[mx.array]] = {row: [] for row in range(len(prompts))}
 
     def step(rows: list[int]) -> None:
-        tokens = mx.array([[_STEPS[steps[row]]] for row in rows])
+        tokens = mx.array([[_STEPS[len(got[row])]] for row in rows])
         logits = model(tokens, cache=batch)[:, -1].astype(mx.float32)
-        for index, row in enumerate(rows):
-            worst.append(difference(logits[index], alone[row][steps[row]]))
-            steps[row] += 1
+        mx.async_eval(logits)
+        for row, last in zip(rows, logits, strict=True):
+            got[row].append(last)
 
     for _ in range(2):
         step([0, 1, 2])
     for cache, joining in zip(batch, merge(caches[3:]), strict=True):
         cache.extend(joining)
-    for _ in range(2):
-        step([0, 1, 2, 3])
+    step([0, 1, 2, 3])
     for cache in batch:
         cache.filter(mx.array([0, 2, 3]))
     step([0, 2, 3])
-    return float("nan") if any(value != value for value in worst) else max(worst)
+    wanted = {
+        row: [feed(model, untouched[row], [token])[0] for token in _STEPS[: len(logits)]] for row, logits in got.items()
+    }
+    return difference(_joined(got), _joined(wanted))
 
 
 def merge(caches: Sequence[Caches]) -> Caches:
@@ -178,12 +177,11 @@ def unbatchable(caches: Caches) -> str | None:
 
 
 # What the batch is fed, step by step, the same for every row.
-_STEPS: tuple[int, ...] = (12, 88, 37, 70, 29)
+_STEPS: tuple[int, ...] = (12, 88, 37, 70)
 
 
-def _decode_alone(model: nn.Module, prompt: Sequence[int]) -> list[mx.array]:
-    cache = _prefilled(model, prompt)
-    return [feed(model, cache, [token])[0] for token in _STEPS]
+def _joined(rows: dict[int, list[mx.array]]) -> mx.array:
+    return mx.stack([logits for row in sorted(rows) for logits in rows[row]])
 
 
 def _prefilled(model: nn.Module, prompt: Sequence[int]) -> Caches:

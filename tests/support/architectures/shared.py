@@ -1,6 +1,6 @@
 """Parts from which the tiny configurations are made.
 
-Widths are multiples of 32 so that any model can also be quantized, sliding windows are shorter than the prompts of
+Widths are multiples of 64 so that any model can also be quantized, sliding windows are shorter than the prompts of
 the tests, and layer counts let three uneven stages each hold more than one kind of layer.
 """
 
@@ -16,12 +16,12 @@ VOCABULARY = 320
 WINDOW = 6
 
 DENSE: Config = {
-    "hidden_size": 32,
+    "hidden_size": 64,
     "num_hidden_layers": LAYERS,
-    "intermediate_size": 64,
+    "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 16,
     "rms_norm_eps": 1e-5,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 512,
@@ -35,7 +35,7 @@ DENSE: Config = {
 EXPERTS: Config = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,
     "norm_topk_prob": True,
 }
 LOCAL_EXPERTS: Config = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -43,7 +43,7 @@ ROUTED_EXPERTS: Config = {
     "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,
     "first_k_dense_replace": 2,
     "moe_layer_freq": 1,
     "n_group": 1,
@@ -57,19 +57,19 @@ ROUTED_EXPERTS: Config = {
 # Multi-head latent attention: keys and values are kept as one low-rank latent, for all heads.
 LATENT: Config = {
     "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
 }
 
 # Gated delta rule, as the Qwen and OLMo hybrids name its sizes.
 DELTA: Config = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
 

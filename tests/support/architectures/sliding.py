@@ -15,7 +15,7 @@ SHARED_KEYS: Config = {
     "final_logit_softcapping": 30.0,
 }
 GEMMA3_TEXT: Config = config(
-    "gemma3_text", DENSE, sliding_window=WINDOW, sliding_window_pattern=3, query_pre_attn_scalar=8
+    "gemma3_text", DENSE, sliding_window=WINDOW, sliding_window_pattern=3, query_pre_attn_scalar=16
 )
 GEMMA3N_TEXT: Config = config(
     "gemma3n_text",
@@ -27,9 +27,9 @@ GEMMA3N_TEXT: Config = config(
     altup_coef_clip=120.0,
     altup_correct_scale=True,
     altup_active_idx=0,
-    laurel_rank=32,
+    laurel_rank=64,
 )
-GEMMA4_TEXT: Config = config("gemma4_text", DENSE, SHARED_KEYS, global_head_dim=16, tie_word_embeddings=True)
+GEMMA4_TEXT: Config = config("gemma4_text", DENSE, SHARED_KEYS, global_head_dim=32, tie_word_embeddings=True)
 MINISTRAL3: Config = config(
     "ministral3",
     DENSE,

@@ -1,0 +1,101 @@
+"""`mlx_lm.stream_generate` without a server: the least that a token can cost.
+
+`InProcess` is the side that asks; running this module is the side that generates, one JSON line for each it reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import Answer
+from benchmarks.servers import START_SECONDS, ServerFailed, Started, peer_module_environment
+
+ANSWER_SECONDS = 900.0
+
+
+class InProcess(Started):
+    """A process that loads a model with mlx_lm and generates on request."""
+
+    def __init__(self, model: Path, *, threads: int | None, name: str = "mlx_lm.stream_generate") -> None:
+        """Without threads, MLX is left as its wheel brings it: no BLAS of ours."""
+        command = [sys.executable, "-m", "benchmarks.inprocess", str(model)]
+        command += ["--bundled-blas"] if threads is None else ["--threads", str(threads)]
+        super().__init__(name, command, peer_module_environment())
+        self._lines: queue.Queue[bytes] = queue.Queue()
+
+    def generate(self, prompt: str, tokens: int) -> Answer:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}).encode() + b"\n")
+        self._process.stdin.flush()
+        return Answer(**self._read(ANSWER_SECONDS))
+
+    def _output(self, log: Any) -> Any:
+        return subprocess.PIPE
+
+    def _wait_until_ready(self) -> None:
+        threading.Thread(target=self._collect, name="answers", daemon=True).start()
+        self._read(START_SECONDS)
+
+    def _collect(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise ServerFailed(f"{self.name} says nothing for {seconds:g} s:\n{self.log_tail()}") from None
+        if not line:
+            raise ServerFailed(f"{self.name} ended:\n{self.log_tail()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    blas = parser.add_mutually_exclusive_group(required=True)
+    blas.add_argument("--threads", type=int, help="take over MLX's BLAS, with this many threads")
+    blas.add_argument("--bundled-blas", action="store_true", help="leave MLX as its wheel brings it")
+    options = parser.parse_args()
+    # Answers go where standard output went; whatever libraries print goes to the log.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    if options.threads is not None:
+        from chorus import platform
+
+        platform.prepare(options.threads)
+    for answer in _serve(options.model):
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _serve(path: Path) -> Iterator[dict[str, Any]]:
+    import mlx_lm
+
+    model, tokenizer = mlx_lm.load(str(path))
+    yield {"ready": True}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        begin = time.perf_counter()
+        moments = []
+        for response in mlx_lm.stream_generate(model, tokenizer, asked["prompt"], max_tokens=asked["tokens"]):
+            moments.append(time.perf_counter() - begin)
+            last = response
+        yield asdict(Answer(last.prompt_tokens, last.generation_tokens, 0, moments[0], moments[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Requests as a client makes them, timed where the client stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from benchmarks.servers import HttpServer, ServerFailed
+
+REQUEST_SECONDS = 600.0
+# An answer that ends much earlier than asked measured something else: a model that said it was done.
+_SHORTEST_USEFUL = 0.5
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    first_seconds: float
+    """Until the first text."""
+    total_seconds: float
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first one."""
+        return (self.completion_tokens - 1) / (self.total_seconds - self.first_seconds)
+
+
+@dataclass(frozen=True)
+class Batch:
+    answers: tuple[Answer, ...]
+    wall_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all streams together, waiting and prompts included."""
+        return sum(answer.completion_tokens for answer in self.answers) / self.wall_seconds
+
+
+def one_stream(server: HttpServer, prompt: str, tokens: int) -> Answer:
+    return many_streams(server, [prompt], tokens).answers[0]
+
+
+def many_streams(server: HttpServer, prompts: Sequence[str], tokens: int) -> Batch:
+    """All prompts at once, one stream each."""
+    batch = asyncio.run(_many(server, prompts, tokens))
+    for answer in batch.answers:
+        check_useful(server.name, answer, tokens)
+    return batch
+
+
+def time_to_first_token(server: HttpServer, prompt: str) -> Answer:
+    """A request for one token: no server can hold its text back, so the total is what we want."""
+    return one_stream(server, prompt, 1)
+
+
+def check_useful(name: str, answer: Answer, tokens: int) -> None:
+    if answer.completion_tokens < max(1, tokens * _SHORTEST_USEFUL):
+        raise ServerFailed(
+            f"{name} ended after {answer.completion_tokens} of {tokens} tokens: choose another prompt seed (--seed)"
+        )
+
+
+async def _many(server: HttpServer, prompts: Sequence[str], tokens: int) -> Batch:
+    limits = httpx.Limits(max_connections=len(prompts))
+    async with httpx.AsyncClient(timeout=REQUEST_SECONDS, trust_env=False, limits=limits) as client:
+        begin = time.perf_counter()
+        answers = await asyncio.gather(*(_stream(client, server, prompt, tokens) for prompt in prompts))
+        return Batch(tuple(answers), time.perf_counter() - begin)
+
+
+async def _stream(client: httpx.AsyncClient, server: HttpServer, prompt: str, tokens: int) -> Answer:
+    begin = time.perf_counter()
+    first: float | None = None
+    usage: dict[str, Any] = {}
+    try:
+        async with client.stream("POST", f"{server.url}/v1/completions", json=body(prompt, tokens)) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")
+            async for data in events(response):
+                if first is None and any(choice.get("text") for choice in data.get("choices", ())):
+                    first = time.perf_counter() - begin
+                usage = data.get("usage") or usage
+    except httpx.HTTPError as error:
+        server.check_alive()
+        raise ServerFailed(f"{server.name}: {type(error).__name__} {error}:\n{server.log_tail()}") from error
+    total = time.perf_counter() - begin
+    if not usage:
+        raise ServerFailed(f"{server.name} ended a stream without usage figures:\n{server.log_tail()}")
+    details = usage.get("prompt_tokens_details") or {}
+    cached = int(details.get("cached_tokens") or 0)
+    first = total if first is None else first
+    return Answer(usage["prompt_tokens"], usage["completion_tokens"], cached, first, total)
+
+
+def body(prompt: str, tokens: int) -> dict[str, Any]:
+    return {
+        "model": "default_model",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event; comments and the closing mark are left out."""
+    async for line in response.aiter_lines():
+        if (data := event_data(line)) is not None:
+            yield data
+
+
+def event_data(line: str) -> dict[str, Any] | None:
+    if not line.startswith("data:"):
+        return None
+    text = line.removeprefix("data:").strip()
+    if not text or text == "[DONE]":
+        return None
+    data: dict[str, Any] = json.loads(text)
+    return data

@@ -1,0 +1,157 @@
+"""Interleaved repetitions, what their medians say, and whether that meets the goal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import Facts, is_busy
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on a measure: on its ratio to another side's where `against` names one, else on the figure itself."""
+
+    measure: str
+    side: str
+    relation: Literal[">=", "<="]
+    bound: float
+    against: str | None = None
+
+    def holds(self, value: float) -> bool:
+        return value >= self.bound if self.relation == ">=" else value <= self.bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    goal: Goal
+    value: float
+    lowest: float
+    highest: float
+    met: bool
+
+
+@dataclass
+class Samples:
+    """Figures by measure and side, in the order of the rounds."""
+
+    units: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, measure: str, unit: str, side: str, value: float) -> None:
+        if self.units.setdefault(measure, unit) != unit:
+            raise ValueError(f"{measure} is measured in {self.units[measure]}, not {unit}")
+        self.figures.setdefault(measure, {}).setdefault(side, []).append(value)
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    about: str
+    started: str
+    seconds: float
+    machine: Facts
+    load_before: float
+    load_after: float
+    settings: Mapping[str, Any]
+    samples: Samples
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+
+def interleave(rounds: int, measurements: Sequence[Callable[[], None]], say: Callable[[str], None]) -> None:
+    """Every measurement once a round, in turned order each other round, so that a drift touches all sides alike."""
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}")
+        for measurement in measurements if number % 2 == 0 else reversed(measurements):
+            measurement()
+
+
+def judge(goal: Goal, samples: Samples) -> Verdict:
+    """By the median over rounds; a ratio is taken within each round, where both sides had the same weather."""
+    own = _figures(samples, goal.measure, goal.side)
+    values = own
+    if goal.against is not None:
+        other = _figures(samples, goal.measure, goal.against)
+        values = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
+    value = median(values)
+    return Verdict(goal, value, min(values), max(values), goal.holds(value))
+
+
+def _figures(samples: Samples, measure: str, side: str) -> list[float]:
+    try:
+        return samples.figures[measure][side]
+    except KeyError:
+        raise ValueError(f"nothing was measured for {measure} of {side}") from None
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def clock() -> float:
+    return time.monotonic()
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}.json"
+    aside = path.with_suffix(".json.partial")
+    aside.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)
+    return path
+
+
+def show(result: Result, console: Console) -> None:
+    facts = result.machine
+    console.print(f"\n[bold]{result.name}[/]: {result.about}")
+    versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    console.print(f"{facts.processor}, {facts.cores} cores, {facts.memory_bytes / 1e9:.0f} GB; {versions}")
+    console.print(f"load average {result.load_before} before, {result.load_after} after; {result.seconds:.0f} s")
+    if is_busy(result.load_before, facts.cores):
+        console.print("[yellow]the machine was busy before this began: measure again when it is quiet[/]")
+    console.print(_figures_table(result.samples))
+    console.print(_verdict_table(result.verdicts))
+    for note in result.notes:
+        console.print(f"note: {note}")
+
+
+def _figures_table(samples: Samples) -> Table:
+    table = Table("measure", "side", "median", "all rounds")
+    for measure, sides in samples.figures.items():
+        for side, figures in sides.items():
+            every = "  ".join(shortened(figure) for figure in figures)
+            table.add_row(measure, side, f"{shortened(median(figures))} {samples.units[measure]}", every)
+    return table
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table("goal", "measured", "lowest–highest", "")
+    for verdict in verdicts:
+        goal = verdict.goal
+        sign = "×" if goal.against else ""
+        subject = f"{goal.measure}: {goal.side}" + (f" / {goal.against}" if goal.against else "")
+        spread = f"{shortened(verdict.lowest)}–{shortened(verdict.highest)}"
+        outcome = "[green]met[/]" if verdict.met else "[bold red]MISSED[/]"
+        table.add_row(
+            f"{subject} {goal.relation} {shortened(goal.bound)}{sign}", shortened(verdict.value) + sign, spread, outcome
+        )
+    return table
+
+
+def shortened(value: float) -> str:
+    """Three digits that matter, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,198 @@
+"""Every setting there is, with its type, its limits and its default."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from chorus.cluster.hostfile import DEFAULT_PORT
+
+PREFIX = "CHORUS_"
+NESTED = "__"
+
+Strategy = Literal["auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ApiConfig(Section):
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8100, ge=0, le=65535)
+    aliases: tuple[str, ...] = ()
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    request_timeout_seconds: float = Field(default=600, gt=0)
+    shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
+
+
+class EngineConfig(Section):
+    ranks: int = Field(default=1, ge=1)
+    split: tuple[int, ...] | None = None
+    transport: Literal["auto", "grpc", "ring", "mpi", "jaccl", "nccl"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
+    memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    reserve_mb: int = Field(default=512, ge=0)
+    context: int | None = Field(default=None, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    max_queue: int = Field(default=256, ge=1)
+    prefill_chunk: int = Field(default=512, ge=1)
+    trust_remote_code: bool = False
+    step_log: Path | None = None
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    step_timeout_seconds: float = Field(default=120, gt=0)
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split_from_text(cls, value: Any) -> Any:
+        """`20,7,3` as people type it; a lone number reaches us as one."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ValueError("must be numbers of layers separated by commas, e.g. 20,7,3") from None
+
+    @field_validator("split")
+    @classmethod
+    def _every_rank_has_layers(cls, split: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if split is not None and (not split or any(count < 1 for count in split)):
+            raise ValueError(f"split {_commas(split)}: every rank needs at least 1 layer")
+        return split
+
+    @model_validator(mode="after")
+    def _split_fits_ranks(self) -> Self:
+        if self.split is not None and "ranks" not in self.model_fields_set:
+            object.__setattr__(self, "ranks", len(self.split))  # a split says how many ranks there are
+        if self.split is not None and self.ranks != len(self.split):
+            raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
+        return self
+
+
+class SamplingConfig(Section):
+    """What a request gets that does not say otherwise."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+
+
+class LogConfig(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    json_lines: bool = False
+
+
+class Capabilities(Section):
+    """What a device offers, where it cannot be asked. Given rates go over those estimated from `gpu_cores`."""
+
+    memory_gb: float | None = Field(default=None, gt=0)
+    gpu_cores: int | None = Field(default=None, ge=1)
+    backend: Literal["metal", "cuda", "cpu"] = "metal"
+    tflops: float | None = Field(default=None, gt=0)
+    bandwidth_gbs: float | None = Field(default=None, gt=0)
+
+
+class DeviceConfig(Section):
+    device_id: str = Field(min_length=1)
+    hostname: str | None
+    """None only for the hosts of a bare RDMA matrix, which find each other through the coordinator."""
+    port: int = Field(default=DEFAULT_PORT, ge=1, le=65535)
+    role: Literal["coordinator", "worker"] = "worker"
+    capabilities: Capabilities = Capabilities()
+    ssh: str | None = None
+    addresses: tuple[str, ...] = ()
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
+
+
+class ShardingConfig(Section):
+    strategy: Strategy = "auto"
+    custom_proportions: tuple[float, ...] | None = None
+
+    @field_validator("custom_proportions")
+    @classmethod
+    def _proportions_of_a_whole(cls, shares: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if not shares:
+            return None
+        if any(share <= 0 for share in shares):
+            raise ValueError("every proportion must be above 0")
+        if abs(sum(shares) - 1) > 0.01:
+            raise ValueError(f"the proportions must add up to 1 and add up to {sum(shares):g}")
+        return shares
+
+
+class ClusterConfig(Section):
+    hostfile: Path | None = None
+    rank: int | None = Field(default=None, ge=0)
+    address: str = f"localhost:{DEFAULT_PORT}"
+    coordinator: str | None = None
+    env: dict[str, str] = {}
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
+    )
+
+    model: str = Field(default="smollm2-135m", min_length=1)
+    cache_dir: Path | None = None
+    api: ApiConfig = ApiConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    log: LogConfig = LogConfig()
+    devices: tuple[DeviceConfig, ...] = ()
+    sharding: ShardingConfig = ShardingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The loader reads all sources itself, since it must know where each value came from."""
+        return (init_settings,)
+
+
+def sections() -> Iterator[str]:
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name
+
+
+def known_keys(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from known_keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def nearest(key: str, known: list[str] | None = None) -> str:
+    """A hint to append to an error about an unknown key; empty when nothing is close."""
+    names = known or list(known_keys())
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    tails = {name.rpartition(".")[2]: name for name in names}
+    close = close or [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], list(tails), n=1, cutoff=0.6)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

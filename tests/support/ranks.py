@@ -1,0 +1,65 @@
+"""Ranks started by hand, each with its own address: what a supervisor or an agent does, seen one step at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from chorus.engine.spec import EngineSpec
+from chorus.platform.lifeline import Lifeline
+from chorus.shard.worker import free_port
+
+
+class Ranks:
+    """Processes of one group. Nothing outlives the `with` block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lifeline = Lifeline()
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._logs: dict[str, Path] = {}
+
+    def addresses(self, count: int) -> tuple[str, ...]:
+        return tuple(f"127.0.0.1:{free_port()}" for _ in range(count))
+
+    def follower(self, rank: int, address: str, *, version: str | None = None) -> subprocess.Popen[bytes]:
+        pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
+        arguments = ["--rank", str(rank), "--listen", address, "--threads", "1"]
+        code = f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.shard', run_name='__main__')"
+        return self._start(f"rank{rank}", [sys.executable, "-c", code, *arguments])
+
+    def leader(self, spec: EngineSpec) -> subprocess.Popen[bytes]:
+        file = self._folder / "engine.json"
+        file.write_text(spec.model_dump_json())
+        return self._start("leader", [sys.executable, "-m", "chorus.engine", str(file)])
+
+    def spec(self, model: Path, ranks: tuple[str, ...], **more: object) -> EngineSpec:
+        values = {"start_timeout_seconds": 60, "step_timeout_seconds": 20, "threads": 1, **more}
+        return EngineSpec(address=f"unix:{self._folder}/engine.sock", model_path=model, ranks=ranks, **values)  # type: ignore[arg-type]
+
+    def log(self, name: str) -> str:
+        return self._logs[name].read_text(errors="replace")
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        import os
+
+        self._logs[name] = self._folder / f"{name}.log"
+        with self._logs[name].open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self._lifeline.environment()},
+            )
+        self._started.append(process)
+        return process
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lifeline.cut()
+        for process in self._started:
+            process.wait(20)
