@@ -65,7 +65,7 @@ def main() -> int:
         # A quick run must not take the place of figures that somebody waited for.
         if not options.quick:
             console.print(f"written to {report.write(result)}", highlight=False)
-        missed += [f"{name}: {verdict.goal.measure}" for verdict in result.verdicts if not verdict.met]
+        missed += [f"{name}: {verdict.goal.words}" for verdict in result.verdicts if not verdict.met]
     for miss in missed:
         console.print(f"[bold red]missed[/] {miss}", highlight=False)
     # A miss is a result and said as one; only a benchmark that could not run is a failure of this command.

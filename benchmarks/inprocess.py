@@ -26,10 +26,13 @@ ANSWER_SECONDS = 900.0
 class InProcess(Started):
     """A process that loads a model with mlx_lm and generates on request."""
 
-    def __init__(self, model: Path, *, threads: int | None, name: str = "mlx_lm.stream_generate") -> None:
-        """Without threads, MLX is left as its wheel brings it: no BLAS of ours."""
+    def __init__(
+        self, model: Path, *, threads: int | None, dtype: str | None = None, name: str = "mlx_lm.stream_generate"
+    ) -> None:
+        """Without threads, MLX is left as its wheel brings it: no BLAS of ours. Without a dtype, so is the model."""
         command = [sys.executable, "-m", "benchmarks.inprocess", str(model)]
         command += ["--bundled-blas"] if threads is None else ["--threads", str(threads)]
+        command += ["--dtype", dtype] if dtype else []
         super().__init__(name, command, peer_module_environment())
         self._lines: queue.Queue[bytes] = queue.Queue()
 
@@ -71,6 +74,7 @@ def main() -> None:
     blas = parser.add_mutually_exclusive_group(required=True)
     blas.add_argument("--threads", type=int, help="take over MLX's BLAS, with this many threads")
     blas.add_argument("--bundled-blas", action="store_true", help="leave MLX as its wheel brings it")
+    parser.add_argument("--dtype", help="cast the model's floating-point tensors to this")
     options = parser.parse_args()
     # Answers go where standard output went; whatever libraries print goes to the log.
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -78,14 +82,17 @@ def main() -> None:
         from chorus import platform
 
         platform.prepare(options.threads)
-    for answer in _serve(options.model):
+    for answer in _serve(options.model, options.dtype):
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _serve(path: Path) -> Iterator[dict[str, Any]]:
+def _serve(path: Path, dtype: str | None) -> Iterator[dict[str, Any]]:
+    import mlx.core as mx
     import mlx_lm
 
     model, tokenizer = mlx_lm.load(str(path))
+    if dtype is not None:
+        model.set_dtype(getattr(mx, dtype))
     yield {"ready": True}
     for line in sys.stdin:
         asked = json.loads(line)

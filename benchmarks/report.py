@@ -29,6 +29,15 @@ class Goal:
     bound: float
     against: str | None = None
 
+    @property
+    def unit(self) -> str:
+        return "×" if self.against else ""
+
+    @property
+    def words(self) -> str:
+        subject = f"{self.measure}: {self.side}" + (f" / {self.against}" if self.against else "")
+        return f"{subject} {self.relation} {shortened(self.bound)}{self.unit}"
+
     def holds(self, value: float) -> bool:
         return value >= self.bound if self.relation == ">=" else value <= self.bound
 
@@ -139,14 +148,9 @@ def _figures_table(samples: Samples) -> Table:
 def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
     table = Table("goal", "measured", "lowest–highest", "")
     for verdict in verdicts:
-        goal = verdict.goal
-        sign = "×" if goal.against else ""
-        subject = f"{goal.measure}: {goal.side}" + (f" / {goal.against}" if goal.against else "")
         spread = f"{shortened(verdict.lowest)}–{shortened(verdict.highest)}"
         outcome = "[green]met[/]" if verdict.met else "[bold red]MISSED[/]"
-        table.add_row(
-            f"{subject} {goal.relation} {shortened(goal.bound)}{sign}", shortened(verdict.value) + sign, spread, outcome
-        )
+        table.add_row(verdict.goal.words, shortened(verdict.value) + verdict.goal.unit, spread, outcome)
     return table
 
 

@@ -84,3 +84,8 @@ def test_the_peak_is_read_from_the_process_status() -> None:
     assert parse_peak("Name:\tpython\nVmPeak:\t 9 kB\nVmHWM:\t   1000 kB\nVmRSS:\t 5 kB\n") == 1_024_000
     with pytest.raises(ValueError, match="VmHWM"):
         parse_peak("Name:\tpython\n")
+
+
+def test_a_goal_says_what_is_compared_with_what() -> None:
+    assert Goal("decode", "ours", ">=", 1.8, against="theirs").words == "decode: ours / theirs >= 1.8×"
+    assert Goal("CPU", "rank 0", "<=", 2).words == "CPU: rank 0 <= 2"

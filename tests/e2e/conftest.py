@@ -18,7 +18,9 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny", "llama", vocab_size=512, max_position_embeddings=4096)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("tiny") / "tiny", "llama", vocab_size=512, max_position_embeddings=4096
+    )
 
 
 @pytest.fixture(scope="session")

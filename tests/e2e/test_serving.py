@@ -117,7 +117,9 @@ def test_a_long_prompt_never_stalls_running_streams(smollm2_server: ChorusServer
     chunks = [step for step in steps if step["kind"] == "prefill" and step["tokens"] > 100]
     assert sum(step["tokens"] for step in chunks) >= 1900
     first, last = chunks[0]["step"], chunks[-1]["step"]
-    between = "".join(step["kind"][0] for step in steps if first <= step["step"] <= last and step["kind"] != "operations")
+    between = "".join(
+        step["kind"][0] for step in steps if first <= step["step"] <= last and step["kind"] != "operations"
+    )
     assert "pp" not in between
     assert between.count("d") >= 3
 

@@ -47,8 +47,8 @@ class Machine:
         passed: list[mx.array] | None = None
         for stage, cache in zip(self.stages, running.caches, strict=True):
             passed = stage.forward(mx.array([list(new) for new in tokens]), cache, passed, logits=logits)
-            mx.eval(passed, caches.arrays(cache))
         assert passed is not None
+        mx.eval(passed, [caches.arrays(cache) for cache in running.caches])
         if logits:
             rows = zip(running.histories, passed[0].astype(mx.float32), strict=True)
             self.rows.setdefault(self.column, []).extend(rows)
@@ -69,7 +69,9 @@ class Machine:
 
     def merge(self, parts: Sequence[Running]) -> Running:
         columns = zip(*(part.caches for part in parts), strict=True)
-        return Running([past for part in parts for past in part.histories], [caches.merge(column) for column in columns])
+        return Running(
+            [past for part in parts for past in part.histories], [caches.merge(column) for column in columns]
+        )
 
     def join(self, batch: Running, arriving: Running) -> None:
         pairs = zip(batch.caches, self.merge([arriving]).caches, strict=True)
@@ -104,7 +106,7 @@ def alone(machine: Machine) -> None:
 def batch(machine: Machine) -> None:
     """Unequal lengths; one joins, one leaves, one goes on alone."""
     machine.column = "batch"
-    together = machine.merge([machine.filled(PROMPT[start:end]) for start, end in ((0, 5), (3, 12), (8, 11))])
+    together = machine.merge([machine.filled(PROMPT[start:end]) for start, end in ((0, 5), (3, 15), (8, 11))])
     machine.feed(together, *([token] for token in OTHER[:3]))
     machine.join(together, machine.filled(PROMPT[6:14]))
     machine.feed(together, *([token] for token in OTHER[:4]))

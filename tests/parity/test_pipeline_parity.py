@@ -234,5 +234,8 @@ def table(results: list[Parity]) -> str:
     passing = sum(result.passes for result in results)
     refused = sum(bool(result.unsplittable) for result in results)
     broken = len(results) - passing - refused
-    lines += ["", f"{passing} modules pass, {refused} cannot be split, {broken} broken, {len(UNSUPPORTED)} not run here"]
+    lines += [
+        "",
+        f"{passing} modules pass, {refused} cannot be split, {broken} broken, {len(UNSUPPORTED)} not run here",
+    ]
     return "\n".join(lines)

@@ -7,7 +7,6 @@ import socket
 import time
 from pathlib import Path
 
-
 import mlx.core as mx
 import pytest
 
@@ -25,7 +24,9 @@ from tests.support.tiny_model import write_tiny_model
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six layers over three files, as large checkpoints come."""
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama", shards=3, vocab_size=512, num_hidden_layers=6)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("model") / "tiny", "llama", shards=3, vocab_size=512, num_hidden_layers=6
+    )
 
 
 def wait_for_state(address: str, state: int, seconds: float = 60.0) -> wire.Description:
@@ -100,7 +101,7 @@ def broken_copy(model: Path, folder: Path, layer: int, keep: int | None) -> tupl
 @pytest.mark.parametrize("keep", [None, -5000], ids=["missing", "truncated"])
 def test_a_bad_file_on_one_rank_names_rank_and_tensor(model: Path, tmp_path: Path, keep: int | None) -> None:
     # The last layers, which the leader holds, are whole; the first, on rank 1, are not.
-    broken, victim = broken_copy(model, tmp_path / "broken", layer=0, keep=keep)
+    broken, _victim = broken_copy(model, tmp_path / "broken", layer=0, keep=keep)
     with Ranks(tmp_path) as ranks:
         addresses = ranks.addresses(2)
         ranks.follower(1, addresses[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from chorus.engine.requests import Sampling
-from chorus.engine.sampling import _filter, _noise, Draw
+from chorus.engine.sampling import Draw, _filter, _noise
 from chorus.shard.load import LoadedShard, load_shard
 
 TOLERANCE = 1e-3

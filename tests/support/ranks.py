@@ -26,7 +26,9 @@ class Ranks:
     def follower(self, rank: int, address: str, *, version: str | None = None) -> subprocess.Popen[bytes]:
         pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
         arguments = ["--rank", str(rank), "--listen", address, "--threads", "1"]
-        code = f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.shard', run_name='__main__')"
+        code = (
+            f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.shard', run_name='__main__')"
+        )
         return self._start(f"rank{rank}", [sys.executable, "-c", code, *arguments])
 
     def leader(self, spec: EngineSpec) -> subprocess.Popen[bytes]:

@@ -27,7 +27,9 @@ class ChorusServer:
     ) -> None:
         self.log_file = folder / f"serve-{time.monotonic_ns()}.log"
         command = [sys.executable, "-c", "from chorus.cli import main; main()", "serve", str(model), "--port", "0"]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("CHORUS_") or key == "CHORUS_CACHE"}
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("CHORUS_") or key == "CHORUS_CACHE"
+        }
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],

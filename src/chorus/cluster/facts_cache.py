@@ -87,7 +87,7 @@ def _attention_widths(index: int, shapes: Shapes, config: Mapping[str, Any]) -> 
             yield _expanded_latent(config) if expanded else shape[0]
         elif name.endswith("indexer.wk.weight"):
             yield 2 * shape[0]
-        elif name.endswith("index_k_proj.weight"):
+        elif name.endswith(("index_k_proj.weight", "self_attn.kv_proj.weight")):
             yield shape[0]
         elif (key := _KEY.search(name)) and "indexer" not in name:
             own = key[0].strip(".").removesuffix(".weight")

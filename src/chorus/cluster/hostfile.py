@@ -6,7 +6,7 @@ object with `backend` and `envs`, and jaccl's matrix of RDMA devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -108,16 +108,15 @@ def _hosts(content: Any, key: str) -> tuple[Host, ...]:
     if _is_matrix(content):
         rows = [_rdma(row, f"{key}[{rank}]", rank, len(content)) for rank, row in enumerate(content)]
         return tuple(Host(rdma=row) for row in rows)
-    kind = type(content[0])
-    readers = {str: _host_of_text, list: _host_of_list, dict: _host_of_object}
-    if kind not in readers:
+    kind: type = type(content[0])
+    if kind not in _READERS:
         expected = "an address, a list of addresses, or an object with ssh and ips"
         raise HostfileError(f"{key}[0]", f"expected {expected}, got {_shown(content[0])}")
     hosts = []
     for rank, entry in enumerate(content):
         if type(entry) is not kind:
             raise HostfileError(f"{key}[{rank}]", f"expected {_KINDS[kind]} as in the first, got {_shown(entry)}")
-        hosts.append(readers[kind](entry, f"{key}[{rank}]", rank, len(content)))
+        hosts.append(_READERS[kind](entry, f"{key}[{rank}]", rank, len(content)))
     return tuple(hosts)
 
 
@@ -145,6 +144,13 @@ def _host_of_object(entry: dict[str, Any], key: str, rank: int, ranks: int) -> H
         raise HostfileError(key, "expected ssh or ips, so that the host can be reached")
     addresses = tuple(_address(text, f"{key}.ips[{index}]") for index, text in enumerate(ips))
     return Host(ssh, addresses, _rdma(rdma, f"{key}.rdma", rank, ranks) if rdma else ())
+
+
+_READERS: Mapping[type, Callable[[Any, str, int, int], Host]] = {
+    str: _host_of_text,
+    list: _host_of_list,
+    dict: _host_of_object,
+}
 
 
 def _address(text: Any, key: str) -> str:

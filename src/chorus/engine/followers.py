@@ -59,9 +59,7 @@ class Follower:
 
     def greet(self, timeout: float) -> None:
         try:
-            self.hello = self._stub.Hello(
-                wire.HelloRequest(version=__version__), timeout=timeout, wait_for_ready=True
-            )
+            self.hello = self._stub.Hello(wire.HelloRequest(version=__version__), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise CannotForm(f"{self.name} refused the leader: {error.details()}") from None

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 import mlx.core as mx
+import numpy as np
 
-from chorus.engine.requests import Progress, Request, Sampling
-from chorus.engine.sampling import Draw, sample
+from chorus.engine.requests import Progress, Request, Sampling, TokenLogprobs
+from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler
 from chorus.shard.runner import Runner
 from chorus.shard.steps import Step
@@ -81,6 +82,7 @@ class Flight:
     outputs: list[mx.array]
     """Sampled tokens (one row per feed), or what else must be computed for the step to be over."""
     sampled: bool
+    scores: Scores | None = None
 
 
 class Leader:
@@ -174,9 +176,7 @@ class Leader:
         """The tokens to decode, taken from the graph where they are not known yet."""
         if not any(not feed.tokens for feed in step.feeds):
             return None
-        parts = [
-            self._pending[feed.sequence] if not feed.tokens else (mx.array(feed.tokens), 0) for feed in step.feeds
-        ]
+        parts = [self._pending[feed.sequence] if not feed.tokens else (mx.array(feed.tokens), 0) for feed in step.feeds]
         array = parts[0][0]
         if len(array) == len(parts) and all(a is array and row == i for i, (a, row) in enumerate(parts)):
             return array[:, None]
@@ -186,11 +186,12 @@ class Leader:
         if not step.logits:
             return Flight(step, outputs, sampled=False)
         tokens = sample(outputs[0], [self._draw(number) for number in step.sequences])
-        mx.async_eval(tokens)
+        scores = self._score(step, outputs[0], tokens)
+        mx.async_eval(tokens, scores.arrays if scores else [])
         self._pending = {number: (tokens, row) for row, number in enumerate(step.sequences)} | {
             number: where for number, where in self._pending.items() if self._still_needed(number, step)
         }
-        return Flight(step, [tokens], sampled=True)
+        return Flight(step, [tokens], sampled=True, scores=scores)
 
     def _still_needed(self, number: int, step: Step) -> bool:
         return number not in step.sequences and self.scheduler.sequence(number) is not None
@@ -200,21 +201,54 @@ class Leader:
         if sequence is None:  # ended while its forward was under way: its row is sampled and thrown away
             return Draw(Sampling(), 0)
         request = sequence.request
-        return Draw(request.sampling, sequence.position, request.prompt, sequence.output)
+        return Draw(request.sampling, sequence.position, request.prompt, sequence.output, self._mask(number, request))
+
+    def _mask(self, number: int, request: Request) -> Mask | None:
+        if request.constraint is None:
+            return None
+        try:
+            return request.constraint.mask()
+        except ValueError as error:
+            self._publish(self.scheduler.fail((number,), f"the grammar cannot be followed: {error}"))
+            return None
+
+    def _score(self, step: Step, logits: mx.array, tokens: mx.array) -> Scores | None:
+        wanted = [s.request.logprobs for n in step.sequences if (s := self.scheduler.sequence(n))]
+        most = max((count for count in wanted if count is not None), default=None)
+        return None if most is None else score(logits, tokens, max(most, 1))
 
     def _bring_home(self) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
         try:
-            mx.eval(flight.outputs)
+            mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
         except Exception as error:
             if not self._alone:
                 raise
             self._fail(flight.step, error)
             return
-        tokens = dict(zip(flight.step.sequences, flight.outputs[0].tolist(), strict=True)) if flight.sampled else {}
+        sampled = map(int, np.array(flight.outputs[0])) if flight.sampled else ()
+        tokens = dict(zip(flight.step.sequences, sampled, strict=False))
         self.finished_step = flight.step.number
-        self._publish(self.scheduler.finish(flight.step, tokens))
+        logprobs = self._read_scores(flight)
+        self._advance_constraints(tokens)
+        self._publish(self.scheduler.finish(flight.step, tokens, logprobs))
+
+    def _read_scores(self, flight: Flight) -> dict[int, TokenLogprobs]:
+        if flight.scores is None:
+            return {}
+        asked = {n: s.request.logprobs for n in flight.step.sequences if (s := self.scheduler.sequence(n))}
+        return {
+            number: flight.scores.row(row, count)
+            for row, number in enumerate(flight.step.sequences)
+            if (count := asked.get(number)) is not None
+        }
+
+    def _advance_constraints(self, tokens: dict[int, int]) -> None:
+        for number, token in tokens.items():
+            sequence = self.scheduler.sequence(number)
+            if sequence and sequence.request.constraint:
+                sequence.request.constraint.advance(token)
 
     def _fail(self, step: Step, error: Exception) -> None:
         log.exception("step %d failed", step.number)

@@ -8,14 +8,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
 from chorus import __version__, platform
 from chorus.engine.followers import EXIT_RANK_LOST, CannotForm, RankLost
+from chorus.engine.grammar import GrammarCompiler
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, Stop
+from chorus.engine.requests import Constraint, GrammarKind
 from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
@@ -37,14 +38,15 @@ class Engine:
     """What the service may ask while the main thread loads or serves."""
 
     spec: EngineSpec
-    state: int = wire.STARTING
+    state: wire.EngineState = wire.STARTING
     progress: float = 0.0
     detail: str = "starting"
     group: Group | None = None
     leader: Leader | None = None
+    grammars: GrammarCompiler | None = None
     started_at: float = field(default_factory=time.time)
 
-    def enter(self, state: int, detail: str) -> None:
+    def enter(self, state: wire.EngineState, detail: str) -> None:
         self.state, self.detail = state, detail
         report = log.error if state == wire.BROKEN else log.info
         report("%s: %s", wire.EngineState.Name(state).lower(), detail)
@@ -52,6 +54,11 @@ class Engine:
     def post(self, command: Command) -> None:
         if self.leader is not None and self.state == wire.READY:
             self.leader.post(command)
+
+    def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint:
+        if self.grammars is None:
+            raise ValueError("the model is not loaded yet")
+        return self.grammars.compile(kind, source, stop_tokens)
 
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
         if self.leader is None:
@@ -120,7 +127,7 @@ def run(spec: EngineSpec) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, engine.stop)
     with contextlib.ExitStack() as cleanup:
-        service = ServiceThread(spec.address, engine.post, engine.describe)
+        service = ServiceThread(spec.address, engine)
         service.start()
         cleanup.callback(service.stop)
         try:
@@ -158,5 +165,6 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     leader = Leader(Runner(group.shard.stage), Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")
     warm_up(leader)
+    engine.grammars = GrammarCompiler(spec.model_path, limits.vocabulary, spec.trust_remote_code)
     engine.group, engine.leader = group, leader
     return leader

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -26,11 +31,27 @@ class Sampling:
 
     @property
     def filtered(self) -> bool:
-        return not self.greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
+        return not self.greedy and (
+            self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.xtc_probability > 0.0
+        )
 
     @property
     def penalized(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class GrammarKind(enum.Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    LLGUIDANCE = "llguidance"
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, and which one came. Owned by the one request it was made for."""
+
+    def mask(self) -> np.ndarray[Any, np.dtype[np.int32]]: ...
+    def advance(self, token: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +61,11 @@ class Request:
     max_tokens: int
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
+    logprobs: int | None = None
+    """How many of the best candidates to report with each token; 0: the token's own log probability alone."""
+    constraint: Constraint | None = None
+    owner: str = ""
+    """Whom the request is counted for; turns are shared fairly among owners."""
 
 
 class Finish(enum.Enum):
@@ -62,9 +88,17 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """Token and log probability of the best candidates, best first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     id: str
     tokens: tuple[int, ...] = ()
     finish: Finish | None = None
     error: str = ""
     timing: Timing | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()

@@ -10,10 +10,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from chorus.engine.requests import Sampling
+from chorus.engine.requests import Sampling, TokenLogprobs
+
+Mask = np.ndarray[Any, np.dtype[np.int32]]
+XTC_SALT = 0x58544321
+"""Keeps the coin of XTC apart from the noise that picks the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +30,15 @@ class Draw:
     position: int
     prompt: Rows[int] = ()
     output: Rows[int] = ()
+    mask: Mask | None = None
+    """One bit per token, 32 to a word, where a grammar says which tokens may come."""
 
 
 def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     """Token ids, one per row of `logits` (rows x vocabulary)."""
     logits = logits.astype(mx.float32)
     logits = _add_at(logits, _biases(draws))
-    logits = _penalize(logits, draws)
+    logits = _forbid(_penalize(logits, draws), draws)
     if all(draw.sampling.greedy for draw in draws):
         return mx.argmax(logits, axis=-1)
     noisy = _filter(logits / _column([d.sampling.temperature or 1.0 for d in draws]), draws) + _noise(logits, draws)
@@ -38,6 +46,36 @@ def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     if any(greedy):
         noisy = mx.where(_column(greedy), logits, noisy)
     return mx.argmax(noisy, axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log probabilities of the sampled tokens and of the best candidates, still in the graph."""
+
+    chosen: mx.array
+    top_tokens: mx.array
+    top: mx.array
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, self.top_tokens, self.top]
+
+    def row(self, row: int, count: int) -> TokenLogprobs:
+        tokens, logprobs = np.array(self.top_tokens[row]), np.array(self.top[row])
+        best = np.lexsort((tokens, -logprobs))[:count]
+        return TokenLogprobs(
+            float(np.array(self.chosen[row])), tuple((int(tokens[i]), float(logprobs[i])) for i in best)
+        )
+
+
+def score(logits: mx.array, tokens: mx.array, candidates: int) -> Scores:
+    """The model's own opinion: before bias, penalties, temperature and filters."""
+    logits = logits.astype(mx.float32)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, tokens[:, None].astype(mx.int32), axis=-1)[:, 0]
+    count = min(candidates, logits.shape[-1])
+    best = mx.argpartition(-logprobs, kth=max(count - 1, 0), axis=-1)[:, :count]
+    return Scores(chosen, best, mx.take_along_axis(logprobs, best, axis=-1))
 
 
 def seed_word(seed: int) -> int:
@@ -76,6 +114,21 @@ def _penalize(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     return _add_at(logits, [entry for row, draw in enumerate(draws) for entry in _counted(row, draw)])
 
 
+def _forbid(logits: mx.array, draws: Rows[Draw]) -> mx.array:
+    """Take away what the grammars do not allow; a token beyond a grammar's vocabulary is never allowed."""
+    if all(draw.mask is None for draw in draws):
+        return logits
+    vocabulary = logits.shape[-1]
+    words = np.full((len(draws), (vocabulary + 31) // 32), -1, dtype=np.int32)
+    for row, draw in enumerate(draws):
+        if draw.mask is not None:
+            words[row] = 0
+            words[row, : len(draw.mask)] = draw.mask
+    positions = mx.arange(vocabulary)
+    bits = (mx.array(words.view(np.uint32))[:, positions // 32] >> (positions % 32).astype(mx.uint32)) & 1
+    return mx.where(bits == 1, logits, -mx.inf)
+
+
 def _repeated(row: int, draw: Draw) -> list[Entry]:
     rules = draw.sampling
     if rules.repetition_penalty == 1.0 or rules.repetition_context == 0:
@@ -93,7 +146,7 @@ def _counted(row: int, draw: Draw) -> list[Entry]:
 
 
 def _filter(scaled: mx.array, draws: Rows[Draw]) -> mx.array:
-    """Top-k, then top-p, then min-p, as one threshold per row; what lies below it cannot be drawn."""
+    """Top-k, then top-p, then min-p, as one threshold per row; what lies below it cannot be drawn. XTC comes last."""
     if not any(draw.sampling.filtered for draw in draws):
         return scaled
     rules = [draw.sampling for draw in draws]
@@ -112,7 +165,20 @@ def _filter(scaled: mx.array, draws: Rows[Draw]) -> mx.array:
     if any(r.min_p > 0.0 for r in rules):
         floor = mx.log(_column([r.min_p for r in rules])) + mx.max(scaled, axis=-1, keepdims=True)
         threshold = mx.maximum(threshold, floor)
-    return mx.where(scaled < threshold, -mx.inf, scaled)
+    kept = mx.where(scaled < threshold, -mx.inf, scaled)
+    return _exclude_top_choices(kept, draws) if any(r.xtc_probability > 0.0 for r in rules) else kept
+
+
+def _exclude_top_choices(scaled: mx.array, draws: Rows[Draw]) -> mx.array:
+    """XTC: now and then drop all likely tokens but the least likely of them, so that the answer takes another turn."""
+    rules = [draw.sampling for draw in draws]
+    keys = mx.array([[seed_word(d.sampling.seed) ^ XTC_SALT, d.position] for d in draws], dtype=mx.uint32)
+    coins = mx.vmap(lambda key: mx.random.uniform(key=key))(keys)[:, None]
+    shares = mx.softmax(scaled, axis=-1)
+    likely = shares > _column([r.xtc_threshold for r in rules])
+    least = mx.min(mx.where(likely, shares, mx.inf), axis=-1, keepdims=True)
+    dropped = likely & (shares > least) & (coins < _column([r.xtc_probability for r in rules]))
+    return mx.where(dropped, -mx.inf, scaled)
 
 
 def _noise(logits: mx.array, draws: Rows[Draw]) -> mx.array:

@@ -6,11 +6,11 @@ Between two decode forwards at most one budget of prompt tokens is fed, so a lon
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from chorus.engine.requests import Finish, Progress, Request, Timing
+from chorus.engine.requests import Finish, Progress, Request, Timing, TokenLogprobs
 from chorus.shard.steps import Drop, Feed, Operation, Step
 
 
@@ -131,14 +131,16 @@ class Scheduler:
             return self._step(())
         return None
 
-    def finish(self, step: Step, tokens: Mapping[int, int]) -> list[Progress]:
+    def finish(
+        self, step: Step, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
+    ) -> list[Progress]:
         """Take the tokens a step brought, by sequence number."""
         if step.decode:
             self._decodes_under_way -= 1
         news = []
         for number, token in tokens.items():
             if sequence := self._by_number.get(number):
-                news.append(self._take(sequence, token))
+                news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
 
     def _ready_to_decode(self, running: list[Sequence]) -> list[Sequence]:
@@ -175,9 +177,15 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limits.max_batch:
-            sequence = self._waiting.popleft()
+            sequence = self._next_in_line()
+            self._waiting.remove(sequence)
             self._by_number[sequence.number] = sequence
             self._filling.append(sequence)
+
+    def _next_in_line(self) -> Sequence:
+        """The oldest request of the owner who has the fewest running."""
+        served = Counter(sequence.request.owner for sequence in (*self._filling, *self._running))
+        return min(self._waiting, key=lambda sequence: (served[sequence.request.owner], sequence.number))
 
     def _next_chunk(self, streams_running: bool) -> tuple[Sequence, int] | None:
         if not self._filling:
@@ -222,18 +230,20 @@ class Scheduler:
         self._operations.clear()
         return step
 
-    def _take(self, sequence: Sequence, token: int) -> Progress:
+    def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Progress:
         sequence.expected -= 1
         if sequence.first_token is None:
             sequence.first_token = self._clock()
         if token in sequence.request.stop_tokens:
             return self._end(sequence, Finish.STOP)
         sequence.output.append(token)
-        if len(sequence.output) >= sequence.request.max_tokens:
-            return self._end(sequence, Finish.LENGTH, tokens=(token,))
-        return Progress(sequence.request.id, (token,))
+        told = Progress(sequence.request.id, (token,), logprobs=(logprobs,) if logprobs else ())
+        if len(sequence.output) < sequence.request.max_tokens:
+            return told
+        ended = self._end(sequence, Finish.LENGTH)
+        return replace(told, finish=ended.finish, timing=ended.timing)
 
-    def _end(self, sequence: Sequence, finish: Finish, *, tokens: tuple[int, ...] = (), error: str = "") -> Progress:
+    def _end(self, sequence: Sequence, finish: Finish, *, error: str = "") -> Progress:
         del self._by_request[sequence.request.id]
         if self._by_number.pop(sequence.number, None) is None:
             self._waiting.remove(sequence)
@@ -244,4 +254,4 @@ class Scheduler:
         if sequence.first_forward is not None:
             self._operations.append(Drop(sequence.number))
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
-        return Progress(sequence.request.id, tokens, finish, error, timing)
+        return Progress(sequence.request.id, (), finish, error, timing)

@@ -8,13 +8,14 @@ import itertools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
 
 import grpc.aio
 
 from chorus.engine.leader import Cancel, Command, Submit
-from chorus.engine.requests import Finish, Progress, Request, Sampling
+from chorus.engine.requests import Constraint, Finish, GrammarKind, Progress, Request, Sampling
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
 
@@ -25,8 +26,25 @@ MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
 
 
+GRAMMAR_KINDS = {
+    wire.Grammar.JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
+    wire.Grammar.REGEX: GrammarKind.REGEX,
+    wire.Grammar.LARK: GrammarKind.LARK,
+    wire.Grammar.LLGUIDANCE: GrammarKind.LLGUIDANCE,
+}
+MAX_TOP_LOGPROBS = 20
+
+
+class EngineFace(Protocol):
+    """What the service needs of the engine behind it. Called from the service's own threads."""
+
+    def post(self, command: Command) -> None: ...
+    def describe(self) -> wire.Description: ...
+    def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint: ...
+
+
 @dataclass
-class Session:
+class OpenSession:
     number: int
     events: asyncio.Queue[wire.Event | None] = field(default_factory=lambda: asyncio.Queue(MAX_UNREAD_EVENTS))
     open: set[str] = field(default_factory=set)
@@ -35,19 +53,19 @@ class Session:
 class EngineService(engine_pb2_grpc.EngineServicer):
     """Answers Describe from `describe` and passes requests to `post`; ids are made unique over all sessions."""
 
-    def __init__(self, post: Callable[[Command], None], describe: Callable[[], wire.Description]) -> None:
-        self._post = post
-        self._describe = describe
+    def __init__(self, engine: EngineFace) -> None:
+        self._post = engine.post
+        self._engine = engine
         self._numbers = itertools.count(1)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, OpenSession] = {}
 
     async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Description:
-        return self._describe()
+        return self._engine.describe()
 
     async def Session(
         self, requests: AsyncIterator[wire.Command], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[wire.Event]:
-        session = Session(next(self._numbers))
+        session = OpenSession(next(self._numbers))
         self._sessions[session.number] = session
         reader = asyncio.create_task(self._read(session, requests))
         try:
@@ -59,12 +77,12 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             for request_id in session.open:
                 self._post(Cancel(f"{session.number}:{request_id}"))
 
-    async def _read(self, session: Session, requests: AsyncIterator[wire.Command]) -> None:
+    async def _read(self, session: OpenSession, requests: AsyncIterator[wire.Command]) -> None:
         try:
             async for command in requests:
                 if command.WhichOneof("kind") == "submit":
                     session.open.add(command.submit.id)
-                    self._post(Submit(request_from_wire(command.submit, session.number)))
+                    await self._submit(session, command.submit)
                 else:
                     self._post(Cancel(f"{session.number}:{command.cancel.id}"))
         except grpc.aio.AioRpcError as error:
@@ -73,11 +91,28 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             with contextlib.suppress(asyncio.QueueFull):
                 session.events.put_nowait(None)
 
+    async def _submit(self, session: OpenSession, submit: wire.Submit) -> None:
+        request = request_from_wire(submit, session.number)
+        if submit.grammar.kind != wire.Grammar.NONE:
+            kind = GRAMMAR_KINDS[submit.grammar.kind]
+            try:
+                # Compiling takes up to a second: neither the step loop nor other requests wait for it.
+                constraint = await asyncio.to_thread(
+                    self._engine.compile_grammar, kind, submit.grammar.source, request.stop_tokens
+                )
+            except ValueError as error:
+                self.deliver(
+                    [Progress(request.id, finish=Finish.REJECTED, error=f"the grammar is not usable: {error}")]
+                )
+                return
+            request = replace(request, constraint=constraint)
+        self._post(Submit(request))
+
     def deliver(self, news: list[Progress]) -> None:
         by_session: defaultdict[int, list[wire.Progress]] = defaultdict(list)
         for progress in news:
-            number, _, request_id = progress.id.partition(":")
-            if session := self._sessions.get(int(number)):
+            owner, _, request_id = progress.id.partition(":")
+            if session := self._sessions.get(int(owner)):
                 by_session[session.number].append(progress_to_wire(progress, request_id))
                 if progress.finish:
                     session.open.discard(request_id)
@@ -93,7 +128,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             self._close(session)
 
     @staticmethod
-    def _close(session: Session) -> None:
+    def _close(session: OpenSession) -> None:
         while session.events.full():
             session.events.get_nowait()
         session.events.put_nowait(None)
@@ -102,9 +137,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 class ServiceThread:
     """Runs the service beside the leader's loop."""
 
-    def __init__(self, address: str, post: Callable[[Command], None], describe: Callable[[], wire.Description]) -> None:
+    def __init__(self, address: str, engine: EngineFace) -> None:
         self._address = address
-        self._service = EngineService(post, describe)
+        self._service = EngineService(engine)
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._failure: Exception | None = None
@@ -165,7 +200,11 @@ def request_from_wire(submit: wire.Submit, session: int) -> Request:
             frequency_penalty=rules.frequency_penalty,
             logit_bias=dict(rules.logit_bias),
             seed=rules.seed,
+            xtc_probability=rules.xtc_probability,
+            xtc_threshold=rules.xtc_threshold,
         ),
+        logprobs=min(submit.top_logprobs, MAX_TOP_LOGPROBS) if submit.logprobs else None,
+        owner=submit.owner,
     )
 
 
@@ -181,19 +220,18 @@ FINISH_TO_WIRE = {
 
 
 def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
-    timing = progress.timing
     return wire.Progress(
         id=request_id,
         tokens=progress.tokens,
         finish=FINISH_TO_WIRE[progress.finish],
         error=progress.error,
-        timing=timing
-        and wire.Timing(
-            queue_seconds=timing.queue_seconds,
-            prompt_seconds=timing.prompt_seconds,
-            generation_seconds=timing.generation_seconds,
-            prompt_tokens=timing.prompt_tokens,
-            cached_tokens=timing.cached_tokens,
-            generated_tokens=timing.generated_tokens,
-        ),
+        timing=wire.Timing(**asdict(progress.timing)) if progress.timing else None,
+        logprobs=[
+            wire.TokenLogprobs(
+                logprob=entry.logprob,
+                top_tokens=[token for token, _ in entry.top],
+                top_logprobs=[logprob for _, logprob in entry.top],
+            )
+            for entry in progress.logprobs
+        ],
     )

@@ -14,8 +14,12 @@ Place = Literal["before", "after", "around"]
 
 _LAYER = re.compile(r"(?:^|\.)(?P<list>layers|h|blocks|block|kv_reuse_layers)\.(?P<index>\d+)\.")
 _SECOND_LIST = "kv_reuse_layers"
-_FOREIGN = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|vit|speech|talker|mm_|multi_modal|mtp|connector|embed_vision|embed_audio)")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|lm_head_gain|embed_out|output|output_layer|head|ff_out|altup_unembed_projections)(?:\.|$)")
+_FOREIGN = re.compile(
+    r"(?:^|\.)(?:embed_)?(?:vision|visual|audio|image|vit|speech|talker|mm_|multi_modal|mtp|connector)"
+)
+_HEAD = re.compile(
+    r"(?:^|\.)(?:lm_head|lm_head_gain|embed_out|output|output_layer|head|ff_out|altup_unembed_projections)(?:\.|$)"
+)
 _EMBEDDING = re.compile(r"emb|(?:^|\.)(?:wte|wpe|embd|per_layer_model_projection|altup_projections)(?:\.|$)")
 
 
@@ -30,9 +34,7 @@ def layers_of_names(names: Iterable[str]) -> dict[str, int]:
     found = {name: match for name in names if not is_foreign(name) and (match := _LAYER.search(name))}
     first = [int(match["index"]) for match in found.values() if match["list"] != _SECOND_LIST]
     own = max(first, default=-1) + 1
-    return {
-        name: int(match["index"]) + (own if match["list"] == _SECOND_LIST else 0) for name, match in found.items()
-    }
+    return {name: int(match["index"]) + (own if match["list"] == _SECOND_LIST else 0) for name, match in found.items()}
 
 
 def place_of(name: str, dimensions: int) -> Place:

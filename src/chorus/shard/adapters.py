@@ -27,7 +27,9 @@ from chorus.shard.architectures import (
 def register_all() -> None:
     register(Architecture(writes=_nothing_else_cached(lambda layer: layer.self_attn is not None)), "nemotron-nas")
     register(Architecture(writes=_nothing_else_cached(lambda layer: layer.block_type in "M*")), "nemotron_h")
-    register(Architecture(writes=lambda span: [(index + 1,) for index in range(len(span.layers))]), "longcat_flash_ngram")
+    register(
+        Architecture(writes=lambda span: [(index + 1,) for index in range(len(span.layers))]), "longcat_flash_ngram"
+    )
     register(Architecture(flow=RunningPair), "rwkv7")
     register(Architecture(flow=SharedProjections), "hunyuan")
     register(Architecture(flow=EmbeddingBeside), "talkie")
@@ -315,7 +317,9 @@ class Looped(Flow):
     """The layers run several times, each time with caches of their own."""
 
     def ends(self, call: Call, args: Args, kwargs: Kwargs) -> bool:
-        return args[2] is call.cache[-1]
+        # The caches of the last round come last.
+        place = len(call.cache) - len(self.span.layers) + self.span.last - 1
+        return args[2] is call.cache[place]
 
 
 def _nothing_else_cached(has_cache: Callable[[Any], bool]) -> Callable[[Span], CacheMap]:
@@ -352,7 +356,9 @@ def _gemma4_owners(span: Span) -> list[int]:
 def _refuse_loops(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
     loops = len(config.get("loop_loss_weights") or ()) + 1
     if loops == 1:
-        loops = config.get("loop_num", 2) if config.get("model_type") == "iquestloopcoder" else config.get("num_loops", 1)
+        loops = (
+            config.get("loop_num", 2) if config.get("model_type") == "iquestloopcoder" else config.get("num_loops", 1)
+        )
     if loops > 1:
         raise SplitError(
             f"{config.get('model_type')} runs all its layers {loops} times for each token, so stages would have to be"

@@ -91,6 +91,9 @@ class Stage:
         self._call = call
         try:
             outputs = [_last_logits(self.model(tokens, cache=cache))]
+            if not logits:
+                # A model that could not be cut short: its head stays uncomputed as long as nobody asks for it.
+                outputs = [mx.depends(mx.zeros((batch, count, 0)), caches.arrays(cache))]
         except _Cut as cut:
             outputs = cut.arrays
         finally:
@@ -250,6 +253,8 @@ def check_split(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
 def config_layers(config: Mapping[str, Any]) -> int | None:
     """The number of layers a configuration gives, None where it uses a name of its own for it."""
     for part in (config.get("text_config") or {}, config):
+        if pattern := part.get("hybrid_override_pattern"):
+            return len(pattern)
         for key in _LAYER_KEYS:
             if isinstance(part.get(key), int):
                 return int(part[key])

@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +62,6 @@ class Stop:
 Command = Load | Run | Forget | Stop
 
 
-def version_mismatch(who: str, theirs: str) -> str | None:
-    if theirs == __version__:
-        return None
-    return f"{who} runs Chorus {theirs}, this rank {__version__}: install the same version on both"
-
-
 class RankService(rank_pb2_grpc.RankServicer):
     def __init__(self, rank: int, commands: queue.SimpleQueue[Command]) -> None:
         self._rank = rank
@@ -108,9 +103,7 @@ class RankService(rank_pb2_grpc.RankServicer):
                 self._commands.put(Forget())
                 answers.put(None)
 
-        from threading import Thread
-
-        Thread(target=read, name="steps", daemon=True).start()
+        threading.Thread(target=read, name="steps", daemon=True).start()
         yield from iter(answers.get, None)
 
 
@@ -166,7 +159,9 @@ class Worker:
             answers.put(error)
             return
         self._runner = Runner(shard.stage)
-        log.info("rank %d holds layers %d-%d: %s", self._rank, shard.stage.first, shard.stage.last - 1, shard.policy.reason)
+        log.info(
+            "rank %d holds layers %d-%d: %s", self._rank, shard.stage.first, shard.stage.last - 1, shard.policy.reason
+        )
         loaded = wire.Loaded(
             first_layer=shard.stage.first,
             last_layer=shard.stage.last,

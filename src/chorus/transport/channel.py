@@ -32,10 +32,7 @@ def open_server(
     """A server bound to `address` (not started yet), and the address with the port it really has."""
     server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="rank-service"), options=OPTIONS)
     try:
-        if credentials:
-            port = server.add_secure_port(address, credentials)
-        else:
-            port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: is another process using it? choose another port") from error
     return server, address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

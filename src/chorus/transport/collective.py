@@ -38,7 +38,8 @@ class CollectiveLink:
         self._timeout = timeout
 
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
-        assert self._sender is not None and self._next is not None, "the last stage has nobody to send to"
+        assert self._sender is not None, "the last stage has nobody to send to"
+        assert self._next is not None
         self._sender.send(frames.encode(step, arrays, payload=False))
         mx.eval([mx.distributed.send(a, self._next, group=self._group) for a in arrays if a.size])
 

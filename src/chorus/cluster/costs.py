@@ -1,0 +1,321 @@
+"""The planner's cost model: what a run of layers costs a node in memory and time. Pure.
+
+Prefill is bound by the matrix rate, decode by reading weights, keys and values; links add latency and bytes. A stage
+is first when it begins at layer 0 and last when it ends at the last one, so a table over (first, last) knows where
+embedding and head go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorus.cluster.facts import ITEM_BYTES, LayerFacts, ModelFacts, Weights
+from chorus.platform.device import Backend
+from chorus.platform.dtype import DtypePolicy, choose_dtype
+
+MIB = 1 << 20
+CACHE_STEP = 256
+"""Key/value arrays grow by so many tokens at a time."""
+ACTIVATION_WIDTHS = 16
+"""Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
+STATE_BYTES = 4
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or a part of one, that can run a rank."""
+
+    name: str
+    backend: Backend
+    memory: int
+    """Bytes that a rank may take there."""
+    flops: float
+    bandwidth: float
+    """Bytes of weights read per second."""
+    packed_flops: float | None = None
+    """Where quantized products run at another rate."""
+    packed_bandwidth: float | None = None
+    layer_seconds: float = 0.0
+    """What a layer costs however small it is: launching its operations."""
+
+
+@dataclass(frozen=True)
+class Link:
+    latency: float
+    bandwidth: float
+    all_reduce: float | None = None
+    """Seconds of a small sum over all ranks; None where no collective can run."""
+
+
+LOOPBACK = Link(latency=0.0003, bandwidth=2e9, all_reduce=0.0005)
+ETHERNET = Link(latency=0.0006, bandwidth=110e6, all_reduce=0.0008)
+
+
+@dataclass(frozen=True)
+class Links:
+    default: Link = ETHERNET
+    pairs: tuple[tuple[str, str, Link], ...] = ()
+
+    def between(self, one: str, other: str) -> Link:
+        for left, right, link in self.pairs:
+            if {left, right} == {one, other}:
+                return link
+        return self.default
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the plan is made for: the request whose latency counts, and what memory must be kept for."""
+
+    prompt: int = 512
+    output: int = 256
+    concurrency: int = 1
+    context: int = 8192
+    chunk: int = 512
+    reserve: int = 512 * MIB
+    """Bytes left alone on each rank: the interpreter, the runtime, other programs."""
+    dtype: str = "auto"
+
+    @property
+    def chunks(self) -> int:
+        """Prefill forwards before all concurrent requests have their first token."""
+        return max(1, math.ceil(self.prompt / self.chunk)) * self.concurrency
+
+    @property
+    def chunk_tokens(self) -> int:
+        return math.ceil(self.prompt / max(1, math.ceil(self.prompt / self.chunk)))
+
+    @property
+    def cached_tokens(self) -> int:
+        """What a sequence's keys and values take room for."""
+        return math.ceil(self.context / CACHE_STEP) * CACHE_STEP
+
+    @property
+    def mean_length(self) -> int:
+        return min(self.context, self.prompt + self.output // 2)
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """Over all runs of layers [i, j) of one node."""
+
+    node: Node
+    policies: tuple[DtypePolicy, DtypePolicy]
+    """What is done when the unpacked weights fit, and otherwise."""
+    unpacked: NDArray[np.bool_]
+    weights: Matrix
+    cache: Matrix
+    activations: Matrix
+    need: Matrix
+    prefill: Matrix
+    """Seconds of one prefill chunk."""
+    decode: Matrix
+    """Seconds of one decode step."""
+
+    def policy(self, first: int, last: int) -> DtypePolicy:
+        return self.policies[0 if self.unpacked[first, last] else 1]
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        return self.need <= self.node.memory
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Per layer, then per end: bytes and flops under one policy, ready to be summed over runs."""
+
+    weights: Matrix
+    prefill_read: Matrix
+    decode_read: Matrix
+    cache: Matrix
+    cache_read: Matrix
+    item: int
+
+
+def stage_table(facts: ModelFacts, node: Node, work: Workload) -> StageTable:
+    policies = policies_of(facts, node, work)
+    roomy, tight = (_costs(facts, policy, work) for policy in policies)
+    activations = _activations(facts, node, roomy.item, work)
+    unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory
+    times = [
+        _times(facts, node, work, costs, _is_packed(facts, policy))
+        for costs, policy in zip((roomy, tight), policies, strict=True)
+    ]
+    weights = np.where(unpacked, roomy.weights, tight.weights)
+    cache = np.where(unpacked, roomy.cache, tight.cache)
+    return StageTable(
+        node=node,
+        policies=policies,
+        unpacked=unpacked,
+        weights=weights,
+        cache=cache,
+        activations=activations,
+        need=weights + cache + activations + work.reserve,
+        prefill=np.where(unpacked, times[0][0], times[1][0]),
+        decode=np.where(unpacked, times[0][1], times[1][1]),
+    )
+
+
+def policies_of(facts: ModelFacts, node: Node, work: Workload) -> tuple[DtypePolicy, DtypePolicy]:
+    """The loader's own rule, asked twice: with all the room in the world, and with none."""
+    total = facts.total
+    roomy, tight = (
+        choose_dtype(
+            node.backend,
+            facts.stored_dtype,
+            facts.quantized,
+            total.stored,
+            total.elements * ITEM_BYTES["float32"],
+            total.elements * ITEM_BYTES["bfloat16"],
+            budget,
+            work.dtype,
+        )
+        for budget in (total.elements * 8, -1)
+    )
+    return roomy, tight
+
+
+def activation_item(facts: ModelFacts, policy: DtypePolicy) -> int:
+    return ITEM_BYTES[facts.stored_dtype if policy.dtype == "stored" else policy.dtype]
+
+
+def _is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
+    return facts.quantized and not policy.dequantize
+
+
+def _runs(values: Sequence[float]) -> Matrix:
+    """[i, j]: the sum over layers i to j - 1."""
+    ends = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    return ends[None, :] - ends[:, None]
+
+
+def _with_ends(runs: Matrix, first: float, last: float) -> Matrix:
+    runs = runs.copy()
+    runs[0, :] += first
+    runs[:, -1] += last
+    return runs
+
+
+def _read(layer: LayerFacts, policy: DtypePolicy, tokens: int) -> float:
+    whole, routed = layer.weights.bytes_under(policy), layer.experts.bytes_under(policy)
+    return whole - routed * (1 - layer.read_share(tokens))
+
+
+def _costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> _Costs:
+    item = activation_item(facts, policy)
+    head = head_weights(facts).bytes_under(policy)
+    around = facts.around.bytes_under(policy)
+    layers = facts.layers
+    weights = _with_ends(
+        _runs([layer.weights.bytes_under(policy) for layer in layers]) + around,
+        facts.embedding.bytes_under(policy),
+        head,
+    )
+    if facts.tied:
+        weights[0, -1] -= facts.embedding.bytes_under(policy)  # one copy where both ends are on one rank
+    per_sequence = [
+        layer.cache.numbers(work.cached_tokens) * item + layer.cache.state * (STATE_BYTES - item) for layer in layers
+    ]
+    return _Costs(
+        weights=weights,
+        prefill_read=_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
+        decode_read=_with_ends(_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
+        cache=_runs(per_sequence) * work.concurrency,
+        cache_read=_runs([layer.cache.numbers(work.mean_length) * item for layer in layers]) * work.concurrency,
+        item=item,
+    )
+
+
+def head_weights(facts: ModelFacts) -> Weights:
+    return facts.embedding if facts.tied else facts.head
+
+
+def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Matrix:
+    tokens = max(work.chunk_tokens, work.concurrency)
+    inside = float(tokens * ACTIVATION_WIDTHS * facts.hidden * item)
+    if node.backend == "cpu":
+        inside += facts.heads * work.chunk_tokens * work.context * item  # scores are made in full there
+    logits = float(work.concurrency * facts.vocabulary * ITEM_BYTES["float32"] * 2)
+    size = len(facts.layers) + 1
+    return _with_ends(np.full((size, size), inside), 0, logits)
+
+
+def _times(facts: ModelFacts, node: Node, work: Workload, costs: _Costs, packed: bool) -> tuple[Matrix, Matrix]:
+    """(one prefill chunk, one decode step)."""
+    flops = (packed and node.packed_flops) or node.flops
+    bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
+    active = [2.0 * layer.active_elements for layer in facts.layers]
+    launches = _runs([node.layer_seconds] * len(facts.layers))
+    attention = 4.0 * facts.hidden * work.chunk_tokens * work.prompt / 2 * _runs([1.0] * len(facts.layers))
+    prefill = (
+        np.maximum(_runs(active) * work.chunk_tokens / flops, costs.prefill_read / bandwidth)
+        + attention / node.flops
+        + launches
+    )
+    head = 2.0 * head_weights(facts).elements
+    step_flops = _with_ends(_runs(active), 0, head) * work.concurrency
+    decode = np.maximum(costs.decode_read / bandwidth, step_flops / flops) + costs.cache_read / node.bandwidth
+    return prefill, decode + launches
+
+
+@dataclass(frozen=True)
+class Hop:
+    """From one stage to the next."""
+
+    prefill: float
+    decode: float
+
+
+def hop(facts: ModelFacts, link: Link, sender: StageTable, work: Workload) -> Hop:
+    width = facts.hidden * activation_item(facts, sender.policies[0])
+    return Hop(
+        link.latency + work.chunk_tokens * width / link.bandwidth,
+        link.latency + work.concurrency * width / link.bandwidth,
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of the request in the workload."""
+
+    first_token_seconds: float
+    token_seconds: float
+    link_seconds: float
+    """The part of each token's time that is spent between ranks."""
+    request_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one sequence; all concurrent ones together make so many times more."""
+        return 1 / self.token_seconds
+
+
+def predict_pipeline(
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, bounds: Sequence[int]
+) -> Prediction:
+    """`tables` in stage order, stage s holding layers bounds[s] to bounds[s + 1] - 1."""
+    runs = list(pairwise(bounds))
+    prefill = [float(table.prefill[run]) for table, run in zip(tables, runs, strict=True)]
+    decode = [float(table.decode[run]) for table, run in zip(tables, runs, strict=True)]
+    hops, back = hops_of(facts, tables, links, work)
+    slowest = max([*prefill, *(hop.prefill for hop in hops)])
+    first_token = sum(prefill) + sum(hop.prefill for hop in hops) + back + (work.chunks - 1) * slowest
+    between = sum(hop.decode for hop in hops) + back
+    token = sum(decode) + between
+    return Prediction(first_token, token, between, first_token + work.output * token)
+
+
+def hops_of(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload) -> tuple[list[Hop], float]:
+    """Between neighbours, and the way back of a sampled token to the first stage."""
+    pairs = list(pairwise(tables))
+    hops = [hop(facts, links.between(one.node.name, other.node.name), one, work) for one, other in pairs]
+    back = links.between(tables[-1].node.name, tables[0].node.name).latency if pairs else 0.0
+    return hops, back

@@ -1,0 +1,171 @@
+"""Which nodes make the best chain, and in which order. Pure.
+
+Up to EXACT_NODES all ordered sets are searched, cut short where a beginning already costs more than the best chain
+found. Above that, a heuristic: the nodes are ranked three ways (speed, memory, both), the first k of each ranking are
+tried for every k, slowest first and fastest last, and the best chain is then improved by leaving out, adding and
+exchanging nodes as long as that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorus.cluster.costs import Links, ModelFacts, Prediction, StageTable, Workload, hop, hops_of, predict_pipeline
+from chorus.cluster.planner_split import Bounds, Vector, extend, quickest, runs_only, start
+
+EXACT_NODES = 6
+IMPROVEMENT_ROUNDS = 3
+_GAIN = 1 - 1e-9
+"""A chain must be better by more than rounding."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages from first to last; the last one leads."""
+
+    tables: tuple[StageTable, ...]
+    bounds: Bounds
+    prediction: Prediction
+
+    @property
+    def seconds(self) -> float:
+        return self.prediction.request_seconds
+
+
+@dataclass
+class Search:
+    facts: ModelFacts
+    links: Links
+    work: Workload
+    leader: str | None
+    best: Chain | None = None
+    _known: dict[tuple[str, ...], Chain | None] = field(default_factory=dict)
+
+    def consider(self, order: Sequence[StageTable]) -> Chain | None:
+        """The best split of one order of nodes, kept when it is the best of all."""
+        key = tuple(table.node.name for table in order)
+        if key not in self._known:
+            self._known[key] = best_split(self.facts, order, self.links, self.work)
+        chain = self._known[key]
+        if chain and (self.best is None or chain.seconds < self.best.seconds * _GAIN):
+            self.best = chain
+        return chain
+
+    def may_lead(self, table: StageTable) -> bool:
+        return self.leader in (None, table.node.name)
+
+
+def best_split(facts: ModelFacts, order: Sequence[StageTable], links: Links, work: Workload) -> Chain | None:
+    if len(order) > len(facts.layers):
+        return None
+    hops, _ = hops_of(facts, order, links, work)
+    bounds = quickest(order, work.output, work.chunks, max((hop.prefill for hop in hops), default=0.0))
+    if bounds is None:
+        return None
+    return Chain(tuple(order), bounds, predict_pipeline(facts, order, links, work, bounds))
+
+
+def find_chain(
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, leader: str | None
+) -> Chain | None:
+    """The quickest chain of any of these nodes; None where the model fits nowhere."""
+    search = Search(facts, links, work, leader)
+    ordered = sorted(tables, key=lambda table: table.node.name)
+    if len(tables) <= EXACT_NODES:
+        _search_all(search, ordered)
+    else:
+        _search_some(search, ordered)
+    return search.best
+
+
+def _search_all(search: Search, tables: Sequence[StageTable]) -> None:
+    work = search.work
+    totals = {table.node.name: runs_only(table.prefill + work.output * table.decode, table.fits) for table in tables}
+    interchangeable = not search.links.pairs
+
+    def visit(order: list[StageTable], sums: Vector, between: float) -> None:
+        tried = set()
+        for table in tables:
+            spec = (table.node.backend, table.node.memory, table.node.flops, table.node.bandwidth)
+            twin = interchangeable and table.node.name != search.leader and (*spec, table.policies) in tried
+            if table in order or twin or len(order) == len(search.facts.layers):
+                continue
+            tried.add((*spec, table.policies))
+            longer = [*order, table]
+            spent = between + (_hop_seconds(search, order[-1], table) if order else 0.0)
+            reached = extend(sums, totals[table.node.name])
+            if not np.isfinite(reached).any() or _too_slow(search, float(reached.min()) + spent):
+                continue
+            if search.may_lead(table) and not _too_slow(search, float(reached[-1]) + spent):
+                search.consider(longer)
+            if search.leader != table.node.name:
+                visit(longer, reached, spent)
+
+    visit([], start(len(search.facts.layers)), 0.0)
+
+
+def _too_slow(search: Search, seconds: float) -> bool:
+    return search.best is not None and seconds >= search.best.seconds * _GAIN
+
+
+def _hop_seconds(search: Search, sender: StageTable, receiver: StageTable) -> float:
+    link = search.links.between(sender.node.name, receiver.node.name)
+    cost = hop(search.facts, link, sender, search.work)
+    return cost.prefill + search.work.output * cost.decode
+
+
+def _search_some(search: Search, tables: Sequence[StageTable]) -> None:
+    for order in _promising(search, tables):
+        search.consider(order)
+    for _ in range(IMPROVEMENT_ROUNDS):
+        before = search.best
+        if before is None:
+            return
+        for order in _neighbours(before.tables, tables):
+            if search.may_lead(order[-1]):
+                search.consider(order)
+        if search.best is before:
+            return
+
+
+def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[StageTable]]:
+    leaders = [table for table in tables if table.node.name == search.leader]
+    for table in leaders or tables:
+        yield [table]
+
+    def speed(table: StageTable) -> float:
+        return float(table.prefill[0, -1] + search.work.output * table.decode[0, -1])
+
+    rankings = (
+        sorted(tables, key=lambda table: (speed(table), table.node.name)),
+        sorted(tables, key=lambda table: (-table.node.memory, speed(table), table.node.name)),
+        sorted(tables, key=lambda table: (speed(table) / table.node.memory, table.node.name)),
+    )
+    most = min(len(tables), len(search.facts.layers))
+    for ranking in rankings:
+        for count in range(2, most + 1):
+            chosen = ranking[:count]
+            if leaders and leaders[0] not in chosen:
+                chosen = [*chosen[:-1], leaders[0]]
+            rest = sorted(
+                (table for table in chosen if table not in leaders), key=lambda table: (-speed(table), table.node.name)
+            )
+            yield [*rest, *leaders]
+
+
+def _neighbours(order: Sequence[StageTable], tables: Sequence[StageTable]) -> Iterator[list[StageTable]]:
+    """One node fewer, one more in front, or one exchanged for its neighbour or for an idle one."""
+    places = range(len(order))
+    idle = [table for table in tables if table not in order][:8]
+    for place in places:
+        if len(order) > 1:
+            yield [*order[:place], *order[place + 1 :]]
+        if place + 1 < len(order):
+            yield [*order[:place], order[place + 1], order[place], *order[place + 2 :]]
+        for other in idle:
+            yield [*order[:place], other, *order[place + 1 :]]
+    for other in idle:
+        yield [other, *order]

@@ -1,0 +1,143 @@
+"""Where to cut a chain of stages, given the order of the nodes. Exact, by dynamic programming. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorus.cluster.costs import Matrix, StageTable
+
+Bounds = tuple[int, ...]
+"""Stage s holds layers bounds[s] to bounds[s + 1] - 1."""
+Vector = NDArray[np.float64]
+Combine = Callable[[Matrix, Matrix], Matrix]
+
+
+def runs_only(costs: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
+    """Infinite where a run is empty or not allowed."""
+    size = len(costs)
+    return np.where(allowed & (np.arange(size)[:, None] < np.arange(size)[None, :]), costs, np.inf)
+
+
+def start(layers: int) -> Vector:
+    best = np.full(layers + 1, np.inf)
+    best[0] = 0.0
+    return best
+
+
+def extend(best: Vector, costs: Matrix) -> Vector:
+    """One more stage: for every end, the least total of a chain up to there."""
+    return (best[:, None] + costs).min(axis=0)
+
+
+def least_total(costs: Sequence[Matrix]) -> tuple[float, Bounds | None]:
+    """The split whose stage costs add up to the least."""
+    return _solve(costs, np.add)
+
+
+def least_maximum(costs: Sequence[Matrix]) -> tuple[float, Bounds | None]:
+    """The split whose costliest stage costs the least."""
+    return _solve(costs, np.maximum)
+
+
+def _solve(costs: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds | None]:
+    layers = len(costs[0]) - 1
+    best, choices = start(layers), []
+    for matrix in costs:
+        totals = combine(best[:, None], matrix)
+        choices.append(totals.argmin(axis=0))
+        best = totals.min(axis=0)
+    if not np.isfinite(best[layers]):
+        return float("inf"), None
+    bounds = [layers]
+    for choice in reversed(choices):
+        bounds.append(int(choice[bounds[-1]]))
+    return float(best[layers]), tuple(reversed(bounds))
+
+
+def balanced(tables: Sequence[StageTable]) -> Bounds | None:
+    """The slowest stage as fast as can be; among such splits, the least in all."""
+    decode = [runs_only(table.decode, table.fits) for table in tables]
+    slowest, found = least_maximum(decode)
+    if found is None:
+        return None
+    return least_total([np.where(costs <= slowest, costs, np.inf) for costs in decode])[1]
+
+
+def quickest(tables: Sequence[StageTable], output: int, chunks: int, floor: float = 0.0) -> Bounds | None:
+    """The least of: all stages' times for a request, plus the slowest stage again for each further prefill chunk.
+
+    `floor` is a time that the slowest cannot go below (a link's). The cheapest split for ever tighter limits on the
+    slowest stage is found, until tighter ones cannot pay any more.
+    """
+    totals = [runs_only(table.prefill + output * table.decode, table.fits) for table in tables]
+    again = chunks - 1
+    cost, bounds = least_total(totals)
+    if bounds is None or again == 0:
+        return bounds
+    lowest = max(floor, least_maximum([runs_only(table.prefill, table.fits) for table in tables])[0])
+    best_cost, best = float("inf"), bounds
+    while bounds is not None and cost + again * lowest < best_cost:
+        slowest = dearest([table.prefill for table in tables], bounds)
+        if cost + again * max(floor, slowest) < best_cost:
+            best_cost, best = cost + again * max(floor, slowest), bounds
+        if slowest <= lowest:
+            break
+        totals = [
+            np.where(table.prefill < slowest, matrix, np.inf) for table, matrix in zip(tables, totals, strict=True)
+        ]
+        cost, bounds = least_total(totals)
+    return best
+
+
+def evenest(prefill: Sequence[Matrix], decode: Sequence[Matrix], chunks: int, output: int) -> Bounds | None:
+    """The least of: the slowest prefill for each chunk, plus the slowest decode step for each token."""
+    slowest, bounds = least_maximum(decode)
+    lowest = least_maximum(prefill)[0]
+    best_cost, best = float("inf"), bounds
+    while bounds is not None and output * slowest + chunks * lowest < best_cost:
+        chunk = dearest(prefill, bounds)
+        if output * slowest + chunks * chunk < best_cost:
+            best_cost, best = output * slowest + chunks * chunk, bounds
+        if chunk <= lowest:
+            break
+        decode = [np.where(times < chunk, steps, np.inf) for times, steps in zip(prefill, decode, strict=True)]
+        slowest, bounds = least_maximum(decode)
+    return best
+
+
+def dearest(costs: Sequence[Matrix], bounds: Bounds) -> float:
+    return max(float(matrix[run]) for matrix, run in zip(costs, pairwise(bounds), strict=True))
+
+
+def nearest_to_shares(tables: Sequence[StageTable], shares: Sequence[float]) -> Bounds | None:
+    """The split that fits and is closest to the wanted shares of the layers (least squares)."""
+    layers = len(tables[0].need) - 1
+    counts = np.arange(layers + 1)[None, :] - np.arange(layers + 1)[:, None]
+    costs = [runs_only((counts - share * layers) ** 2, table.fits) for table, share in zip(tables, shares, strict=True)]
+    return least_total(costs)[1]
+
+
+def least_missing(tables: Sequence[StageTable]) -> tuple[float, Bounds | None]:
+    """The fewest bytes that the nodes of this chain lack together, and the split that lacks them."""
+    everything = np.ones_like(tables[0].fits)
+    return least_total([runs_only(np.maximum(0.0, table.need - table.node.memory), everything) for table in tables])
+
+
+def apportion(shares: Sequence[float], total: int, names: Sequence[str]) -> tuple[int, ...]:
+    """Whole parts by largest remainder; each gets one at least. Ties go to the larger share, then by name."""
+    whole = sum(shares)
+    quotas = [share / whole * total for share in shares]
+    parts = [int(quota + 1e-9) for quota in quotas]
+    left = total - sum(parts)
+    order = sorted(range(len(shares)), key=lambda i: (-round(quotas[i] - parts[i], 9), -shares[i], names[i]))
+    for index in order[:left]:
+        parts[index] += 1
+    while 0 in parts:
+        giver = max(range(len(parts)), key=lambda i: (parts[i], names[i]))
+        parts[giver] -= 1
+        parts[parts.index(0)] += 1
+    return tuple(parts)

@@ -1,0 +1,132 @@
+"""What the ranks run: each architecture, divided evenly and unevenly, in three number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
+
+FORMATS = ("float32", "bfloat16", "4-bit")
+
+OWN = (
+    "llama",
+    "mistral3",
+    "ministral3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "phi",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "glm4_moe",
+    "minimax",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "seed_oss",
+    "smollm3",
+)
+UPSTREAM = (
+    "deepseek_v2",
+    "deepseek_v32",
+    "deepseek_v41",
+    "exaone_moe",
+    "glm4_moe_lite",
+    "iquestloopcoder",
+    "kimi_k3",
+    "longcat_flash",
+    "longcat_flash_ngram",
+    "minimax_m3_vl",
+    "mistral4",
+    "muse_spark",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "step3p5",
+)
+
+THREE_GROUPS = {
+    "hidden_size": 192,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "intermediate_size": 192,
+}
+FOUR_GROUPS = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+# The heads of 96 end inside quantization groups of 64.
+WIDE_HEADS = {"hidden_size": 128, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 96}
+ONE_GROUP = {"num_attention_heads": 6, "num_key_value_heads": 1}
+# What mlx-lm must divide by three, under all the names that its architectures use.
+BY_THREE = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 192,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    label: str
+    config: dict[str, Any]
+    format: str
+    weights: tuple[int, ...]
+    group_size: int = 64
+    fault: str | None = None
+    """What is done wrong on purpose."""
+
+    @property
+    def name(self) -> str:
+        shown = f"{self.label} {self.format} {','.join(map(str, self.weights))}"
+        return f"{shown} with {self.fault}" if self.fault else shown
+
+
+def cases(ranks: int) -> Iterator[Case]:
+    three, four = {2: ((2, 1), (1, 1)), 3: ((1, 1, 1), (2, 1, 1))}[ranks]
+    for label in OWN:
+        for form in FORMATS:
+            yield Case(label, _sized(label, THREE_GROUPS), form, three)
+            yield Case(label, _sized(label, FOUR_GROUPS), form, four)
+    for label in UPSTREAM:
+        if label not in UNSUPPORTED:
+            for form in FORMATS:
+                sizes = {} if ranks == 2 else BY_THREE
+                yield Case(label, _sized(label, sizes), form, (1,) * ranks, group_size=32)
+    yield from _particular(ranks)
+
+
+def _particular(ranks: int) -> Iterator[Case]:
+    straddling = {2: (5, 1), 3: (3, 2, 1)}[ranks]
+    even = (1,) * ranks
+    for label in ("llama", "gpt_oss"):
+        for form in FORMATS:
+            yield Case(label, _sized(label, WIDE_HEADS), form, straddling)
+    for label in ("llama", "gemma2", "gpt_oss"):
+        # More ranks than groups: all keep the one group's keys and values.
+        yield Case(label, _sized(label, ONE_GROUP), "float32", even)
+    yield Case("llama", _sized("llama", {**WIDE_HEADS, "attention_bias": True, "mlp_bias": True}), "4-bit", straddling)
+    yield Case("llama", _sized("llama", WIDE_HEADS), "mixed", straddling)
+    yield Case("qwen2", _sized("qwen2", FOUR_GROUPS), "4-bit", {2: (3, 1), 3: (1, 2, 1)}[ranks])
+    for label, fault in (("llama", "shifted columns"), ("phi", "biases on every rank"), ("qwen2", "foreign rows")):
+        yield Case(label, _sized(label, FOUR_GROUPS), "float32", {2: (1, 1), 3: (2, 1, 1)}[ranks], fault=fault)
+
+
+def _sized(label: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The tiny configuration with other sizes, as far as it has them."""
+    config = dict(ARCHITECTURES[label])
+    if "text_config" in config:
+        config["text_config"] = _overridden(config["text_config"], sizes)
+        return config
+    return _overridden(config, sizes)
+
+
+def _overridden(config: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    return {**config, **{key: value for key, value in sizes.items() if key in config}}
