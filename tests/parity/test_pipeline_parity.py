@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache as memoize
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -22,13 +23,15 @@ from tests.support.architectures import ARCHITECTURES, UNSUPPORTED, build, text_
 TRUE_WITHIN = 1e-3
 """The unsharded model can do a column when its logits are those of one forward over all tokens, but for rounding."""
 
-EXACT, REFUSED, CANNOT, BROKEN = "=", "refused", "-", "BROKEN"
+EXACT, ALIKE, REFUSED, CANNOT, BROKEN = "=", "(=)", "refused", "-", "BROKEN"
 
 
 @dataclass(frozen=True)
 class Outcome:
     mark: str
-    """EXACT; REFUSED on every stage alike; CANNOT where the unsharded model is wrong or fails itself; BROKEN."""
+    """EXACT; ALIKE where the unsharded model is wrong and the stages equal it; REFUSED by every stage; CANNOT where the
+    unsharded model fails; BROKEN.
+    """
     note: str = ""
 
 
@@ -54,7 +57,7 @@ def splits(layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def staged(model: nn.Module, edges: Sequence[int]) -> list[Stage]:
-    return [Stage(clone(model), first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [Stage(clone(model), first, last) for first, last in pairwise(edges)]
 
 
 def clone(model: nn.Module) -> nn.Module:
@@ -113,11 +116,12 @@ def compare(program: Program, whole: list[Stage], sharded: list[list[Stage]], tr
 
 
 def judge(wanted: list[Row], got: list[list[Row] | Exception], truth: Truth) -> Outcome:
+    if notes := [note for rows in got if (note := difference(wanted, rows))]:
+        return Outcome(BROKEN, "; ".join(notes))
     off = truth.distance(wanted)
     if not off <= TRUE_WITHIN:
-        return Outcome(CANNOT, f"unsharded: off by {off:.1e} from one forward over the same tokens")
-    notes = [note for rows in got if (note := difference(wanted, rows))]
-    return Outcome(BROKEN, "; ".join(notes)) if notes else Outcome(EXACT)
+        return Outcome(ALIKE, f"unsharded: off by {off:.1e} from one forward over the same tokens")
+    return Outcome(EXACT)
 
 
 def of(column: str, rows: dict[str, list[Row]] | Exception) -> list[Row] | Exception:

@@ -96,7 +96,7 @@ def test_an_empty_batch_is_refused() -> None:
 def test_an_entry_at_several_places_stays_one_entry() -> None:
     def shared() -> list[object]:
         entry = KVCache()
-        return fed(entry) + [entry]
+        return [*fed(entry), entry]
 
     cache = shared()
     trimmed = caches.fork(cache, 2)

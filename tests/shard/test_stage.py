@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ def names(model: nn.Module) -> set[str]:
 
 
 def stages(make: Callable[[], nn.Module], *edges: int) -> list[Stage]:
-    return [Stage(make(), first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [Stage(make(), first, last) for first, last in pairwise(edges)]
 
 
 def logits(chain: list[Stage], tokens: mx.array = TOKENS) -> mx.array:

@@ -51,6 +51,9 @@ UPSTREAM = (
     "step3p5",
 )
 
+LAYERS = 4
+SHORTENED = (*OWN, "mistral")
+
 THREE_GROUPS = {
     "hidden_size": 192,
     "num_attention_heads": 6,
@@ -129,4 +132,12 @@ def _sized(label: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(config: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    return {**config, **{key: value for key, value in sizes.items() if key in config}}
+    changed = {**config, **{key: value for key, value in sizes.items() if key in config}}
+    return _shortened(changed) if config["model_type"] in SHORTENED else changed
+
+
+def _shortened(config: dict[str, Any]) -> dict[str, Any]:
+    """Fewer layers, still of every kind: no rule looks from one layer to the next."""
+    layers = config["num_hidden_layers"]
+    short = {key: value[:LAYERS] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
+    return {**config, **short, "num_hidden_layers": LAYERS}

@@ -16,6 +16,7 @@ platform.prepare(1)
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
+from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 
 from chorus.shard import tensor  # noqa: E402
 from chorus.shard.pipeline import Stage, layer_count  # noqa: E402
@@ -115,8 +116,9 @@ def scripted(logits: mx.array) -> mx.array:
 
 def made(case: Case) -> nn.Module:
     model = build_config(case.config, dtype=mx.bfloat16 if case.format == "bfloat16" else mx.float32)
-    if case.format in ("4-bit", "mixed"):
-        nn.quantize(model, class_predicate=lambda path, module: _quantization(case, path, module))
+    if case.format != "float32":
+        fits = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+        nn.quantize(model, class_predicate=lambda path, module: fits(path, module) and _quantization(case, path, module))
         mx.eval(model.parameters())
     return model
 
@@ -124,6 +126,9 @@ def made(case: Case) -> nn.Module:
 def _quantization(case: Case, path: str, module: nn.Module) -> bool | dict[str, int]:
     if not hasattr(module, "to_quantized") or module.weight.shape[-1] % case.group_size:
         return False
+    if case.format == "bfloat16":
+        # A CPU has no half-precision product for experts that are not packed.
+        return {"group_size": 32, "bits": 8} if isinstance(module, SwitchLinear) else False
     if case.format == "mixed" and "down_proj" in path:
         return {"group_size": 32, "bits": 8}
     return {"group_size": case.group_size, "bits": 4}

@@ -16,7 +16,7 @@ from chorus.api.body import read_request
 from chorus.api.openai_types import AssistantMessage, ChatRequest, ToolMessage
 from chorus.api.respond import GenerationResponse, Performance, event, performance_body, usage_body
 from chorus.api.service import Service
-from chorus.frontend.generation import Finished
+from chorus.frontend.generation import Delta, Finished
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,16 @@ class ChatFormat:
     model: str
     fingerprint: str
     include_usage: bool
+    prompt_tokens: tuple[int, ...] | None
 
     def opening(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        ids = {} if self.prompt_tokens is None else {"prompt_token_ids": self.prompt_tokens}
+        return self._chunk({"role": "assistant", "content": ""}, **ids)
 
-    def text(self, text: str) -> bytes:
-        return self._chunk({"content": text})
+    def piece(self, delta: Delta) -> bytes:
+        if self.prompt_tokens is not None:
+            return self._chunk({"content": delta.text}, tokens=list(delta.tokens))
+        return self._chunk({"content": delta.text}) if delta.text else b""
 
     def closing(self, finished: Finished, performance: Performance) -> bytes:
         last = self._chunk({}, finished.reason, performance=performance_body(performance))
@@ -39,22 +43,30 @@ class ChatFormat:
             return last
         return last + event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage_body(finished)})
 
-    def whole(self, text: str, finished: Finished, performance: Performance) -> dict[str, Any]:
+    def whole(self, text: str, tokens: list[int], finished: Finished, performance: Performance) -> dict[str, Any]:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": None,
             "finish_reason": finished.reason,
         }
+        head = self._head("chat.completion")
+        if self.prompt_tokens is not None:
+            choice["token_ids"] = tokens
+            head["prompt_token_ids"] = self.prompt_tokens
         return {
-            **self._head("chat.completion"),
+            **head,
             "choices": [choice],
             "usage": usage_body(finished),
             "performance": performance_body(performance),
         }
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
+    def _chunk(
+        self, delta: dict[str, Any], finish_reason: str | None = None, tokens: list[int] | None = None, **more: Any
+    ) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        if tokens is not None:
+            choice["token_ids"] = tokens
         if self.include_usage:
             more["usage"] = None
         return event({**self._head("chat.completion.chunk"), "choices": [choice], **more})
@@ -115,6 +127,7 @@ def router(service: Service) -> APIRouter:
             model=service.settings.model_id,
             fingerprint=service.fingerprint(description),
             include_usage=body.wants_usage,
+            prompt_tokens=generation.prompt if body.return_token_ids else None,
         )
         return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 

@@ -15,7 +15,7 @@ from chorus.api.body import read_request
 from chorus.api.openai_types import CompletionRequest
 from chorus.api.respond import GenerationResponse, Performance, event, performance_body, usage_body
 from chorus.api.service import Service
-from chorus.frontend.generation import Finished
+from chorus.frontend.generation import Delta, Finished
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,15 @@ class CompletionFormat:
     model: str
     fingerprint: str
     include_usage: bool
+    prompt_tokens: tuple[int, ...] | None
 
     def opening(self) -> bytes:
         return b""
 
-    def text(self, text: str) -> bytes:
-        return self._chunk(text)
+    def piece(self, delta: Delta) -> bytes:
+        if self.prompt_tokens is not None:
+            return self._chunk(delta.text, tokens=list(delta.tokens))
+        return self._chunk(delta.text) if delta.text else b""
 
     def closing(self, finished: Finished, performance: Performance) -> bytes:
         last = self._chunk("", finished.reason, performance=performance_body(performance))
@@ -38,18 +41,26 @@ class CompletionFormat:
             return last
         return last + event({**self._head(), "choices": [], "usage": usage_body(finished)})
 
-    def whole(self, text: str, finished: Finished, performance: Performance) -> dict[str, Any]:
+    def whole(self, text: str, tokens: list[int], finished: Finished, performance: Performance) -> dict[str, Any]:
+        choice = _choice(text, finished.reason)
+        if self.prompt_tokens is not None:
+            choice |= {"token_ids": tokens, "prompt_token_ids": self.prompt_tokens}
         return {
             **self._head(),
-            "choices": [_choice(text, finished.reason)],
+            "choices": [choice],
             "usage": usage_body(finished),
             "performance": performance_body(performance),
         }
 
-    def _chunk(self, text: str, finish_reason: str | None = None, **more: Any) -> bytes:
+    def _chunk(
+        self, text: str, finish_reason: str | None = None, tokens: list[int] | None = None, **more: Any
+    ) -> bytes:
         if self.include_usage:
             more["usage"] = None
-        return event({**self._head(), "choices": [_choice(text, finish_reason)], **more})
+        choice = _choice(text, finish_reason)
+        if tokens is not None:
+            choice["token_ids"] = tokens
+        return event({**self._head(), "choices": [choice], **more})
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -83,6 +94,7 @@ def router(service: Service) -> APIRouter:
             model=service.settings.model_id,
             fingerprint=service.fingerprint(description),
             include_usage=body.wants_usage,
+            prompt_tokens=generation.prompt if body.return_token_ids else None,
         )
         return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 

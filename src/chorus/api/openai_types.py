@@ -62,6 +62,7 @@ class SamplingFields(_Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)
     user: str | None = None
+    return_token_ids: bool | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> SamplingFields:

@@ -30,13 +30,13 @@ class WireFormat(Protocol):
     def opening(self) -> bytes:
         """Before the first text."""
 
-    def text(self, text: str) -> bytes:
+    def piece(self, delta: Delta) -> bytes:
         """A piece of the answer."""
 
     def closing(self, finished: Finished, performance: Performance) -> bytes:
         """After the last text."""
 
-    def whole(self, text: str, finished: Finished, performance: Performance) -> dict[str, Any]:
+    def whole(self, text: str, tokens: list[int], finished: Finished, performance: Performance) -> dict[str, Any]:
         """The answer in one body."""
 
 
@@ -122,14 +122,16 @@ class GenerationResponse(Response):
 
     async def _answer_whole(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         pieces: list[str] = []
+        tokens: list[int] = []
         async for item in self._generation:
             if isinstance(item, Finished):
                 performance = _note(record, item)
-                body = self._wire.whole("".join(pieces), item, performance)
+                body = self._wire.whole("".join(pieces), tokens, item, performance)
                 await JSONResponse(body)(scope, receive, send)
                 return
             _note_first(record, item)
             pieces.append(item.text)
+            tokens.extend(item.tokens)
 
     async def _answer_stream(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         # The status is not sent before the engine has accepted the request and begun.
@@ -144,8 +146,7 @@ class GenerationResponse(Response):
                 await send({"type": "http.response.body", "body": pending, "more_body": False})
                 return
             _note_first(record, item)
-            if item.text:
-                pending += self._wire.text(item.text)
+            pending += self._wire.piece(item)
             if pending:
                 await send({"type": "http.response.body", "body": pending, "more_body": True})
 

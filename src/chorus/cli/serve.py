@@ -8,7 +8,7 @@ import ipaddress
 import signal
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import grpc
 import grpc.aio
@@ -23,7 +23,7 @@ from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
-from chorus.platform import cores, logs
+from chorus.platform import cores, logs, mpi
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
@@ -41,6 +41,12 @@ def serve(
     ranks: Annotated[int | None, typer.Option(help="Processes to spread the model over.")] = None,
     split: Annotated[
         str | None, typer.Option(help="Layers of each rank, rank 0 (the last layers) first, e.g. 20,7,3.")
+    ] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="pipeline: runs of layers; tensor: slices of all layers.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Tensor parallel: each rank's share, rank 0 first, e.g. 2,1.")
     ] = None,
     transport: Annotated[str | None, typer.Option(help="How ranks exchange tensors: auto, grpc, ring or mpi.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
@@ -67,6 +73,8 @@ def serve(
         "engine": {
             "ranks": ranks,
             "split": split,
+            "parallel": parallel,
+            "weights": weights,
             "transport": transport,
             "threads": threads,
             "dtype": dtype,
@@ -157,8 +165,10 @@ def engine_spec(settings: Settings, model: LocalModel, address: str, ranks: tupl
         address=address,
         model_path=model.path,
         ranks=ranks,
+        parallel=engine.parallel,
         split=engine.split,
-        transport="grpc" if engine.transport == "auto" else engine.transport,
+        weights=engine.weights,
+        transport=choose_transport(engine.transport, engine.parallel),
         start_timeout_seconds=engine.start_timeout_seconds,
         step_timeout_seconds=engine.step_timeout_seconds,
         threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
@@ -173,6 +183,15 @@ def engine_spec(settings: Settings, model: LocalModel, address: str, ranks: tupl
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
     )
+
+
+def choose_transport(wanted: str, parallel: str) -> Any:
+    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring."""
+    if wanted != "auto":
+        return wanted
+    if parallel == "pipeline":
+        return "grpc"
+    return "mpi" if mpi.launcher() and mpi.library() else "ring"
 
 
 def api_settings(settings: Settings, model: LocalModel, address: str, listener: socket.socket) -> ApiSettings:

@@ -34,7 +34,9 @@ class ApiConfig(Section):
 
 class EngineConfig(Section):
     ranks: int = Field(default=1, ge=1)
+    parallel: Literal["pipeline", "tensor"] = "pipeline"
     split: tuple[int, ...] | None = None
+    weights: tuple[int, ...] | None = None
     transport: Literal["auto", "grpc", "ring", "mpi", "jaccl", "nccl"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
@@ -49,9 +51,9 @@ class EngineConfig(Section):
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
 
-    @field_validator("split", mode="before")
+    @field_validator("split", "weights", mode="before")
     @classmethod
-    def _split_from_text(cls, value: Any) -> Any:
+    def _numbers_from_text(cls, value: Any) -> Any:
         """`20,7,3` as people type it; a lone number reaches us as one."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
@@ -60,7 +62,7 @@ class EngineConfig(Section):
         try:
             return tuple(int(part) for part in value.split(","))
         except ValueError:
-            raise ValueError("must be numbers of layers separated by commas, e.g. 20,7,3") from None
+            raise ValueError("must be numbers separated by commas, e.g. 20,7,3") from None
 
     @field_validator("split")
     @classmethod

@@ -103,9 +103,9 @@ class Workload:
         return min(self.context, self.prompt + self.output // 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageTable:
-    """Over all runs of layers [i, j) of one node."""
+    """Over all runs of layers [i, j) of one node. Equal only to itself."""
 
     node: Node
     policies: tuple[DtypePolicy, DtypePolicy]
@@ -128,9 +128,9 @@ class StageTable:
         return self.need <= self.node.memory
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """Per layer, then per end: bytes and flops under one policy, ready to be summed over runs."""
+@dataclass(frozen=True, eq=False)
+class PolicyCosts:
+    """Bytes held and read under one dtype policy, over all runs of layers."""
 
     weights: Matrix
     prefill_read: Matrix
@@ -142,11 +142,11 @@ class _Costs:
 
 def stage_table(facts: ModelFacts, node: Node, work: Workload) -> StageTable:
     policies = policies_of(facts, node, work)
-    roomy, tight = (_costs(facts, policy, work) for policy in policies)
+    roomy, tight = (policy_costs(facts, policy, work) for policy in policies)
     activations = _activations(facts, node, roomy.item, work)
     unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory
     times = [
-        _times(facts, node, work, costs, _is_packed(facts, policy))
+        stage_times(facts, node, work, costs, is_packed(facts, policy))
         for costs, policy in zip((roomy, tight), policies, strict=True)
     ]
     weights = np.where(unpacked, roomy.weights, tight.weights)
@@ -187,7 +187,7 @@ def activation_item(facts: ModelFacts, policy: DtypePolicy) -> int:
     return ITEM_BYTES[facts.stored_dtype if policy.dtype == "stored" else policy.dtype]
 
 
-def _is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
+def is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
     return facts.quantized and not policy.dequantize
 
 
@@ -209,7 +209,7 @@ def _read(layer: LayerFacts, policy: DtypePolicy, tokens: int) -> float:
     return whole - routed * (1 - layer.read_share(tokens))
 
 
-def _costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> _Costs:
+def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> PolicyCosts:
     item = activation_item(facts, policy)
     head = head_weights(facts).bytes_under(policy)
     around = facts.around.bytes_under(policy)
@@ -224,7 +224,7 @@ def _costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> _Costs:
     per_sequence = [
         layer.cache.numbers(work.cached_tokens) * item + layer.cache.state * (STATE_BYTES - item) for layer in layers
     ]
-    return _Costs(
+    return PolicyCosts(
         weights=weights,
         prefill_read=_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
         decode_read=_with_ends(_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
@@ -248,7 +248,9 @@ def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Ma
     return _with_ends(np.full((size, size), inside), 0, logits)
 
 
-def _times(facts: ModelFacts, node: Node, work: Workload, costs: _Costs, packed: bool) -> tuple[Matrix, Matrix]:
+def stage_times(
+    facts: ModelFacts, node: Node, work: Workload, costs: PolicyCosts, packed: bool
+) -> tuple[Matrix, Matrix]:
     """(one prefill chunk, one decode step)."""
     flops = (packed and node.packed_flops) or node.flops
     bandwidth = (packed and node.packed_bandwidth) or node.bandwidth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
@@ -12,7 +12,7 @@ from chorus.cluster.costs import Links, Node, Prediction, StageTable, Workload, 
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.plan import DoesNotFit, Excluded, Parallel, Plan, PlanError, RankPlan, size
 from chorus.cluster.planner_hints import hints_for
-from chorus.cluster.planner_search import EXACT_NODES, Chain, best_split, find_chain
+from chorus.cluster.planner_search import EXACT_NODES, Chain, best_split, fewest_missing, find_chain
 from chorus.cluster.planner_split import Bounds, apportion, balanced, least_missing, nearest_to_shares
 from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES, TensorChoice, choose_tensor
 
@@ -171,7 +171,7 @@ def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: W
         tensor = choose_tensor(facts, tables, links, work, wish.leader, exact)
     if chain is None and tensor is None:
         nodes = [table.node for table in tables]
-        raise _does_not_fit(facts, nodes, links, work, _missing(tables), wish)
+        raise _does_not_fit(facts, nodes, links, work, int(fewest_missing(tables, wish.leader)), wish)
     if tensor and (chain is None or tensor.prediction.request_seconds < chain.seconds):
         return _tensor_plan(facts, tensor, tables, work, wish, chain)
     assert chain is not None
@@ -203,14 +203,6 @@ def _better(chain: Chain | None, others: Sequence[Chain]) -> Chain | None:
     return min([*([chain] if chain else []), *others], key=lambda found: found.seconds, default=None)
 
 
-def _missing(tables: Sequence[StageTable]) -> int:
-    """The fewest bytes lacking over the chains that use the most memory first, for each number of nodes."""
-    largest = sorted(tables, key=lambda table: (-table.node.memory, table.node.name))
-    layers = len(tables[0].need) - 1
-    chains = [largest[:count] for count in range(1, min(len(largest), layers) + 1)]
-    return int(min(least_missing(order)[0] for chain in chains for order in (chain, chain[::-1])))
-
-
 def _does_not_fit(
     facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, missing: int, wish: Wish
 ) -> DoesNotFit:
@@ -218,7 +210,7 @@ def _does_not_fit(
         tables = [stage_table(changed, node, changed_work) for node in changed_nodes]
         if wish.strategy != "auto":
             return len(tables) <= len(facts.layers) and least_missing(tables[::-1])[0] == 0
-        return _missing(tables) == 0
+        return fewest_missing(tables, wish.leader) == 0
 
     return DoesNotFit(max(1, missing), hints_for(facts, nodes, work, fits))
 
@@ -349,7 +341,3 @@ def _limit(ranks: Sequence[RankPlan], prediction: Prediction, tensor: bool) -> s
     fullest = min(ranks, key=lambda rank: rank.headroom_bytes)
     share = round(100 * seconds / prediction.token_seconds)
     return f"{name}, {share} % of each token; the least free memory is {size(fullest.headroom_bytes)} on {fullest.node}"
-
-
-def with_memory(node: Node, memory: int) -> Node:
-    return replace(node, memory=memory)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chorus.cluster.costs import Links, ModelFacts, Prediction, StageTable, Workload, hop, hops_of, predict_pipeline
-from chorus.cluster.planner_split import Bounds, Vector, extend, quickest, runs_only, start
+from chorus.cluster.planner_split import Bounds, Vector, extend, least_total, quickest, runs_only, shortage, start
 
 EXACT_NODES = 6
 IMPROVEMENT_ROUNDS = 3
+IDLE_KINDS = 6
 _GAIN = 1 - 1e-9
 """A chain must be better by more than rounding."""
 
@@ -42,27 +43,33 @@ class Search:
     work: Workload
     leader: str | None
     best: Chain | None = None
-    _known: dict[tuple[str, ...], Chain | None] = field(default_factory=dict)
+    _tried: set[tuple[str, ...]] = field(default_factory=set)
 
-    def consider(self, order: Sequence[StageTable]) -> Chain | None:
-        """The best split of one order of nodes, kept when it is the best of all."""
+    def consider(self, order: Sequence[StageTable]) -> None:
+        """Keep the best split of one order of nodes when it is the best of all."""
         key = tuple(table.node.name for table in order)
-        if key not in self._known:
-            self._known[key] = best_split(self.facts, order, self.links, self.work)
-        chain = self._known[key]
-        if chain and (self.best is None or chain.seconds < self.best.seconds * _GAIN):
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        bound = self.best.seconds * _GAIN if self.best else float("inf")
+        chain = best_split(self.facts, order, self.links, self.work, bound)
+        if chain and chain.seconds < bound:
             self.best = chain
-        return chain
 
     def may_lead(self, table: StageTable) -> bool:
         return self.leader in (None, table.node.name)
 
 
-def best_split(facts: ModelFacts, order: Sequence[StageTable], links: Links, work: Workload) -> Chain | None:
+def best_split(
+    facts: ModelFacts, order: Sequence[StageTable], links: Links, work: Workload, bound: float = float("inf")
+) -> Chain | None:
+    """The best split of these stages; None where there is none below `bound` seconds."""
     if len(order) > len(facts.layers):
         return None
-    hops, _ = hops_of(facts, order, links, work)
-    bounds = quickest(order, work.output, work.chunks, max((hop.prefill for hop in hops), default=0.0))
+    hops, back = hops_of(facts, order, links, work)
+    between = sum(hop.prefill + work.output * hop.decode for hop in hops) + (1 + work.output) * back
+    slowest = max((hop.prefill for hop in hops), default=0.0)
+    bounds = quickest(order, work.output, work.chunks, slowest, bound - between)
     if bounds is None:
         return None
     return Chain(tuple(order), bounds, predict_pipeline(facts, order, links, work, bounds))
@@ -145,8 +152,9 @@ def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[St
         sorted(tables, key=lambda table: (speed(table) / table.node.memory, table.node.name)),
     )
     most = min(len(tables), len(search.facts.layers))
+    yield from _by_memory(tables, most, leaders)
     for ranking in rankings:
-        for count in range(2, most + 1):
+        for count in _counts(most):
             chosen = ranking[:count]
             if leaders and leaders[0] not in chosen:
                 chosen = [*chosen[:-1], leaders[0]]
@@ -156,10 +164,54 @@ def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[St
             yield [*rest, *leaders]
 
 
+def _counts(most: int) -> list[int]:
+    """1 to `most`, thinning out: of many nodes, one more or less hardly matters."""
+    return sorted({min(most, round(1.25**step)) for step in range(60)} | set(range(1, min(most, 8) + 1)))
+
+
+def _by_memory(tables: Sequence[StageTable], most: int, leaders: Sequence[StageTable]) -> Iterator[list[StageTable]]:
+    """The largest first or last: where anything fits, one of these nearly always does."""
+    largest = sorted(tables, key=lambda table: (-table.node.memory, table.node.name))
+    for count in _counts(most):
+        chosen = largest[:count]
+        if leaders and leaders[0] not in chosen:
+            chosen = [*chosen[:-1], leaders[0]]
+        rest = [table for table in chosen if table not in leaders]
+        yield [*rest, *leaders]
+        yield [*rest[::-1], *leaders]
+
+
+def fewest_missing(tables: Sequence[StageTable], leader: str | None) -> float:
+    """Bytes that are lacking in the best case; 0 where the model fits some chain of these nodes."""
+    layers = len(tables[0].need) - 1
+    lacking = {table.node.name: shortage(table) for table in tables}
+    leaders = [table for table in tables if table.node.name == leader]
+    if len(tables) > EXACT_NODES:
+        orders = _by_memory(tables, min(len(tables), layers), leaders)
+        return min(least_total([lacking[table.node.name] for table in order])[0] for order in orders)
+    best = float("inf")
+
+    def visit(order: list[StageTable], sums: Vector) -> None:
+        nonlocal best
+        for table in tables:
+            if table in order or len(order) == layers or not best:
+                continue
+            reached = extend(sums, lacking[table.node.name])
+            if float(reached.min()) >= best:
+                continue
+            if leader in (None, table.node.name):
+                best = min(best, float(reached[-1]))
+            if table not in leaders:
+                visit([*order, table], reached)
+
+    visit([], start(layers))
+    return best
+
+
 def _neighbours(order: Sequence[StageTable], tables: Sequence[StageTable]) -> Iterator[list[StageTable]]:
     """One node fewer, one more in front, or one exchanged for its neighbour or for an idle one."""
     places = range(len(order))
-    idle = [table for table in tables if table not in order][:8]
+    idle = _one_of_each_kind([table for table in tables if table not in order])
     for place in places:
         if len(order) > 1:
             yield [*order[:place], *order[place + 1 :]]
@@ -169,3 +221,8 @@ def _neighbours(order: Sequence[StageTable], tables: Sequence[StageTable]) -> It
             yield [*order[:place], other, *order[place + 1 :]]
     for other in idle:
         yield [other, *order]
+
+
+def _one_of_each_kind(tables: Sequence[StageTable]) -> list[StageTable]:
+    kinds = {(table.node.backend, table.node.memory, table.node.flops, table.node.bandwidth): table for table in tables}
+    return list(kinds.values())[:IDLE_KINDS]

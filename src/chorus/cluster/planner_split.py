@@ -67,30 +67,44 @@ def balanced(tables: Sequence[StageTable]) -> Bounds | None:
     return least_total([np.where(costs <= slowest, costs, np.inf) for costs in decode])[1]
 
 
-def quickest(tables: Sequence[StageTable], output: int, chunks: int, floor: float = 0.0) -> Bounds | None:
+def quickest(
+    tables: Sequence[StageTable], output: int, chunks: int, floor: float = 0.0, bound: float = float("inf")
+) -> Bounds | None:
     """The least of: all stages' times for a request, plus the slowest stage again for each further prefill chunk.
 
-    `floor` is a time that the slowest cannot go below (a link's). The cheapest split for ever tighter limits on the
-    slowest stage is found, until tighter ones cannot pay any more.
+    `floor` is a time that the slowest cannot go below (a link's); what costs `bound` or more is of no interest. The
+    cheapest split is found for ever tighter limits on the slowest stage. A tighter limit only makes the sum larger,
+    so the next limit worth trying follows from the best found so far.
     """
     totals = [runs_only(table.prefill + output * table.decode, table.fits) for table in tables]
     again = chunks - 1
     cost, bounds = least_total(totals)
     if bounds is None or again == 0:
-        return bounds
-    lowest = max(floor, least_maximum([runs_only(table.prefill, table.fits) for table in tables])[0])
-    best_cost, best = float("inf"), bounds
-    while bounds is not None and cost + again * lowest < best_cost:
-        slowest = dearest([table.prefill for table in tables], bounds)
-        if cost + again * max(floor, slowest) < best_cost:
-            best_cost, best = cost + again * max(floor, slowest), bounds
-        if slowest <= lowest:
+        return bounds if cost < bound else None
+    prefill = [runs_only(table.prefill, table.fits) for table in tables]
+    lowest, evened = least_maximum(prefill)
+    assert evened is not None
+    best_cost, best = bound, None
+    for candidate in (evened, bounds):
+        spent = _total(totals, candidate) + again * max(floor, dearest(prefill, candidate))
+        if spent < best_cost:
+            best_cost, best = spent, candidate
+    limit = dearest(prefill, bounds)
+    while cost + again * max(floor, lowest) < best_cost:
+        limit = min(limit, (best_cost - cost) / again)
+        cost, bounds = least_total(
+            [np.where(times < limit, matrix, np.inf) for times, matrix in zip(prefill, totals, strict=True)]
+        )
+        if bounds is None:
             break
-        totals = [
-            np.where(table.prefill < slowest, matrix, np.inf) for table, matrix in zip(tables, totals, strict=True)
-        ]
-        cost, bounds = least_total(totals)
+        limit = dearest(prefill, bounds)
+        if cost + again * max(floor, limit) < best_cost:
+            best_cost, best = cost + again * max(floor, limit), bounds
     return best
+
+
+def _total(costs: Sequence[Matrix], bounds: Bounds) -> float:
+    return sum(float(matrix[run]) for matrix, run in zip(costs, pairwise(bounds), strict=True))
 
 
 def evenest(prefill: Sequence[Matrix], decode: Sequence[Matrix], chunks: int, output: int) -> Bounds | None:
@@ -116,15 +130,19 @@ def dearest(costs: Sequence[Matrix], bounds: Bounds) -> float:
 def nearest_to_shares(tables: Sequence[StageTable], shares: Sequence[float]) -> Bounds | None:
     """The split that fits and is closest to the wanted shares of the layers (least squares)."""
     layers = len(tables[0].need) - 1
-    counts = np.arange(layers + 1)[None, :] - np.arange(layers + 1)[:, None]
+    counts = (np.arange(layers + 1)[None, :] - np.arange(layers + 1)[:, None]).astype(np.float64)
     costs = [runs_only((counts - share * layers) ** 2, table.fits) for table, share in zip(tables, shares, strict=True)]
     return least_total(costs)[1]
 
 
 def least_missing(tables: Sequence[StageTable]) -> tuple[float, Bounds | None]:
     """The fewest bytes that the nodes of this chain lack together, and the split that lacks them."""
-    everything = np.ones_like(tables[0].fits)
-    return least_total([runs_only(np.maximum(0.0, table.need - table.node.memory), everything) for table in tables])
+    return least_total([shortage(table) for table in tables])
+
+
+def shortage(table: StageTable) -> Matrix:
+    """Bytes that each run lacks on its node."""
+    return runs_only(np.maximum(0.0, table.need - table.node.memory), np.ones_like(table.fits))
 
 
 def apportion(shares: Sequence[float], total: int, names: Sequence[str]) -> tuple[int, ...]:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
-from chorus.cluster.costs import Links, Matrix, ModelFacts, Node, Prediction, StageTable, Workload
+from chorus.cluster.costs import (
+    Links,
+    Matrix,
+    ModelFacts,
+    Node,
+    Prediction,
+    StageTable,
+    Workload,
+    is_packed,
+    policy_costs,
+    stage_times,
+)
 from chorus.cluster.planner_split import evenest, runs_only
 
 TENSOR_ARCHITECTURES = frozenset(
@@ -66,7 +77,13 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
     )
     held = tuple(int(cache * share) for share in shares)
     launches = node.layer_seconds * layers
-    prefill, decode = float(whole.prefill[0, layers]) - launches, float(whole.decode[0, layers]) - launches
+    times = [
+        [
+            float(matrix[0, layers]) - launches
+            for matrix in stage_times(facts, node, work, policy_costs(facts, policy, work), is_packed(facts, policy))
+        ]
+        for policy in whole.policies
+    ]
     return SliceTable(
         node=node,
         unpacked=unpacked,
@@ -74,8 +91,8 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
         cache=held,
         activations=activations,
         need=tuple(w + c + activations + work.reserve for w, c in zip(weights, held, strict=True)),
-        prefill=tuple(prefill * share + launches for share in shares),
-        decode=tuple(decode * share + launches for share in shares),
+        prefill=tuple(times[not fits][0] * share + launches for fits, share in zip(unpacked, shares, strict=True)),
+        decode=tuple(times[not fits][1] * share + launches for fits, share in zip(unpacked, shares, strict=True)),
     )
 
 
@@ -112,7 +129,7 @@ def share_out(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, wor
     bounds = evenest(prefill, decode, work.chunks, work.output)
     if bounds is None:
         return None
-    shares = tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+    shares = tuple(b - a for a, b in pairwise(bounds))
     return TensorChoice(tuple(tables), shares, predict_tensor(tables, shares, sums, work))
 
 

@@ -20,14 +20,18 @@ from chorus.proto import rank_pb2_grpc
 from chorus.shard.load import LoadError
 from chorus.shard.split import BadSplit
 from chorus.shard.steps import Step
+from chorus.shard.tensor import from_leader
 from chorus.shard.wire import step_to_wire
 from chorus.transport.channel import open_channel
+from chorus.transport.collective import CannotJoin
 from chorus.transport.links import Link, LinkLost
 
 log = logging.getLogger("chorus.engine")
 
 EXIT_RANK_LOST = 71
 QUEUE_LENGTH = 256
+STUCK_SECONDS = 5.0
+"""How long the main thread may take to notice a lost rank by itself."""
 
 
 class RankLost(Exception):
@@ -112,16 +116,16 @@ class Follower:
         self._channel.close()
 
 
-class PipelineFollowers:
-    """All ranks but the leader, as one chain that ends at the leader's link."""
+class FollowerGroup:
+    """All ranks but the leader: sent every step, watched while the leader waits for them."""
 
-    def __init__(self, followers: Sequence[Follower], link: Link, step_timeout: float) -> None:
+    depth = 1
+
+    def __init__(self, followers: Sequence[Follower], step_timeout: float) -> None:
         self.followers = followers
-        # One chunk in every stage and one on its way: more would only make cancelling slower.
-        self.depth = len(followers) + 2
-        self._link = link
         self._timeout = step_timeout
         self._lost = threading.Event()
+        self._left = threading.Event()
         self._waiting_since: float | None = None
         for follower in followers:
             follower.start(self._lost.set)
@@ -133,25 +137,23 @@ class PipelineFollowers:
             follower.send(message, self._timeout)
 
     def receive(self, step: Step) -> list[mx.array] | None:
-        if not step.feeds:
-            return None
-        with self._waiting():
-            try:
-                return self._link.receive(step.number)
-            except LinkLost as error:
-                raise RankLost(self._blame(step.number, str(error))) from error
+        return None
+
+    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
+        return tokens
 
     def check(self) -> None:
         if self._lost.is_set():
             raise RankLost("; ".join(f.failure for f in self.followers if f.failure))
 
     def close(self) -> None:
+        self._left.set()
         for follower in self.followers:
             follower.close()
-        self._link.close()
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """Around whatever may wait for another rank: a collective that lost its peer never returns."""
         self._waiting_since = time.monotonic()
         try:
             yield
@@ -159,27 +161,59 @@ class PipelineFollowers:
             self._waiting_since = None
 
     def _watch(self) -> None:
-        """A collective that lost its peer never returns: only leaving the process ends it."""
+        """Only leaving the process ends a stuck collective."""
         while not self._lost.wait(1.0):
             since = self._waiting_since
-            if since is not None and time.monotonic() - since > self._timeout + 5.0:
+            if since is not None and time.monotonic() - since > self._timeout:
                 break
-        deadline = time.monotonic() + 5.0
-        while self._waiting_since is not None:
-            if time.monotonic() > deadline:
-                log.critical("%s; leaving", self._blame(0, "stuck in a collective"))
-                os._exit(EXIT_RANK_LOST)
-            threading.Event().wait(0.1)
+        deadline = time.monotonic() + STUCK_SECONDS
+        while self._waiting_since is None or time.monotonic() < deadline:
+            if self._left.wait(0.1):
+                return
+        log.critical("%s; leaving", self._blame(0, f"nothing came for {self._timeout:g} s"))
+        os._exit(EXIT_RANK_LOST)
 
     def _blame(self, step: int, what: str) -> str:
         """The first rank in the chain that is behind is the one to look at."""
         failed = [follower.failure for follower in self.followers if follower.failure]
         if failed:
             return "; ".join(failed)
-        for follower in reversed(self.followers):
-            if follower.finished_step < step:
-                return f"{what}; {follower.name} has only finished step {follower.finished_step}"
-        return what
+        late = min(self.followers, key=lambda follower: (follower.finished_step, -follower.rank))
+        return f"{what}; {late.name} finished step {late.finished_step}, the last of all"
+
+
+class PipelineFollowers(FollowerGroup):
+    """One chain of stages that ends at the leader's link."""
+
+    def __init__(self, followers: Sequence[Follower], link: Link, step_timeout: float) -> None:
+        super().__init__(followers, step_timeout)
+        # One chunk in every stage and one on its way: more would only make cancelling slower.
+        self.depth = len(followers) + 2
+        self._link = link
+
+    def receive(self, step: Step) -> list[mx.array] | None:
+        if not step.feeds:
+            return None
+        with self.waiting():
+            try:
+                return self._link.receive(step.number)
+            except LinkLost as error:
+                raise RankLost(self._blame(step.number, str(error))) from error
+
+    def close(self) -> None:
+        super().close()
+        self._link.close()
+
+
+class TensorFollowers(FollowerGroup):
+    """Every rank runs every forward on its own slices; sampled tokens reach them inside the graph."""
+
+    def __init__(self, followers: Sequence[Follower], group: mx.distributed.Group, step_timeout: float) -> None:
+        super().__init__(followers, step_timeout)
+        self._group = group
+
+    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
+        return from_leader(tokens, self._group, after=outputs)
 
 
 OTHERS_SECONDS = 5.0
@@ -214,7 +248,7 @@ def load_all(
         threading.Thread(target=load, args=(follower,), name=f"load-{follower.rank}", daemon=True).start()
     try:
         own()
-    except (LoadError, BadSplit) as error:
+    except (LoadError, BadSplit, CannotJoin) as error:
         failures[0] = f"rank 0 cannot load: {error}"
     with changed:
         changed.wait_for(lambda: not left or bool(failures), timeout)

@@ -6,12 +6,14 @@ sampling of token n+1 is built. So penalties and grammars see every earlier toke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -21,6 +23,7 @@ import numpy as np
 from chorus.engine.requests import Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler
+from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
 from chorus.shard.steps import Step
 
@@ -58,8 +61,16 @@ class Followers(Protocol):
         """What the stage before ours computed for this step; None where ours is the first."""
         ...
 
+    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
+        """Hand sampled tokens to the other ranks inside the graph, where they feed themselves."""
+        ...
+
     def check(self) -> None:
         """Raise RankLost when a rank has failed."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around whatever may wait for another rank."""
         ...
 
 
@@ -72,8 +83,14 @@ class NoFollowers:
     def receive(self, step: Step) -> list[mx.array] | None:
         return None
 
+    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
+        return tokens
+
     def check(self) -> None:
         pass
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 @dataclass(slots=True)
@@ -104,8 +121,7 @@ class Leader:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._sent: deque[Step] = deque()
         self._flight: Flight | None = None
-        self._pending: dict[int, tuple[mx.array, int]] = {}
-        """Where in the graph the last token of a sequence is: the sampled array and the row in it."""
+        self._graph_tokens = GraphTokens()
 
     def post(self, command: Command) -> None:
         """The only call that is made from other threads."""
@@ -165,36 +181,22 @@ class Leader:
 
     def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
         try:
-            return step, self._runner.run(step, self._graph_tokens(step), self._followers.receive(step))
+            return step, self._runner.run(step, self._graph_tokens.of(step), self._followers.receive(step))
         except Exception as error:
             if not self._alone:
                 raise
             self._fail(step, error)
             return None
 
-    def _graph_tokens(self, step: Step) -> mx.array | None:
-        """The tokens to decode, taken from the graph where they are not known yet."""
-        if not any(not feed.tokens for feed in step.feeds):
-            return None
-        parts = [self._pending[feed.sequence] if not feed.tokens else (mx.array(feed.tokens), 0) for feed in step.feeds]
-        array = parts[0][0]
-        if len(array) == len(parts) and all(a is array and row == i for i, (a, row) in enumerate(parts)):
-            return array[:, None]
-        return mx.concatenate([a[row : row + 1] for a, row in parts])[:, None]
-
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
             return Flight(step, outputs, sampled=False)
         tokens = sample(outputs[0], [self._draw(number) for number in step.sequences])
+        tokens = self._followers.share(tokens, outputs)
         scores = self._score(step, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
-        self._pending = {number: (tokens, row) for row, number in enumerate(step.sequences)} | {
-            number: where for number, where in self._pending.items() if self._still_needed(number, step)
-        }
+        self._graph_tokens.note(step, tokens)
         return Flight(step, [tokens], sampled=True, scores=scores)
-
-    def _still_needed(self, number: int, step: Step) -> bool:
-        return number not in step.sequences and self.scheduler.sequence(number) is not None
 
     def _draw(self, number: int) -> Draw:
         sequence = self.scheduler.sequence(number)
@@ -221,7 +223,8 @@ class Leader:
         flight, self._flight = self._flight, None
         assert flight is not None
         try:
-            mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
+            with self._followers.waiting():
+                mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
         except Exception as error:
             if not self._alone:
                 raise

@@ -76,7 +76,7 @@ class Engine:
             load_count=int(self.group is not None),
             started_at=self.started_at,
             transport="local" if alone else self.spec.transport,
-            parallel="single" if alone else "pipeline",
+            parallel="single" if alone else self.spec.parallel,
             max_queue=self.spec.max_queue,
         )
         if self.group and self.leader:
@@ -159,7 +159,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         max_batch=spec.max_batch if group.batches else 1,
         max_queue=spec.max_queue,
         prefill_chunk=spec.prefill_chunk,
-        lookahead=group.followers is None,
+        lookahead=group.lookahead,
     )
     step_log = cleanup.enter_context(spec.step_log.open("a")) if spec.step_log else None
     leader = Leader(Runner(group.shard.stage), Scheduler(limits), service.publish, group.followers, step_log)

@@ -19,7 +19,14 @@ class EngineSpec(BaseModel):
     ranks: tuple[str, ...] = ()
     """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank."""
     split: tuple[int, ...] | None = None
-    transport: Literal["grpc", "ring", "mpi"] = "grpc"
+    parallel: Literal["pipeline", "tensor"] = "pipeline"
+    weights: tuple[int, ...] | None = None
+    """Tensor parallel: each rank's share, in rank order; None: equal ones."""
+    transport: Literal["grpc", "ring", "mpi", "jaccl", "nccl"] = "grpc"
+    coordinator: str | None = None
+    """jaccl and nccl: host:port where the ranks meet; None: this host, a free port."""
+    rdma_devices: tuple[tuple[str | None, ...], ...] | None = None
+    """jaccl: which device each rank reaches each other rank by."""
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
     threads: int | None = Field(default=None, ge=1)

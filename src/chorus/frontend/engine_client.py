@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
-from chorus.frontend.errors import EngineError, EngineLost
+from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
 from chorus.frontend.messages import (
     GenerationRequest,
+    Pooling,
     Progress,
     cancel_command,
     read_progress,
@@ -53,6 +54,15 @@ class EngineClient:
             return await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the engine at {self.address} does not answer: {_reason(error)}") from None
+
+    async def embed(self, prompt: Sequence[int], pooling: Pooling, timeout: float) -> tuple[float, ...]:
+        """The pooled final hidden state of a prompt, not normalized."""
+        kind = pb.EmbedRequest.Pooling.Value(pooling.upper())
+        try:
+            reply = await self._stub().Embed(pb.EmbedRequest(prompt=prompt, pooling=kind), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error, self.address) from None
+        return tuple(reply.values)
 
     def generate(self, request: GenerationRequest) -> EngineStream:
         """Nothing is submitted before the first item is asked for."""
@@ -217,6 +227,18 @@ class EngineStream(AsyncIterator[Progress]):
         if self._session:
             self.cancel()
             self._session.forget(self)
+
+
+def _refusal(error: grpc.aio.AioRpcError, address: str) -> EngineError:
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.UNIMPLEMENTED:
+            return RequestRejected(_reason(error))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return EngineOverloaded(_reason(error))
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+            return EngineLost(f"the engine at {address} does not answer: {_reason(error)}")
+        case _:
+            return RequestFailed(_reason(error))
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from chorus.frontend.engine_client import EngineClient, EngineStream
 from chorus.frontend.errors import ContextExceeded, EngineError
-from chorus.frontend.messages import GenerationRequest, Sampling, Timing
+from chorus.frontend.messages import GenerationRequest, Grammar, Sampling, Timing, TokenLogprobs
 from chorus.text.stops import StopMatcher
 from chorus.text.tokenizer import Tokenizer
 
@@ -27,6 +27,12 @@ class TextRequest:
     sampling: Sampling
     stops: tuple[str, ...] = ()
     label: str = ""
+    owner: str = ""
+    logprobs: bool = False
+    top_logprobs: int = 0
+    grammar: Grammar | None = None
+    show_special: bool = False
+    """Special tokens become text too, for parsers that look for them."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Delta:
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class Finished:
     reason: FinishReason
     usage: Usage
     timing: Timing
+    stop_string: str | None = None
+    """The stop string that ended it, if one did."""
 
 
 def answer_budget(prompt_tokens: int, asked: int | None, default: int | None, context_length: int) -> int:
@@ -76,9 +86,19 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
                 sampling=request.sampling,
                 stop_tokens=tuple(sorted(tokenizer.eos_ids)),
                 label=request.label,
+                logprobs=request.logprobs,
+                top_logprobs=request.top_logprobs,
+                grammar=request.grammar,
+                owner=request.owner,
             )
         )
+        self._text = _TextAssembly(tokenizer, request.stops, request.show_special)
+        self._clock = _Clock()
         self._events = self._run()
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self._request.prompt
 
     async def __anext__(self) -> Delta | Finished:
         return await self._events.__anext__()
@@ -87,42 +107,54 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
         await self._events.aclose()
         await self._stream.aclose()
 
+    async def cut(self) -> Finished:
+        """Ends it here, as a stop string would."""
+        await self._events.aclose()
+        return await self._stopped()
+
     async def _run(self) -> AsyncGenerator[Delta | Finished]:
-        text = _TextAssembly(self._tokenizer, self._request.stops)
-        clock = _Clock()
+        text = self._text
         async for progress in self._stream:
             if progress.tokens:
-                clock.tick()
+                self._clock.tick()
             piece, used = text.push(progress.tokens)
             finished = progress.finish
             if finished and not text.stopped:
                 piece += text.flush()
             if used or piece:
-                yield Delta(piece, progress.tokens[:used])
+                yield Delta(piece, progress.tokens[:used], progress.logprobs[:used])
             if finished:
                 stopped = text.stopped or finished != "length"
-                timing = progress.timing or clock.timing(len(self._request.prompt), text.used)
+                timing = progress.timing or self._clock.timing(len(self._request.prompt), text.used)
                 # A stop token is counted by the engine and by nobody else.
                 generated = text.used if text.stopped else max(text.used, timing.generated_tokens)
                 yield self._finished("stop" if stopped else "length", generated, timing)
                 return
             if text.stopped:
-                timing = await _settle(self._stream) or clock.timing(len(self._request.prompt), text.used)
-                yield self._finished("stop", text.used, timing)
+                yield await self._stopped()
                 return
 
+    async def _stopped(self) -> Finished:
+        timing = await _settle(self._stream) or self._clock.timing(len(self._request.prompt), self._text.used)
+        return self._finished("stop", self._text.used, timing)
+
     def _finished(self, reason: FinishReason, generated: int, timing: Timing) -> Finished:
-        return Finished(reason, Usage(len(self._request.prompt), generated, timing.cached_tokens), timing)
+        usage = Usage(len(self._request.prompt), generated, timing.cached_tokens)
+        return Finished(reason, usage, timing, self._text.stop_string)
 
 
 class _TextAssembly:
     """Tokens become text that is safe to show: whole characters, and nothing that may begin a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], show_special: bool) -> None:
         self.stopped = False
         self.used = 0
-        self._decoder = tokenizer.stream()
+        self._decoder = tokenizer.stream(skip_special=not show_special)
         self._matcher = StopMatcher(stops) if stops else None
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._matcher.matched if self._matcher else None
 
     def push(self, tokens: tuple[int, ...]) -> tuple[str, int]:
         """The text, and how many of the tokens it took: those after a stop string were never asked for."""

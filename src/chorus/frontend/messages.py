@@ -11,6 +11,8 @@ from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, Re
 from chorus.proto import engine_pb2 as pb
 
 EngineFinish = Literal["stop", "length", "cancelled"]
+Pooling = Literal["mean", "last"]
+GrammarKind = Literal["json_schema", "regex", "lark", "llguidance"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,16 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the text of an answer may look like; the engine draws only tokens that it allows."""
+
+    kind: GrammarKind
+    source: str
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,11 @@ class GenerationRequest:
     stop_tokens: tuple[int, ...] = ()
     label: str = ""
     """Joined to the id the engine sees, so that its log lines can be matched with the front end's."""
+    logprobs: bool = False
+    top_logprobs: int = 0
+    grammar: Grammar | None = None
+    owner: str = ""
+    """Whom the request is counted for; the engine shares its turns fairly among owners."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +65,20 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Of the model's own distribution; the best candidates first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Progress:
     tokens: tuple[int, ...]
     finish: EngineFinish | None = None
     timing: Timing | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where they were asked for."""
 
 
 def draw_seed() -> int:
@@ -72,6 +99,8 @@ def submit_command(request_id: str, request: GenerationRequest) -> pb.Command:
         frequency_penalty=chosen.frequency_penalty,
         logit_bias=chosen.logit_bias,
         seed=chosen.seed,
+        xtc_probability=chosen.xtc_probability,
+        xtc_threshold=chosen.xtc_threshold,
     )
     submit = pb.Submit(
         id=request_id,
@@ -79,7 +108,14 @@ def submit_command(request_id: str, request: GenerationRequest) -> pb.Command:
         max_tokens=request.max_tokens,
         stop_tokens=request.stop_tokens,
         sampling=sampling,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        owner=request.owner,
     )
+    if request.grammar:
+        submit.grammar.CopyFrom(
+            pb.Grammar(kind=pb.Grammar.Kind.Value(request.grammar.kind.upper()), source=request.grammar.source)
+        )
     return pb.Command(submit=submit)
 
 
@@ -89,16 +125,15 @@ def cancel_command(request_id: str) -> pb.Command:
 
 def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | EngineError:
     """An outcome that is no answer becomes the error to raise; a cancel nobody asked for is one of them."""
-    tokens = tuple(message.tokens)
     match message.finish:
         case pb.UNFINISHED:
-            return Progress(tokens)
+            return _moved(message, None)
         case pb.STOP:
-            return Progress(tokens, "stop", _timing(message))
+            return _moved(message, "stop")
         case pb.LENGTH:
-            return Progress(tokens, "length", _timing(message))
+            return _moved(message, "length")
         case pb.CANCELLED if cancel_wanted:
-            return Progress(tokens, "cancelled", _timing(message))
+            return _moved(message, "cancelled")
         case pb.CANCELLED:
             return EngineLost(message.error or "the engine cancelled the request; it may be shutting down")
         case pb.REJECTED:
@@ -107,6 +142,14 @@ def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | Engin
             return EngineOverloaded(message.error or "the engine's queue is full; try again later")
         case _:
             return RequestFailed(message.error or "the engine failed the request")
+
+
+def _moved(message: pb.Progress, finish: EngineFinish | None) -> Progress:
+    logprobs = tuple(
+        TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
+        for entry in message.logprobs
+    )
+    return Progress(tuple(message.tokens), finish, _timing(message), logprobs)
 
 
 def _timing(message: pb.Progress) -> Timing | None:

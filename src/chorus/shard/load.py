@@ -20,6 +20,8 @@ from chorus.platform.dtype import DtypePolicy, choose_dtype
 from chorus.platform.memory import device_memory
 from chorus.shard import upstream_weights as upstream
 from chorus.shard.pipeline import Stage, config_layers, layer_count
+from chorus.shard.slices import SliceReader, stored_parameters
+from chorus.shard.tensor import TensorPlan, TensorStage, shard_model
 from chorus.shard.upstream import build
 
 log = logging.getLogger("chorus.shard")
@@ -52,7 +54,7 @@ def load_shard(
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
-    """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides."""
+    """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline)."""
     own = layers(stored_layers(path))
     # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
     # trips over those, so they are hidden whole.
@@ -65,9 +67,42 @@ def load_shard(
         stage = Stage(lazy.model, own.start, own.stop)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
+    _check_complete(path, lazy, own)
+    return _finish(path, lazy, stage, dtype, memory_fraction, progress)
+
+
+def load_slices(
+    path: Path,
+    plan: TensorPlan,
+    group: mx.distributed.Group,
+    *,
+    dtype: str = "auto",
+    memory_fraction: float = 0.8,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> LoadedShard:
+    """Load this rank's slice of every layer (tensor); what other ranks hold is not read from disk."""
+    whole = range(stored_layers(path))
+    _check_files(path, whole)
+    try:
+        lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
+        _check_complete(path, lazy, whole)
+        shard_model(lazy.model, lazy.config, plan, group, read=SliceReader(stored_parameters(path, lazy.config)))
+        stage = TensorStage(lazy.model)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise LoadError(f"cannot load the model in {path}: {error}") from error
+    return _finish(path, lazy, stage, dtype, memory_fraction, progress)
+
+
+def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
     missing = sorted(name for name, _ in tree_flatten(lazy.model.parameters()) if name not in lazy.loaded)
     if missing:
         raise LoadError(f"{path} lacks {len(missing)} tensors of layers {own.start}-{own.stop - 1}, first {missing[0]}")
+
+
+def _finish(
+    path: Path, lazy: upstream.LazyModel, stage: Stage, dtype: str, memory_fraction: float, progress: Progress
+) -> LoadedShard:
     policy = _choose_dtype(lazy.model, dtype, int(device_memory(mx).available * memory_fraction))
     _apply(lazy.model, policy)
     weight_bytes = _read(path, lazy.model, progress)

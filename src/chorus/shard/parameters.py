@@ -8,7 +8,6 @@ stays reachable by name, so the forward still runs, but leaves the module tree a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache as memoize
 from typing import Any
 
 import mlx.core as mx
@@ -89,7 +88,6 @@ class Witness:
         (self.after if self.passed_layers else self.before).add((id(module), name))
 
 
-@memoize
 def _observed(cls: type) -> type:
     def get(self: Any, name: str, default: Any = None) -> Any:
         self._witness.note(self, name)

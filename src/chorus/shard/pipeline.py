@@ -8,7 +8,6 @@ the forward ends where the last local one has spoken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache as memoize
 from typing import Any
 
 import mlx.core as mx
@@ -120,7 +119,7 @@ class Stage:
 
     def _cache_maps(self, entries: int) -> tuple[CacheMap, CacheMap]:
         describe_writes, describe_reads = self.architecture.writes, self.architecture.reads
-        reads = describe_reads(self._span) if describe_reads else [()] * self.layers
+        reads: CacheMap = describe_reads(self._span) if describe_reads else [()] * self.layers
         if self.is_first and self.is_last:
             return [tuple(range(entries))], reads
         if describe_writes:
@@ -159,7 +158,7 @@ class Stage:
             return
         layers, flow = self._span.layers, self._flow
         for index in range(self.first, self.last):
-            if index in (self.last - 1,) or (index == self.first and not self.is_first) or flow.adjusts_every_layer:
+            if index == self.last - 1 or (index == self.first and not self.is_first) or flow.adjusts_every_layer:
                 _seat(layers[index], _Local, self, index)
 
     def _probe(self, index: int, args: Args, kwargs: Kwargs) -> Any:
@@ -296,7 +295,6 @@ def _unseat(layer: nn.Module) -> None:
     layer.__class__ = type(layer).__bases__[1]
 
 
-@memoize
 def _seated(seat: type[_Seat], layer: type) -> type:
     return type(layer.__name__, (seat, layer), {"__module__": layer.__module__})
 

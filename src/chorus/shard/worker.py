@@ -10,9 +10,10 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -21,15 +22,17 @@ from chorus.platform import device
 from chorus.platform.memory import resident_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
-from chorus.shard.join import open_link
-from chorus.shard.load import LoadError, load_shard
+from chorus.shard.join import join_group, open_link
+from chorus.shard.load import LoadedShard, LoadError, load_shard, load_slices
+from chorus.shard.member import Member, PipelineMember, TensorMember
 from chorus.shard.runner import Runner
 from chorus.shard.split import BadSplit, choose_split, layers_of
 from chorus.shard.steps import Step
+from chorus.shard.tensor import TensorPlan
 from chorus.shard.wire import step_from_wire
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
-from chorus.transport.links import Inbox, Link, LinkLost
+from chorus.transport.links import Inbox, LinkLost
 
 log = logging.getLogger("chorus.rank")
 
@@ -121,8 +124,7 @@ class Worker:
         self._server, self.address = open_server(address, SERVICE_THREADS)
         rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands), self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
-        self._runner: Runner | None = None
-        self._link: Link | None = None
+        self._member: Member | None = None
 
     def stop(self) -> None:
         self._commands.put(Stop())
@@ -144,24 +146,15 @@ class Worker:
 
     def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
         try:
-            # The group is formed first: every rank does it now, and a rank that cannot load says so a moment later.
-            self._link = open_link(self._rank, request, self._inbox)
-            shard = load_shard(
-                Path(request.model_path),
-                lambda layers: layers_of(self._rank, choose_split(request.split, layers, request.ranks)),
-                dtype=request.dtype,
-                memory_fraction=request.memory_fraction,
-                trust_remote_code=request.trust_remote_code,
-                progress=lambda done, total: answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total)),
+            self._member, shard = self._take_place(
+                request, lambda done, total: answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total))
             )
-        except (LoadError, BadSplit, RuntimeError, OSError) as error:
+        except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
             log.error("%s", error)
             answers.put(error)
             return
-        self._runner = Runner(shard.stage)
-        log.info(
-            "rank %d holds layers %d-%d: %s", self._rank, shard.stage.first, shard.stage.last - 1, shard.policy.reason
-        )
+        held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
+        log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
         loaded = wire.Loaded(
             first_layer=shard.stage.first,
             last_layer=shard.stage.last,
@@ -171,22 +164,44 @@ class Worker:
         )
         answers.put(wire.LoadProgress(done_bytes=shard.weight_bytes, total_bytes=shard.weight_bytes, loaded=loaded))
 
+    def _take_place(
+        self, request: wire.LoadRequest, progress: Callable[[int, int], None]
+    ) -> tuple[Member, LoadedShard]:
+        """The group is formed first: every rank does it now, and one that cannot load says so a moment later."""
+        path = Path(request.model_path)
+        if request.parallel == "tensor":
+            group = join_group(self._rank, request)
+            plan = TensorPlan(self._rank, tuple(request.weights))
+            shard = load_slices(path, plan, group, **_load_options(request), progress=progress)
+            return TensorMember(Runner(shard.stage), group), shard
+        link = open_link(self._rank, request, self._inbox)
+        shard = load_shard(
+            path,
+            lambda layers: layers_of(self._rank, choose_split(request.split, layers, request.ranks)),
+            **_load_options(request),
+            progress=progress,
+        )
+        return PipelineMember(Runner(shard.stage), link), shard
+
     def _run(self, step: Step) -> wire.Done:
-        runner, link = self._runner, self._link
-        if runner is None or link is None:
+        if self._member is None:
             return wire.Done(number=step.number, error=f"rank {self._rank} has no model loaded")
         try:
-            if not step.feeds:
-                runner.run(step)
-            else:
-                received = None if runner.stage.is_first else link.receive(step.number)
-                link.send(step.number, runner.run(step, None, received))
+            self._member.run(step)
         except (LinkLost, RuntimeError, ValueError) as error:
             log.exception("step %d failed", step.number)
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         return wire.Done(number=step.number, memory_bytes=resident_memory())
 
     def _forget(self) -> None:
-        if self._runner:
-            self._runner = Runner(self._runner.stage)
+        if self._member:
+            self._member.forget()
         self._inbox.clear()
+
+
+def _load_options(request: wire.LoadRequest) -> dict[str, Any]:
+    return {
+        "dtype": request.dtype,
+        "memory_fraction": request.memory_fraction,
+        "trust_remote_code": request.trust_remote_code,
+    }

@@ -7,10 +7,11 @@ collective only for what is already on its way. An idle rank therefore waits on 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -60,24 +61,62 @@ class CollectiveLink:
             self._sender.close()
 
 
+class CannotJoin(RuntimeError):
+    """A group that cannot be formed: says what is missing."""
+
+
 def join_ring(rank: int, hosts: Sequence[str]) -> mx.distributed.Group:
     """Form a ring over `hosts` (ip:port in rank order). Every rank must call this at about the same time."""
-    descriptor, name = tempfile.mkstemp(prefix="chorus-ring-", suffix=".json")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump([[host] for host in hosts], file)
-        os.environ["MLX_RANK"], os.environ["MLX_HOSTFILE"] = str(rank), name
-        return mx.distributed.init(strict=True, backend="ring")
-    finally:
-        Path(name).unlink()
+    return _init("ring", {"MLX_RANK": str(rank)}, {"MLX_HOSTFILE": [[host] for host in hosts]})
 
 
 def join_mpi(rank: int, size: int) -> mx.distributed.Group:
     """The group that mpirun made; its ranks must be ours."""
-    group = mx.distributed.init(strict=True, backend="mpi")
+    group = _init("mpi", {}, {})
     if (group.rank(), group.size()) != (rank, size):
-        raise RuntimeError(
+        raise CannotJoin(
             f"mpi made this rank {group.rank()} of {group.size()} where the plan says {rank} of {size}: "
             "start all ranks by one mpirun"
         )
     return group
+
+
+def join_jaccl(rank: int, devices: Sequence[Sequence[str | None]], coordinator: str) -> mx.distributed.Group:
+    """RDMA over Thunderbolt. `devices[i][j]` is the device by which rank i reaches rank j."""
+    check_devices(devices)
+    settings = {"MLX_RANK": str(rank), "MLX_JACCL_COORDINATOR": coordinator, "MLX_METAL_FAST_SYNCH": "1"}
+    return _init("jaccl", settings, {"MLX_IBV_DEVICES": devices})
+
+
+def join_nccl(rank: int, size: int, coordinator: str) -> mx.distributed.Group:
+    host, _, port = coordinator.rpartition(":")
+    settings = {"MLX_RANK": str(rank), "MLX_WORLD_SIZE": str(size), "NCCL_HOST_IP": host, "NCCL_PORT": port}
+    return _init("nccl", settings, {})
+
+
+def check_devices(devices: Sequence[Sequence[str | None]]) -> None:
+    """A square of names with nothing on the diagonal, or jaccl would wait for ever."""
+    size = len(devices)
+    for rank, row in enumerate(devices):
+        if len(row) != size:
+            raise CannotJoin(f"the RDMA devices of rank {rank} are {len(row)} for {size} ranks: give one per peer")
+        for peer, device in enumerate(row):
+            if (peer == rank) != (device is None):
+                wrong = "itself by a device" if peer == rank else f"rank {peer} by no device"
+                raise CannotJoin(f"rank {rank} reaches {wrong}: the matrix has null on its diagonal and only there")
+
+
+def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]) -> mx.distributed.Group:
+    """Named and strict: MLX would otherwise fall back to a group of one in silence."""
+    with contextlib.ExitStack() as cleanup:
+        for variable, content in files.items():
+            descriptor, name = tempfile.mkstemp(prefix=f"chorus-{backend}-", suffix=".json")
+            cleanup.callback(Path(name).unlink)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(content, file)
+            os.environ[variable] = name
+        os.environ.update(settings)
+        try:
+            return mx.distributed.init(strict=True, backend=backend)
+        except (RuntimeError, ValueError) as error:
+            raise CannotJoin(f"the {backend} group did not form: {error}") from error

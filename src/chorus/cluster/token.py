@@ -1,0 +1,79 @@
+"""The secret that lets a node into a cluster. It is proved, never sent; everything derived from it goes one way."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+
+PREFIX = "chorus1"
+SECRET_BYTES = 20
+_CHECK_LENGTH = 4
+
+
+class BadToken(ValueError):
+    """Not a token of ours: says what it looks like and what to do."""
+
+
+@dataclass(frozen=True)
+class Token:
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls) -> Token:
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        prefix, _, rest = text.strip().lower().partition("-")
+        body, _, check = rest.partition("-")
+        if prefix != PREFIX:
+            raise BadToken(_foreign(text.strip()))
+        try:
+            secret = base64.b32decode(body.upper())
+        except binascii.Error:
+            secret = b""
+        if len(secret) != SECRET_BYTES or check != _check(secret):
+            raise BadToken("the token is incomplete or mistyped: copy it again from `chorus token show`")
+        return cls(secret)
+
+    @property
+    def text(self) -> str:
+        return f"{PREFIX}-{base64.b32encode(self.secret).decode().lower()}-{_check(self.secret)}"
+
+    @property
+    def tag(self) -> str:
+        """Public: lets the two sides of one token find each other in announcements."""
+        return self._derive("tag").hex()[:16]
+
+    @property
+    def key(self) -> bytes:
+        return self._derive("join")
+
+    def _derive(self, purpose: str) -> bytes:
+        return hmac.digest(self.secret, f"chorus token {purpose}".encode(), hashlib.sha256)
+
+
+def _check(secret: bytes) -> str:
+    return base64.b32encode(hashlib.sha256(b"check" + secret).digest()).decode().lower()[:_CHECK_LENGTH]
+
+
+def _foreign(text: str) -> str:
+    if is_localai_token(text):
+        return (
+            "this is a token of LocalAI's own p2p, which hands over tunnels without a rank 0: "
+            "make one with `chorus token new` and use it here, or start `chorus worker mlx-distributed --hostfile`"
+        )
+    return f"a token starts with {PREFIX}-: make one with `chorus token new` on the first machine"
+
+
+def is_localai_token(text: str) -> bool:
+    """Theirs is base64 of a YAML document that names a one-time-password scheme and a room."""
+    try:
+        decoded = base64.b64decode(text, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return False
+    return "otp:" in decoded or "room:" in decoded or "rendezvous:" in decoded

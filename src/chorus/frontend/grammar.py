@@ -1,0 +1,101 @@
+"""Grammars that clients ask for: made from what they sent, and checked before the engine sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from chorus.frontend.messages import Grammar
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_LONGEST_REASON = 300
+
+
+class GrammarError(ValueError):
+    """What the client sent is no grammar; the message says why, in one line."""
+
+
+def json_object() -> Grammar:
+    return json_schema({"type": "object"})
+
+
+def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def regex(pattern: str) -> Grammar:
+    return Grammar("regex", pattern)
+
+
+def one_of(choices: Sequence[str]) -> Grammar:
+    return Grammar("lark", "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+
+
+def rules(source: str) -> Grammar:
+    """Lark as llguidance reads it, or llama.cpp's GBNF, told apart by how a rule is written."""
+    if not _GBNF_RULE.search(source):
+        return Grammar("lark", source)
+    try:
+        return Grammar("lark", gbnf_to_lark(source))
+    except Exception as error:  # the converter raises whatever its own parser trips over
+        raise GrammarError(f"not a GBNF grammar: {_one_line(str(error))}") from None
+
+
+def either(first: Grammar, second: Grammar) -> Grammar:
+    """A text that one of the two allows."""
+    return _composed("start: @first | @second", first=first, second=second)
+
+
+def after_reasoning(end_tag: str, grammar: Grammar) -> Grammar:
+    """Free text up to the tag that ends the model's reasoning, then what the grammar allows."""
+    text = f"start: reasoning SPACE? @answer\nreasoning[suffix={json.dumps(end_tag)}]: /(?s:.*)/\nSPACE: /[ \\n\\t]+/\n"
+    return _composed(text, answer=grammar)
+
+
+def check(grammar: Grammar) -> None:
+    if problem := LLMatcher.validate_grammar(_compiled_form(grammar)):
+        raise GrammarError(_one_line(problem))
+
+
+def _compiled_form(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.source)
+        case "llguidance":
+            return grammar.source
+
+
+def _composed(lark: str, **parts: Grammar) -> Grammar:
+    grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
+    for name, part in parts.items():
+        grammars += _named(name, part)
+    return Grammar("llguidance", json.dumps({"grammars": grammars}, ensure_ascii=False))
+
+
+def _named(name: str, grammar: Grammar) -> list[dict[str, Any]]:
+    match grammar.kind:
+        case "json_schema":
+            return [{"name": name, "json_schema": json.loads(grammar.source)}]
+        case "regex":
+            pattern = grammar.source.replace("/", r"\/")
+            return [{"name": name, "lark_grammar": f"start: /{pattern}/"}]
+        case "lark":
+            return [{"name": name, "lark_grammar": grammar.source}]
+        case "llguidance":
+            first, *rest = json.loads(grammar.source)["grammars"]
+            return [{**first, "name": name}, *rest]
+
+
+def _one_line(text: str) -> str:
+    """The library shows the place with lines of source and a pointer; one line of it is enough to find it again."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"

@@ -1,0 +1,59 @@
+"""What a following rank does with a step, by the way the model is divided."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from chorus.shard.graph_tokens import GraphTokens
+from chorus.shard.runner import Runner
+from chorus.shard.steps import Step
+from chorus.shard.tensor import from_leader
+from chorus.transport.links import Link
+
+
+class Member(Protocol):
+    def run(self, step: Step) -> None: ...
+
+    def forget(self) -> None:
+        """Drop every sequence: their leader is gone."""
+        ...
+
+
+class PipelineMember:
+    """Takes activations from the stage before, hands its own to the next."""
+
+    def __init__(self, runner: Runner, link: Link) -> None:
+        self._runner = runner
+        self._link = link
+
+    def run(self, step: Step) -> None:
+        if not step.feeds:
+            self._runner.run(step)
+            return
+        received = None if self._runner.stage.is_first else self._link.receive(step.number)
+        self._link.send(step.number, self._runner.run(step, None, received))
+
+    def forget(self) -> None:
+        self._runner = Runner(self._runner.stage)
+
+
+class TensorMember:
+    """Runs the same forwards as the leader on its own slices; tokens arrive inside the graph."""
+
+    def __init__(self, runner: Runner, group: mx.distributed.Group) -> None:
+        self._runner = runner
+        self._group = group
+        self._tokens = GraphTokens()
+
+    def run(self, step: Step) -> None:
+        outputs = self._runner.run(step, self._tokens.of(step))
+        if step.logits:
+            tokens = from_leader(mx.zeros((len(step.feeds),), mx.uint32), self._group, after=outputs)
+            mx.async_eval(tokens)
+            self._tokens.note(step, tokens)
+
+    def forget(self) -> None:
+        self._runner = Runner(self._runner.stage)
+        self._tokens = GraphTokens()

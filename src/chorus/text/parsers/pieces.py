@@ -1,0 +1,69 @@
+"""What a parser gives out, and the one interface that every parser has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCallStart:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ToolCallArguments:
+    """A piece of the JSON arguments of call `index`; joined, the pieces of a finished call are one JSON value."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+class OutputParser(Protocol):
+    """One answer's text in, in any cuts; its parts out. The outcome never depends on where the text was cut.
+
+    Nothing raises on what a model wrote. Markup that turns out to be none (wrong from its start on, or mentioned in
+    prose) comes out as Content, as it was written. A call whose name is known is given as a call from then on.
+    """
+
+    def push(self, text: str) -> list[Piece]:
+        """The parts that this text completes; only what may still become markup is held back."""
+
+    def flush(self) -> list[Piece]:
+        """The text has ended. What was held back comes out.
+
+        A call cut off after its name keeps the arguments it has: they are not closed, so that nobody takes half a
+        command for a whole one. Cut off before its name was known, its text becomes Content, without the markers.
+        """
+
+
+def merged(pieces: list[Piece]) -> list[Piece]:
+    """Neighbours of one kind become one: fewer events for a client, and one way to write an outcome."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        match piece, last:
+            case (Content(text), Content(before)):
+                joined[-1] = Content(before + text)
+            case (Reasoning(text), Reasoning(before)):
+                joined[-1] = Reasoning(before + text)
+            case (ToolCallArguments(index, text), ToolCallArguments(same, before)) if index == same:
+                joined[-1] = ToolCallArguments(index, before + text)
+            case _:
+                joined.append(piece)
+    return joined

@@ -1,0 +1,156 @@
+"""Text that arrives in pieces, read as if it were all there.
+
+Parsers are written as generators: straight code that yields where it must wait for more text. Every decision waits
+until the characters it depends on have arrived, so where the text was cut can never change an outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Sink = Callable[[str], None]
+
+
+class Malformed(Exception):
+    """What looked like a call is none; what was read of it and not yet used is ordinary text."""
+
+
+class CutOff(Exception):
+    """The text ended in the middle of a call."""
+
+
+class Markers:
+    """A set of fixed strings to look for. None may begin another one: then the first match is the only one."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self.strings = tuple(dict.fromkeys(strings))
+        for one in self.strings:
+            if not one or any(other != one and other.startswith(one) for other in self.strings):
+                raise ValueError(f"marker {one!r} is empty or begins another one")
+        self._pattern = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
+        self._first = frozenset(string[0] for string in self.strings)
+        self._longest = max(map(len, self.strings), default=1)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return self._pattern.search(text)
+
+    def at_start(self, text: str) -> str | None:
+        found = self._pattern.match(text)
+        return found.group() if found else None
+
+    def may_become(self, text: str) -> bool:
+        """True if more text could turn this into a marker."""
+        return any(len(text) < len(string) and string.startswith(text) for string in self.strings)
+
+    def open_length(self, text: str) -> int:
+        """The length of the longest ending of the text that more text could turn into a marker."""
+        begin = max(0, len(text) - self._longest + 1)
+        for at in range(begin, len(text)):
+            if text[at] in self._first and self.may_become(text[at:]):
+                return len(text) - at
+        return 0
+
+    def without(self, text: str) -> str:
+        """The text with its markers taken out, a half one at its end included."""
+        text = self._pattern.sub("", text)
+        return text[: len(text) - self.open_length(text)]
+
+
+def one(marker: str) -> Markers:
+    return Markers((marker,))
+
+
+class Source:
+    """The text read so far and not yet used, with a record of what was used but not yet accounted for."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._record: list[str] = []
+        self.ended = False
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def commit(self) -> None:
+        """What was read so far has come out in some form, or was markup that has been understood."""
+        self._record.clear()
+
+    def unaccounted(self) -> str:
+        text = "".join(self._record)
+        self._record.clear()
+        return text
+
+    def take(self, count: int) -> str:
+        text = self._text[self._at : self._at + count]
+        self._at += count
+        self._record.append(text)
+        return text
+
+    def rest(self) -> str:
+        return self._text[self._at :]
+
+    def peek(self) -> Steps[str]:
+        """The next character, not used up; empty at the end of the text."""
+        while self._at >= len(self._text) and not self.ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def skip_space(self) -> Steps[str]:
+        return (yield from self.take_while(str.isspace))
+
+    def take_while(self, wanted: Callable[[str], bool]) -> Steps[str]:
+        taken = ""
+        while (character := (yield from self.peek())) and wanted(character):
+            taken += self.take(1)
+        return taken
+
+    def take_marker(self, markers: Markers) -> Steps[str | None]:
+        """Use up the marker that the text goes on with, if it does."""
+        while markers.may_become(self.rest()) and not self.ended:
+            yield
+        if marker := markers.at_start(self.rest()):
+            self.take(len(marker))
+        return marker
+
+    def expect(self, markers: Markers) -> Steps[str]:
+        """Skip space, then use up one of the markers; inside a call, where nothing else may stand."""
+        yield from self.skip_space()
+        if marker := (yield from self.take_marker(markers)):
+            return marker
+        if self.ended and markers.may_become(self.rest()):
+            raise CutOff
+        raise Malformed
+
+    def until(self, markers: Markers, sink: Sink) -> Steps[str | None]:
+        """Pass text on to the first marker and use that up; None if the text ended before."""
+        while True:
+            text = self.rest()
+            if found := markers.search(text):
+                if found.start():
+                    sink(self.take(found.start()))
+                return self.take(len(found.group()))
+            safe = len(text) if self.ended else len(text) - markers.open_length(text)
+            if safe:
+                sink(self.take(safe))
+            if self.ended:
+                return None
+            yield
+
+    def inside(self, markers: Markers, sink: Sink) -> Steps[str]:
+        """As `until`, inside a call: its end must come."""
+        marker = yield from self.until(markers, sink)
+        if marker is None:
+            raise CutOff
+        return marker
+
+    def collect(self, markers: Markers) -> Steps[tuple[str, str]]:
+        """The text up to a marker, whole, and the marker."""
+        parts: list[str] = []
+        marker = yield from self.inside(markers, parts.append)
+        return "".join(parts), marker
