@@ -15,6 +15,7 @@ from chorus.cluster.costs import Link, Links, Node, Workload, predict_pipeline, 
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.plan import DoesNotFit, Plan, PlanError
 from chorus.cluster.planner import Wish, plan
+from chorus.cluster.planner_search import best_split
 from chorus.cluster.planner_split import apportion
 from chorus.cluster.planner_tensor import _sums, predict_tensor, slice_table
 from tests.cluster.clusters import GB, MB, WORKLOADS, clusters, links, mac, model, models
@@ -22,7 +23,7 @@ from tests.cluster.clusters import GB, MB, WORKLOADS, clusters, links, mac, mode
 FIXED = ("uniform", "memory_proportional", "compute_proportional", "balanced")
 STUDIO, MINI = mac("studio", 48, 30), mac("mini", 16, 10)
 
-properties = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 def try_plan(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Workload, wish: Wish) -> Plan | PlanError:
@@ -176,6 +177,26 @@ def test_auto_is_the_best_of_all_plans_up_to_six_nodes(
         assert auto.prediction.request_seconds == pytest.approx(best, rel=1e-6)
 
 
+@settings(properties, max_examples=200)
+@given(models(most_layers=9), clusters(most_nodes=3), links(), st.sampled_from([1, 8, 64]), st.sampled_from([2, 7, 60]))
+def test_a_chain_is_cut_where_the_whole_request_is_quickest(
+    facts: ModelFacts, nodes: list[Node], link: Links, output: int, chunks: int
+) -> None:
+    work = Workload(prompt=64 * chunks, output=output, context=4096, chunk=64, reserve=0)
+    stages = [stage_table(facts, node, work) for node in nodes]
+    layers = len(facts.layers)
+    cuts = [(0, *cut, layers) for cut in combinations(range(1, layers), len(nodes) - 1)]
+    outcomes = [
+        predict_pipeline(facts, stages, link, work, bounds).request_seconds
+        for bounds in cuts
+        if all(stage.fits[run] for stage, run in zip(stages, pairwise(bounds), strict=True))
+    ]
+    found = best_split(facts, stages, link, work)
+    assert (found is None) == (not outcomes)
+    if found:
+        assert found.seconds == pytest.approx(min(outcomes), rel=1e-9)
+
+
 @settings(properties, max_examples=30)
 @given(models(most_layers=5), clusters(most_nodes=4), links(), WORKLOADS)
 def test_the_leader_asked_for_leads_and_the_plan_is_the_best_of_those(
@@ -242,7 +263,7 @@ def test_a_wish_that_makes_no_sense_is_refused(wish: Wish, message: str) -> None
 
 
 def test_a_custom_split_that_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
-    with pytest.raises(DoesNotFit, match=r"needs .* more memory \(on mini .*\): the nearest split that fits is 30,30"):
+    with pytest.raises(DoesNotFit, match=r"needs .* more memory \(on mini .*\): the nearest split that fits is 24,36"):
         plan(model(60), [STUDIO, MINI], Links(), Workload(), Wish("custom", layers=(10, 50)))
 
 
@@ -296,7 +317,7 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_would_fit() -> None
         plan(model(100), [mac("one", 24, 30)], Links(), Workload())
     # 40 GB of layers, 0.6 GB of ends, and about 2 GB of cache, activations and reserve on a machine of 24.
     assert 17 * GB < caught.value.missing < 20 * GB
-    assert caught.value.hints == ("a 4-bit version fits", "or add a 24 GB node")
+    assert caught.value.hints == ("an 8-bit version fits", "or add a 32 GB node")
     assert str(caught.value).startswith("needs 1")
 
 

@@ -52,7 +52,8 @@ UPSTREAM = (
 )
 
 LAYERS = 4
-SHORTENED = (*OWN, "mistral")
+# Name their layers by number.
+LONG = ("kimi_linear",)
 
 THREE_GROUPS = {
     "hidden_size": 192,
@@ -73,6 +74,16 @@ BY_THREE = {
     "moe_intermediate_size": 192,
     "linear_num_key_heads": 3,
     "linear_num_value_heads": 6,
+    "num_heads": 6,
+    "num_attention_groups": 3,
+    "o_groups": 3,
+    "ffn_hidden_size": 192,
+    "expert_ffn_hidden_size": 192,
+    "dense_intermediate_size": 192,
+    "shared_intermediate_size": 192,
+    "shared_expert_intermediate_size": 192,
+    "share_expert_dim": 192,
+    "vocab_size": 384,
 }
 
 
@@ -126,18 +137,19 @@ def _sized(label: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """The tiny configuration with other sizes, as far as it has them."""
     config = dict(ARCHITECTURES[label])
     if "text_config" in config:
-        config["text_config"] = _overridden(config["text_config"], sizes)
-        return config
-    return _overridden(config, sizes)
+        return {**config, "text_config": _shortened(_overridden(config["text_config"], sizes))}
+    return _shortened(_overridden(config, sizes))
 
 
 def _overridden(config: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    changed = {**config, **{key: value for key, value in sizes.items() if key in config}}
-    return _shortened(changed) if config["model_type"] in SHORTENED else changed
+    nested = {key: _overridden(value, sizes) for key, value in config.items() if isinstance(value, dict)}
+    return {**config, **nested, **{key: value for key, value in sizes.items() if key in config}}
 
 
 def _shortened(config: dict[str, Any]) -> dict[str, Any]:
     """Fewer layers, still of every kind: no rule looks from one layer to the next."""
-    layers = config["num_hidden_layers"]
+    layers = config.get("num_hidden_layers")
+    if layers is None or config["model_type"] in LONG:
+        return config
     short = {key: value[:LAYERS] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
     return {**config, **short, "num_hidden_layers": LAYERS}

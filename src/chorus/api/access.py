@@ -21,6 +21,15 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SCOPE_KEY = "chorus.record"
 _LONGEST_PATH = 200
 
+# For an API that is no place for pages; a route that does serve one sets its own.
+_SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
 
 @dataclass
 class Record:
@@ -30,6 +39,8 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+    owner: str = ""
+    """The id of the key that was shown; empty where none is needed."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -57,7 +68,10 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 started = True
                 record.status = record.status or message["status"]
-                MutableHeaders(scope=message)[_HEADER] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers[_HEADER] = record.request_id
+                for name, value in _SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -66,7 +80,7 @@ class AccessLog:
             log.exception("request %s broke", record.request_id)
             if started:
                 raise
-            await internal().response()(scope, receive, send_named)
+            await internal().response(scope["path"], record.request_id)(scope, receive, send_named)
         finally:
             _write_line(scope, record)
 
@@ -84,6 +98,7 @@ def _write_line(scope: Scope, record: Record) -> None:
         "status": record.status,
         "request_id": record.request_id,
         "seconds": round(record.elapsed(), 4),
+        **({"key": record.owner} if record.owner else {}),
         **record.figures,
     }
     quiet = path.startswith("/health")

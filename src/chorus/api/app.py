@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 import chorus
-from chorus.api import errors, meta, openai_chat, openai_completions
+from chorus.api import describe, errors, meta
 from chorus.api.access import AccessLog
+from chorus.api.auth import Guard
+from chorus.api.chat import routes as chat
+from chorus.api.completions import routes as completions
 from chorus.api.service import Service
 
 
@@ -24,13 +28,23 @@ def create_app(service: Service) -> FastAPI:
         version=chorus.__version__,
         lifespan=lifespan,
         redirect_slashes=False,
-        # The bodies are checked by our own types, which this page would not show; and it loads scripts from elsewhere.
+        # The pages that show the description load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,
     )
-    for routes in (openai_chat, openai_completions, meta):
+    for routes in (chat, completions, meta):
         app.include_router(routes.router(service))
     errors.install(app)
+    describe.install(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(Guard, keys=service.settings.keys)
+    if service.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     app.add_middleware(AccessLog)
     return app

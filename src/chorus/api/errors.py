@@ -1,4 +1,4 @@
-"""Every error leaves in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Every error leaves in the shape of the protocol it was met in: OpenAI's, or Anthropic's under /v1/messages."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.message = message
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         self._error = {"message": message, "type": type, "param": param, "code": code}
         self._extra = dict(extra or {})
@@ -45,8 +46,29 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": self._error, **self._extra}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+    def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        body = {"type": "error", "error": {"type": kind, "message": self.message}}
+        return body if request_id is None else {**body, "request_id": request_id}
+
+    def response(self, path: str, request_id: str | None = None) -> JSONResponse:
+        body = self.anthropic_body(request_id) if speaks_anthropic(path) else self.body()
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def invalid(message: str, param: str | None, code: str | None = "invalid_value") -> ApiError:
@@ -107,13 +129,13 @@ def field_path(location: tuple[int | str, ...]) -> str | None:
 
 
 def install(app: FastAPI) -> None:
-    async def api_error(_: Request, error: Exception) -> JSONResponse:
+    async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.url.path)
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        response = _plain_http(request.method, request.url.path, error).response()
+        response = _plain_http(request.method, request.url.path, error).response(request.url.path)
         response.headers.update(error.headers or {})
         return response
 

@@ -1,12 +1,12 @@
-"""One generation becomes one HTTP answer, whole or as server-sent events, in whichever wire format is asked for."""
+"""Generations become one HTTP answer, whole or as server-sent events, in whichever wire format is asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 from fastapi.responses import JSONResponse, Response
@@ -14,88 +14,91 @@ from starlette.types import Receive, Scope, Send
 
 from chorus.api.access import Record, record_of
 from chorus.api.errors import ApiError, from_engine, internal
+from chorus.api.figures import Outcome, sum_up
 from chorus.api.lifetime import Cause, Interrupted
-from chorus.api.service import Service
+from chorus.api.service import Prepared, Service
+from chorus.frontend.answer import AnswerDelta, AnswerEnd
+from chorus.frontend.blocks import Blocks
 from chorus.frontend.errors import EngineError
-from chorus.frontend.generation import Delta, Finished, TextGeneration
+from chorus.frontend.messages import TokenLogprobs
 
 log = logging.getLogger(__name__)
-
-DONE = b"data: [DONE]\n\n"
 
 _LAST_WORD_SECONDS = 2.0
 
 
+class WholeAnswer:
+    """One choice, gathered."""
+
+    def __init__(self) -> None:
+        self.blocks = Blocks()
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.end: AnswerEnd | None = None
+
+    def take(self, delta: AnswerDelta) -> None:
+        for _ in self.blocks.push(delta.pieces):
+            pass
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+
+    @property
+    def ended(self) -> AnswerEnd:
+        assert self.end is not None
+        return self.end
+
+
 class WireFormat(Protocol):
+    """A protocol's way to say it. Made for one request, so it may remember what it has said."""
+
+    keep_alive: bytes
+
     def opening(self) -> bytes:
-        """Before the first text."""
+        """Before the first piece of a stream."""
 
-    def piece(self, delta: Delta) -> bytes:
-        """A piece of the answer."""
+    def delta(self, delta: AnswerDelta) -> bytes:
+        """What came; empty where there is nothing to say yet."""
 
-    def closing(self, finished: Finished, performance: Performance) -> bytes:
-        """After the last text."""
+    def end(self, end: AnswerEnd) -> bytes:
+        """One choice is complete."""
 
-    def whole(self, text: str, tokens: list[int], finished: Finished, performance: Performance) -> dict[str, Any]:
+    def closing(self, outcome: Outcome) -> bytes:
+        """All are."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The stream breaks off here."""
+
+    def whole(self, answers: Sequence[WholeAnswer], outcome: Outcome) -> dict[str, Any]:
         """The answer in one body."""
 
 
-@dataclass(frozen=True)
-class Performance:
-    prompt_tokens_per_second: float | None
-    generation_tokens_per_second: float | None
-    time_to_first_token_seconds: float | None
-    queue_seconds: float
-    cached_tokens: int
-
-
-def measure(finished: Finished, first_token_seconds: float | None) -> Performance:
-    """A rate that has no duration to be measured over is None: one token has no speed."""
-    timing = finished.timing
-    return Performance(
-        prompt_tokens_per_second=_rate(timing.prompt_tokens - timing.cached_tokens, timing.prompt_seconds),
-        generation_tokens_per_second=_rate(timing.generated_tokens - 1, timing.generation_seconds),
-        time_to_first_token_seconds=None if first_token_seconds is None else round(first_token_seconds, 6),
-        queue_seconds=round(timing.queue_seconds, 6),
-        cached_tokens=timing.cached_tokens,
-    )
-
-
-def usage_body(finished: Finished) -> dict[str, Any]:
-    usage = finished.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def performance_body(performance: Performance) -> dict[str, Any]:
-    return asdict(performance)
-
-
-def event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def sse(data: dict[str, Any], event: str | None = None) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {text}\n\n".encode()
 
 
 class GenerationResponse(Response):
-    """Runs the generation itself, so that one block owns it from its first token to the end of its client."""
+    """Runs the generations itself, so that one block owns them from the first token to the end of their client."""
 
-    def __init__(self, service: Service, generation: TextGeneration, wire: WireFormat, stream: bool) -> None:
+    def __init__(self, service: Service, prepared: Prepared, wire: WireFormat, stream: bool) -> None:
         super().__init__()
         self._service = service
-        self._generation = generation
+        self._choices = prepared.choices
+        self._per_prompt = len(prepared.choices) // len(prepared.prompts)
         self._wire = wire
         self._stream = stream
         self._started = False
+        self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         try:
-            async with self._service.lifetimes.begin(receive), aclosing(self._generation):
-                answer = self._answer_stream if self._stream else self._answer_whole
-                await answer(record, scope, receive, send)
+            async with self._service.lifetimes.begin(receive), aclosing(self._choices):
+                if self._stream:
+                    await self._answer_stream(record, send)
+                else:
+                    await JSONResponse(await self._answer_whole(record))(scope, receive, send)
         except EngineError as error:
             await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
@@ -116,63 +119,85 @@ class GenerationResponse(Response):
             raise error
         try:
             async with asyncio.timeout(_LAST_WORD_SECONDS):
-                await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+                await send({"type": "http.response.body", "body": self._wire.failure(error), "more_body": False})
         except TimeoutError:
             log.warning("request %s: its client does not read, so it was not told why it ended", record.request_id)
 
-    async def _answer_whole(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces: list[str] = []
-        tokens: list[int] = []
-        async for item in self._generation:
-            if isinstance(item, Finished):
-                performance = _note(record, item)
-                body = self._wire.whole("".join(pieces), tokens, item, performance)
-                await JSONResponse(body)(scope, receive, send)
-                return
-            _note_first(record, item)
-            pieces.append(item.text)
-            tokens.extend(item.tokens)
+    async def _answer_whole(self, record: Record) -> dict[str, Any]:
+        answers = [WholeAnswer() for _ in range(len(self._choices))]
+        async for item in self._choices:
+            if isinstance(item, AnswerEnd):
+                answers[item.choice].end = item
+            else:
+                _note_first(record, item)
+                answers[item.choice].take(item)
+        return self._wire.whole(answers, self._note(record, [answer.ended for answer in answers]))
 
-    async def _answer_stream(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_stream(self, record: Record, send: Send) -> None:
+        ends: list[AnswerEnd] = []
         # The status is not sent before the engine has accepted the request and begun.
-        async for item in self._generation:
-            pending = b""
-            if not self._started:
-                self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                pending = self._wire.opening()
-            if isinstance(item, Finished):
-                pending += self._wire.closing(item, _note(record, item)) + DONE
-                await send({"type": "http.response.body", "body": pending, "more_body": False})
-                return
-            _note_first(record, item)
-            pending += self._wire.piece(item)
-            if pending:
-                await send({"type": "http.response.body", "body": pending, "more_body": True})
+        pending = await self._begin(send, ends, record)
+        async with self._kept_alive(send):
+            while len(ends) < len(self._choices):
+                if pending:
+                    await self._send(send, pending)
+                pending = self._say(await anext(self._choices), ends, record)
+        pending += self._wire.closing(self._note(record, ends))
+        await send({"type": "http.response.body", "body": pending, "more_body": False})
+
+    async def _begin(self, send: Send, ends: list[AnswerEnd], record: Record) -> bytes:
+        first = await anext(self._choices)
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        return self._wire.opening() + self._say(first, ends, record)
+
+    def _say(self, item: AnswerDelta | AnswerEnd, ends: list[AnswerEnd], record: Record) -> bytes:
+        if isinstance(item, AnswerEnd):
+            ends.append(item)
+            return self._wire.end(item)
+        _note_first(record, item)
+        return self._wire.delta(item)
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._sent = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
+        """Proxies cut connections on which nothing moves; a task of its own costs the tokens nothing."""
+        task = asyncio.create_task(self._keep_alive(send))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _keep_alive(self, send: Send) -> None:
+        every = self._service.settings.limits.keep_alive_seconds
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        while True:
+            await asyncio.sleep(self._sent + every - clock())
+            if clock() >= self._sent + every:
+                await self._send(send, self._wire.keep_alive)
+
+    def _note(self, record: Record, ends: Sequence[AnswerEnd]) -> Outcome:
+        outcome = sum_up(ends, record.figures.get("ttft"), self._per_prompt)
+        record.figures.update(
+            prompt_tokens=outcome.usage.prompt_tokens,
+            generated_tokens=outcome.usage.completion_tokens,
+            tokens_per_second=outcome.performance.generation_tokens_per_second,
+            finish=ends[0].reason,
+        )
+        return outcome
 
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
+    (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
 
 
-def _note_first(record: Record, item: Delta) -> None:
+def _note_first(record: Record, item: AnswerDelta) -> None:
     if item.tokens and "ttft" not in record.figures:
         record.figures["ttft"] = record.elapsed()
-
-
-def _note(record: Record, finished: Finished) -> Performance:
-    performance = measure(finished, record.figures.get("ttft"))
-    record.figures.update(
-        prompt_tokens=finished.usage.prompt_tokens,
-        generated_tokens=finished.usage.completion_tokens,
-        tokens_per_second=performance.generation_tokens_per_second,
-        finish=finished.reason,
-    )
-    return performance
-
-
-def _rate(tokens: int, seconds: float) -> float | None:
-    return round(tokens / seconds, 3) if tokens > 0 and seconds > 0 else None

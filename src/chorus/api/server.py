@@ -15,7 +15,7 @@ from chorus.api.app import create_app
 from chorus.api.service import Service
 from chorus.api.settings import ApiSettings
 from chorus.frontend.engine_client import EngineClient
-from chorus.text.tokenizer import Tokenizer
+from chorus.frontend.vocabulary import ServedTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 
 def build_service(settings: ApiSettings) -> Service:
-    tokenizer = Tokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
     client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds)
     return Service(settings, client, tokenizer)
 

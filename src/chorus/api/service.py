@@ -1,30 +1,30 @@
-"""What all routes share: the engine link, the tokenizer, the served model, and the way from a body to a request."""
+"""What all routes share: the engine link, the tokenizer, the served model, and the way from a wish to its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import chorus
 from chorus.api.errors import ApiError, from_context, invalid, unavailable
 from chorus.api.lifetime import Lifetimes
-from chorus.api.openai_types import SamplingFields
-from chorus.api.settings import ApiSettings, SamplingDefaults
+from chorus.api.settings import ApiSettings
+from chorus.api.wish import Prompt, Wish, choose_sampling
+from chorus.frontend import grammar as grammars
+from chorus.frontend.answer import Answer
+from chorus.frontend.choices import Choices, choice_seed
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import ContextExceeded, EngineLost
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
-from chorus.frontend.messages import Sampling, draw_seed
+from chorus.frontend.messages import Grammar
+from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.proto import engine_pb2 as pb
 from chorus.text.errors import TextError
-from chorus.text.tokenizer import Tokenizer
+from chorus.text.parsers import ParserFamily, choose
 
 # About a millisecond of tokenizing; more than that would be felt by every running stream.
 _OFF_LOOP_CHARACTERS = 2000
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,21 @@ class EngineView:
         return self.state == "ready"
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that could be refused without the engine's queue has been; nothing is submitted yet."""
+
+    choices: Choices
+    prompts: tuple[tuple[int, ...], ...]
+    fingerprint: str
+
+
 class Service:
-    def __init__(self, settings: ApiSettings, client: EngineClient, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: ApiSettings, client: EngineClient, tokenizer: ServedTokenizer) -> None:
         self.settings = settings
         self.client = client
         self.tokenizer = tokenizer
+        self.parsers: ParserFamily = choose(tokenizer.chat_template, settings.tool_parser)
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self._ready: pb.Description | None = None
 
@@ -89,62 +99,89 @@ class Service:
         parts += [f"{rank.device}/{rank.dtype}/{rank.first_layer}-{rank.last_layer}" for rank in description.ranks]
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
 
-    async def prepare(
-        self, body: SamplingFields, prompt_field: str, tokenize: Callable[[], list[int]], size: int, label: str
-    ) -> tuple[TextGeneration, int, pb.Description]:
-        """Everything that can be refused without the engine's queue, in the order a client would mend it."""
-        self.check_model(body.model)
-        limits = self.settings.limits
-        if len(body.stop_strings) > limits.max_stop_strings:
-            raise invalid(f"stop: at most {limits.max_stop_strings} stop strings are accepted.", "stop")
-        if len(body.logit_bias or ()) > limits.max_logit_biases:
-            raise invalid(f"logit_bias: at most {limits.max_logit_biases} tokens are accepted.", "logit_bias")
+    async def prepare(self, wish: Wish, label: str, owner: str) -> Prepared:
+        """Refuses in the order in which a client would mend it."""
+        self.check_model(wish.model)
+        self._check_amounts(wish)
+        await check_grammar(wish.grammar, wish.fields.grammar)
         description = await self.ready()
-        for token in body.logit_bias or ():
+        for token in wish.sampling.logit_bias:
             if token >= description.vocabulary:
-                raise _outside_vocabulary(token, description.vocabulary, "logit_bias")
-        prompt = await self._tokens(tokenize, size, prompt_field)
-        if not prompt:
-            raise invalid(f"{prompt_field}: there is no token in it.", prompt_field)
-        if (largest := max(prompt)) >= description.vocabulary:
-            raise _outside_vocabulary(largest, description.vocabulary, prompt_field)
+                raise outside_vocabulary(token, description.vocabulary, "logit_bias")
+        requests: list[TextRequest] = []
+        for prompt in wish.prompts:
+            tokens = await self.prompt_tokens(prompt, wish.fields.prompt, description)
+            requests += self._requests(wish, tokens, description, label, owner)
+        answers = [self._answer(wish, choice, request) for choice, request in enumerate(requests)]
+        prompts = tuple(request.prompt for request in requests[:: wish.count])
+        return Prepared(Choices(answers), prompts, self.fingerprint(description))
+
+    async def prompt_tokens(self, prompt: Prompt, field: str, description: pb.Description) -> tuple[int, ...]:
+        try:
+            off_loop = prompt.size >= _OFF_LOOP_CHARACTERS
+            tokens = await asyncio.to_thread(prompt.tokenize) if off_loop else prompt.tokenize()
+        except TextError as error:
+            raise invalid(f"{field}: {error}.", field) from None
+        if not tokens:
+            raise invalid(f"{field}: there is no token in it.", field)
+        if (largest := max(tokens)) >= description.vocabulary:
+            raise outside_vocabulary(largest, description.vocabulary, field)
+        return tuple(tokens)
+
+    def _check_amounts(self, wish: Wish) -> None:
+        limits, fields = self.settings.limits, wish.fields
+        if len(wish.stops) > limits.max_stop_strings:
+            raise invalid(f"{fields.stop}: at most {limits.max_stop_strings} stop strings are accepted.", fields.stop)
+        if len(wish.sampling.logit_bias) > limits.max_logit_biases:
+            raise invalid(f"logit_bias: at most {limits.max_logit_biases} tokens are accepted.", "logit_bias")
+        if wish.count * len(wish.prompts) > limits.max_choices:
+            field = fields.count if wish.count > 1 else fields.prompt
+            raise invalid(f"{field}: at most {limits.max_choices} choices per request are accepted.", field)
+
+    def _requests(
+        self, wish: Wish, prompt: tuple[int, ...], description: pb.Description, label: str, owner: str
+    ) -> list[TextRequest]:
         try:
             budget = answer_budget(
-                len(prompt), body.asked_tokens, self.settings.sampling.max_tokens, self.context_length(description)
+                len(prompt), wish.max_tokens, self.settings.sampling.max_tokens, self.context_length(description)
             )
         except ContextExceeded as error:
-            raise from_context(error, prompt_field) from None
-        request = TextRequest(
-            prompt=tuple(prompt),
-            max_tokens=budget,
-            sampling=choose_sampling(body, self.settings.sampling),
-            stops=body.stop_strings,
-            label=label,
-        )
-        return TextGeneration(self.client, self.tokenizer, request), len(prompt), description
+            raise from_context(error, wish.fields.prompt) from None
+        sampling = choose_sampling(wish.sampling, self.settings.sampling)
+        reading, grammar = wish.reading, wish.grammar
+        if grammar and reading and reading.grammar_after_reasoning:
+            grammar = reading.grammar_after_reasoning(prompt, grammar)
+        return [
+            TextRequest(
+                prompt=prompt,
+                max_tokens=budget,
+                sampling=replace(sampling, seed=choice_seed(sampling.seed, number)),
+                stops=wish.stops,
+                label=label,
+                owner=owner,
+                logprobs=wish.logprobs,
+                top_logprobs=wish.top_logprobs,
+                grammar=grammar,
+                show_special=bool(reading and reading.show_special),
+            )
+            for number in range(wish.count)
+        ]
 
-    async def _tokens(self, tokenize: Callable[[], list[int]], size: int, prompt_field: str) -> list[int]:
-        try:
-            return tokenize() if size < _OFF_LOOP_CHARACTERS else await asyncio.to_thread(tokenize)
-        except TextError as error:
-            raise invalid(f"{prompt_field}: {error}.", prompt_field) from None
+    def _answer(self, wish: Wish, choice: int, request: TextRequest) -> Answer:
+        generation = TextGeneration(self.client, self.tokenizer, request)
+        if wish.reading is None:
+            return Answer(choice, generation)
+        return Answer(choice, generation, wish.reading.parser(request.prompt), wish.reading.most_calls)
 
 
-def choose_sampling(body: SamplingFields, defaults: SamplingDefaults) -> Sampling:
-    """The client's word, else the server's default, else the protocol's."""
-    top_k = _first(body.top_k, defaults.top_k, 0)
-    return Sampling(
-        seed=draw_seed() if body.seed is None else body.seed % 2**64,
-        temperature=_first(body.temperature, defaults.temperature, 1.0),
-        top_p=_first(body.top_p, defaults.top_p, 1.0),
-        top_k=max(top_k, 0),
-        min_p=_first(body.min_p, defaults.min_p, 0.0),
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-        repetition_context=_first(body.repetition_context_size, 20),
-        presence_penalty=_first(body.presence_penalty, 0.0),
-        frequency_penalty=_first(body.frequency_penalty, 0.0),
-        logit_bias=dict(body.logit_bias or {}),
-    )
+async def check_grammar(grammar: Grammar | None, field: str) -> None:
+    if grammar is None:
+        return
+    try:
+        # A large schema takes a while, and the check lets other threads run meanwhile.
+        await asyncio.to_thread(grammars.check, grammar)
+    except grammars.GrammarError as error:
+        raise invalid(f"{field}: it cannot be used: {error}.", field, "invalid_grammar") from None
 
 
 def not_ready(view: EngineView) -> ApiError:
@@ -157,9 +194,5 @@ def not_ready(view: EngineView) -> ApiError:
     )
 
 
-def _outside_vocabulary(token: int, vocabulary: int, field: str) -> ApiError:
+def outside_vocabulary(token: int, vocabulary: int, field: str) -> ApiError:
     return invalid(f"{field}: token {token} is outside the model's vocabulary of {vocabulary}.", field)
-
-
-def _first(*values: Value | None) -> Value:
-    return next(value for value in values if value is not None)

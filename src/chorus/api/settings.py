@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -32,9 +32,27 @@ class Limits(_Settings):
     request_timeout_seconds: Seconds = 3600.0
     max_stop_strings: int = Field(default=16, ge=1)
     max_logit_biases: int = Field(default=1024, ge=1)
+    max_choices: int = Field(default=64, ge=1)
+    """Answers to one request: its prompts times its n."""
+    max_tools: int = Field(default=256, ge=1)
+    max_inputs: int = Field(default=2048, ge=1)
+    """Texts in one embeddings request."""
+    max_stored_responses: int = Field(default=1000, ge=0)
+    max_stored_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    """What /v1/responses keeps in memory for previous_response_id; the oldest goes first."""
+    keep_alive_seconds: Seconds = 15.0
     connect_timeout_seconds: Seconds = 10.0
     describe_timeout_seconds: Seconds = 2.0
     shutdown_grace_seconds: float = Field(default=10.0, ge=0)
+
+
+class ApiKey(_Settings):
+    """Only the hash of a key is kept. Keys are long and random, so a plain SHA-256 cannot be searched."""
+
+    id: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    max_concurrent: int | None = Field(default=None, ge=1)
 
 
 class ApiSettings(_Settings):
@@ -52,10 +70,26 @@ class ApiSettings(_Settings):
     sampling: SamplingDefaults = SamplingDefaults()
     limits: Limits = Limits()
     trust_remote_code: bool = False
+    keys: tuple[ApiKey, ...] = ()
+    """Without any, everybody who can connect is served."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages from these origins may call the API; none by default."""
+    tool_parser: str | None = None
+    """How the model writes tool calls and reasoning, where its template does not tell."""
+    embeddings: bool | None = None
+    """Whether /v1/embeddings is served; by default the model's files decide."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
     configuration: dict[str, Any] = {}
     """Shown in /health as it is, so it holds nothing secret."""
+
+    @field_validator("keys")
+    @classmethod
+    def _names_are_unique(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+        names = [key.id for key in keys]
+        if doubled := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"there are two keys with the id {doubled!r}")
+        return keys
 
     def serves(self, model: str | None) -> bool:
         return model is None or model in {"default_model", self.model_id, self.model_name, *self.aliases}

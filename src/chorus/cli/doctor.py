@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
+import subprocess
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,19 +13,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from chorus.cli.output import fail
+from chorus.models import ModelError, resolve
 from chorus.platform.checks import Finding, can_run, examine
 from chorus.platform.probe import run_probe
 
+PARITY_SECONDS = 3600
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "missing": ("missing", "bold red")}
 
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    parity: Annotated[
+        str | None, typer.Option(help="Prove for this model that stages say what the whole model says.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="With --parity: layers of each rank, e.g. 20,7,3.")] = None,
+    ranks: Annotated[int, typer.Option(help="With --parity and no --split: how many even stages.")] = 2,
 ) -> None:
     """Show what Chorus found on this machine, what it chose, and how to fix what is missing.
 
     Example: chorus doctor --json
+
+    Example: chorus doctor --parity smollm2-135m --split 20,7,3
     """
+    if parity is not None:
+        _prove_parity(parity, split, ranks, json)
+        return
     with Console(stderr=True).status("Asking MLX and measuring a matrix product"):
         findings = examine(run_probe())
     ready = can_run(findings)
@@ -59,3 +74,36 @@ def verdict(findings: list[Finding]) -> str:
     if warnings:
         return f"[green]Chorus can run here[/], with {warnings} thing{'s' if warnings > 1 else ''} to improve."
     return "[green]Chorus can run here.[/]"
+
+
+def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> None:
+    """In a process of its own: the model's memory is given back, and MLX sees the right BLAS from its start."""
+    try:
+        path = resolve(model).path
+    except ModelError as error:
+        fail(str(error))
+    command = [sys.executable, "-m", "chorus.shard.parity", str(path), "--ranks", str(ranks)]
+    with Console(stderr=True).status(f"Running {model} whole, then in stages"):
+        done = subprocess.run(
+            [*command, *(["--split", split] if split else [])],
+            capture_output=True,
+            text=True,
+            timeout=PARITY_SECONDS,
+            check=False,
+        )
+    try:
+        report = json_format.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        fail(f"the parity run ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    if "error" in report:
+        fail(report["error"])
+    if as_json:
+        print(json_format.dumps(report, indent=2))
+    else:
+        print(
+            f"{model} split {','.join(map(str, report['split']))} ({report['dtype']}): "
+            f"{'the same' if report['equal'] else 'DIFFERENT'} {report['tokens']} greedy tokens, "
+            f"largest logit difference {report['largest_difference']:.3g}"
+        )
+    if not report["equal"]:
+        raise typer.Exit(1)

@@ -24,7 +24,7 @@ def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
     """One process a rank, the leader first; over mpi one mpirun that starts them all."""
     spec_file = folder / "engine.json"
     spec_file.write_text(spec.model_dump_json())
-    leader = Program("engine", python("-m", "chorus.engine", str(spec_file)))
+    leader = Program("engine", python("-m", "chorus.engine", str(spec_file)), failure_file=spec.failure_file)
     followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
     if spec.transport == "mpi" and followers:
         return [_under_mpirun([leader, *followers])]
@@ -57,4 +57,5 @@ def _under_mpirun(programs: Sequence[Program]) -> Program:
     for index, program in enumerate(programs):
         command += [":"] if index else []
         command += ["-n", "1", *program.arguments]
-    return Program("mpirun", command, {mpi.LIBRARY_VARIABLE: str(library)})
+    environment = {mpi.LIBRARY_VARIABLE: str(library)}
+    return Program("mpirun", command, environment, failure_file=programs[0].failure_file)

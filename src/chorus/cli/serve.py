@@ -137,8 +137,8 @@ def _find_model(name: str) -> LocalModel:
 async def _serve(settings: Settings, model: LocalModel, listener: socket.socket) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
-    address = f"unix:{folder}/engine.sock"
-    spec = engine_spec(settings, model, address, rank_addresses(folder, settings.engine.ranks))
+    address = engine_address(folder)
+    spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     front_end = front_end_program(api_settings(settings, model, address, listener), folder)
     supervisor = Supervisor(
         Group("ranks", rank_programs(spec, folder), lifeline, ENGINE_GRACE_SECONDS),
@@ -159,10 +159,14 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket)
         lifeline.cut()
 
 
-def engine_spec(settings: Settings, model: LocalModel, address: str, ranks: tuple[str, ...]) -> EngineSpec:
+def engine_address(folder: Path) -> str:
+    return f"unix:{folder}/engine.sock"
+
+
+def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tuple[str, ...]) -> EngineSpec:
     engine = settings.engine
     return EngineSpec(
-        address=address,
+        address=engine_address(folder),
         model_path=model.path,
         ranks=ranks,
         parallel=engine.parallel,
@@ -179,6 +183,7 @@ def engine_spec(settings: Settings, model: LocalModel, address: str, ranks: tupl
         max_queue=engine.max_queue,
         prefill_chunk=engine.prefill_chunk,
         trust_remote_code=engine.trust_remote_code,
+        failure_file=folder / "failure",
         step_log=engine.step_log and engine.step_log.resolve(),
         log_level=settings.log.level,
         log_json=settings.log.json_lines,

@@ -176,9 +176,8 @@ def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: W
         return _tensor_plan(facts, tensor, tables, work, wish, chain)
     assert chain is not None
     excluded = _excluded(facts, chain, tables, links, work)
-    notes = (
-        () if exact else (f"{len(tables)} nodes: a heuristic search, since {EXACT_NODES} is the most for an exact one",)
-    )
+    heuristic = f"{len(tables)} nodes: found by a heuristic; up to {EXACT_NODES} the search is exact"
+    notes = () if exact else (heuristic,)
     return _pipeline_plan(facts, chain, work, "auto", excluded, notes)
 
 

@@ -30,7 +30,7 @@ def _fewer_bits(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: 
     bits_now = 8 * facts.total.stored / max(1, facts.total.elements)
     for bits, with_scales in _BITS:
         if with_scales < bits_now * 0.9 and fits(facts.shrunk_to_bits(with_scales), nodes, work):
-            return f"a {bits}-bit version fits"
+            return f"{'an' if bits == 8 else 'a'} {bits}-bit version fits"
     return None
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from chorus.platform.lifeline import Lifeline
 
@@ -32,6 +33,13 @@ class Program:
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     descriptors: Sequence[int] = ()
+    failure_file: Path | None = None
+    """Where the process leaves the reason when it cannot start."""
+
+    def reason(self) -> str:
+        if self.failure_file and self.failure_file.is_file():
+            return self.failure_file.read_text().strip()
+        return f"{self.name} cannot start; its last log line says why"
 
 
 @dataclass(frozen=True)
@@ -57,9 +65,8 @@ class Group:
         self._grace = grace_seconds
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
-    @property
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self._running.items()}
+    def program(self, name: str) -> Program:
+        return next(program for program in self._programs if program.name == name)
 
     async def start(self) -> None:
         for program in self._programs:
@@ -135,7 +142,7 @@ class Supervisor:
             await group.start()
             name, code = await group.ended()
             if code == EXIT_CANNOT_START:
-                raise GaveUp(f"{name} cannot start; its last log line says why")
+                raise GaveUp(group.program(name).reason())
             if not self._policy.allows(restarts, time.monotonic()):
                 raise GaveUp(
                     f"{name} ended {len(restarts) + 1} times within {self._policy.within_seconds:g} s, last with "

@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 
 from chorus import platform
+from chorus.cluster.trust_identity import Identity
 from chorus.engine.spec import EngineSpec
 from chorus.platform import lifeline, logs
+from chorus.transport.channel import secure
 
 
 def main() -> int:
     lifeline.hold()
     spec = EngineSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
     logs.setup(spec.log_level, spec.log_json)
+    secure(Identity(spec.identity) if spec.identity else None, spec.insecure)
     platform.prepare(spec.threads)
     # Only now may MLX be imported: its BLAS has been taken over.
     from chorus.engine.process import run

@@ -172,6 +172,7 @@ def _load_request(spec: EngineSpec, followers: list[Follower], weights: tuple[in
     hosts = ["127.0.0.1" if a.startswith("unix:") else a.rpartition(":")[0] for a in spec.ranks]
     return wire.LoadRequest(
         model_path=str(spec.model_path),
+        model=spec.model,
         split=spec.split or (),
         ranks=len(spec.ranks),
         **_load_options(spec),

@@ -136,6 +136,8 @@ def run(spec: EngineSpec) -> int:
             log.info("stopped: %s", leader.run())
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
+            if spec.failure_file:
+                spec.failure_file.write_text(str(error))
             return EXIT_CANNOT_START
         except RankLost as error:
             engine.enter(wire.BROKEN, str(error))

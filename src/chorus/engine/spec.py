@@ -16,6 +16,12 @@ class EngineSpec(BaseModel):
     address: str
     """Where front ends reach the engine, e.g. unix:/run/…/engine.sock."""
     model_path: Path
+    model: str = ""
+    """The model's name, for ranks that must find it in their own store."""
+    identity: Path | None = None
+    """Folder with this node's certificate: ranks on other nodes are met by mutual TLS."""
+    insecure: bool = False
+    """Meet ranks on other nodes in plain text."""
     ranks: tuple[str, ...] = ()
     """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank."""
     split: tuple[int, ...] | None = None
@@ -38,5 +44,7 @@ class EngineSpec(BaseModel):
     prefill_chunk: int = Field(default=512, ge=1)
     trust_remote_code: bool = False
     step_log: Path | None = None
+    failure_file: Path | None = None
+    """Where to leave the reason when the engine cannot start."""
     log_level: str = "info"
     log_json: bool = False

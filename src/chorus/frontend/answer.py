@@ -8,7 +8,7 @@ from typing import Literal
 
 from chorus.frontend.generation import Finished, TextGeneration, Usage
 from chorus.frontend.messages import Timing, TokenLogprobs
-from chorus.text.parsers import Content, OutputParser, Piece, Reasoning, ToolCallStart
+from chorus.text.parsers.pieces import Content, OutputParser, Piece, Reasoning, ToolCallStart
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
 

@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from chorus.frontend.messages import Grammar
+from chorus.text.parsers.lark import Lark
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LONGEST_REASON = 300
@@ -51,10 +52,14 @@ def either(first: Grammar, second: Grammar) -> Grammar:
     return _composed("start: @first | @second", first=first, second=second)
 
 
-def after_reasoning(end_tag: str, grammar: Grammar) -> Grammar:
-    """Free text up to the tag that ends the model's reasoning, then what the grammar allows."""
-    text = f"start: reasoning SPACE? @answer\nreasoning[suffix={json.dumps(end_tag)}]: /(?s:.*)/\nSPACE: /[ \\n\\t]+/\n"
-    return _composed(text, answer=grammar)
+def after_reasoning(grammar: Grammar, tags: tuple[str, str], tokens: Mapping[str, int], already_open: bool) -> Grammar:
+    """What a model thinks stays free; the grammar holds for what comes after. `tokens` are the added ones by name."""
+    lark = Lark(tokens)
+    opened, closed = tags
+    thought = f"{lark.free_text(closed)} (/[ \\n]+/)?"
+    if not already_open:
+        thought = f"({lark.text(opened)} {thought})?"
+    return _composed(lark.source(f"{thought} @answer"), answer=grammar)
 
 
 def check(grammar: Grammar) -> None:

@@ -19,6 +19,11 @@ class ServedTokenizer(Tokenizer):
         """Whether the template has a place for the developer role; elsewhere it means the system."""
         return "developer" in (self.chat_template or "")
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that a text never spells by accident: a grammar has to name them by number."""
+        return dict(self._tokenizer.get_added_vocab())
+
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to the text; it may be part of a character."""
         pieces = self._pieces[False]

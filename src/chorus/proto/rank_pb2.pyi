@@ -29,8 +29,9 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "weights")
+    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "weights")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +46,7 @@ class LoadRequest(_message.Message):
     RDMA_DEVICES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model_path: str
+    model: str
     split: _containers.RepeatedScalarFieldContainer[int]
     ranks: int
     dtype: str
@@ -58,7 +60,7 @@ class LoadRequest(_message.Message):
     coordinator: str
     rdma_devices: str
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")

@@ -6,9 +6,14 @@ import argparse
 import logging
 import signal
 import sys
+from pathlib import Path
 
 from chorus import platform
+from chorus.cluster.status_beat import Beat
+from chorus.cluster.trust_identity import Identity
 from chorus.platform import lifeline, logs
+from chorus.shard.model_finder import model_finder
+from chorus.transport.channel import secure
 
 EXIT_CANNOT_START = 78
 
@@ -18,6 +23,11 @@ def main() -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--listen", required=True, help="control address: host:port or unix:/path")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--identity", type=Path, help="folder with this node's certificate: mutual TLS")
+    parser.add_argument("--insecure", action="store_true", help="allow plain text on addresses that others can reach")
+    parser.add_argument("--model-path", type=Path, help="load from this folder, whatever the leader's is")
+    parser.add_argument("--own-store", action="store_true", help="load only what this machine's store has by name")
+    parser.add_argument("--beat", type=Path, help="file that tells the agent how far this rank is")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-json", action="store_true")
     chosen = parser.parse_args()
@@ -27,8 +37,11 @@ def main() -> int:
     # Only now may MLX be imported: its BLAS has been taken over.
     from chorus.shard.worker import Worker
 
+    secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
     try:
-        worker = Worker(chosen.rank, chosen.listen)
+        worker = Worker(
+            chosen.rank, chosen.listen, model_finder(chosen.model_path, chosen.own_store), Beat(chosen.beat)
+        )
     except OSError as error:
         logging.getLogger("chorus.rank").error("rank %d: %s", chosen.rank, error)
         return EXIT_CANNOT_START

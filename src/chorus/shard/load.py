@@ -1,4 +1,4 @@
-"""Brings one rank's slice of a model into memory: only its own tensors are read, each exactly once, none left random."""
+"""Brings one rank's part of a model into memory: only its own tensors are read, each once, none left random."""
 
 from __future__ import annotations
 

@@ -20,6 +20,10 @@ class Member(Protocol):
         """Drop every sequence: their leader is gone."""
         ...
 
+    def close(self) -> None:
+        """Make room for another model."""
+        ...
+
 
 class PipelineMember:
     """Takes activations from the stage before, hands its own to the next."""
@@ -37,6 +41,9 @@ class PipelineMember:
 
     def forget(self) -> None:
         self._runner = Runner(self._runner.stage)
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class TensorMember:
@@ -57,3 +64,6 @@ class TensorMember:
     def forget(self) -> None:
         self._runner = Runner(self._runner.stage)
         self._tokens = GraphTokens()
+
+    def close(self) -> None:
+        pass

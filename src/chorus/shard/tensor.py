@@ -54,7 +54,10 @@ def check(config: Mapping[str, Any], ranks: int, weights: Sequence[int] | None =
         _check_weights(weights, ranks)
     rule = tensor_rules.of_decoder(_decoder(model)[1])
     if rule is None:
-        return _check_even(model, config, ranks, weights)
+        even = _check_even(model, config, ranks, weights)
+        # Nothing is computed: mlx-lm's own division shows on the spot whether every size is a multiple.
+        _shard_upstream(model, config, _Imagined(0, ranks))
+        return even
     sizes = _attention_sizes(model, rule)
     chosen = tuple(weights) if weights is not None else shares.default_weights(*sizes[0], ranks)
     for groups, per_group in sizes:
@@ -178,12 +181,26 @@ def _check_even(
     return (1,) * ranks
 
 
-def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distributed.Group) -> None:
+@dataclass(frozen=True)
+class _Imagined:
+    """A place in a group that has not been formed."""
+
+    place: int
+    ranks: int
+
+    def rank(self) -> int:
+        return self.place
+
+    def size(self) -> int:
+        return self.ranks
+
+
+def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distributed.Group | _Imagined) -> None:
     owner = _upstream_owner(model)
     assert owner is not None
     try:
         owner.shard(group)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         raise TensorError(
             f"{upstream.architecture_name(config)} does not divide evenly by {group.size()} ranks ({error}): "
             "use --parallel pipeline"

@@ -12,12 +12,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from chorus import __version__
+from chorus.cluster.status_beat import Beat
 from chorus.platform import device
 from chorus.platform.memory import resident_memory
 from chorus.proto import rank_pb2 as wire
@@ -25,6 +25,7 @@ from chorus.proto import rank_pb2_grpc
 from chorus.shard.join import join_group, open_link
 from chorus.shard.load import LoadedShard, LoadError, load_shard, load_slices
 from chorus.shard.member import Member, PipelineMember, TensorMember
+from chorus.shard.model_finder import ModelFinder, leaders_path
 from chorus.shard.runner import Runner
 from chorus.shard.split import BadSplit, choose_split, layers_of
 from chorus.shard.steps import Step
@@ -117,8 +118,12 @@ def free_port() -> int:
 
 
 class Worker:
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(
+        self, rank: int, address: str, find_model: ModelFinder = leaders_path, beat: Beat | None = None
+    ) -> None:
         self._rank = rank
+        self._find_model = find_model
+        self._beat = beat or Beat(None)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS)
@@ -145,9 +150,12 @@ class Worker:
         self._server.stop(grace=0.5).wait(2.0)
 
     def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
+        if self._member:
+            self._member.close()
+            self._member = None
         try:
             self._member, shard = self._take_place(
-                request, lambda done, total: answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total))
+                request, lambda done, total: self._tell_load(answers, done, total)
             )
         except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
             log.error("%s", error)
@@ -168,7 +176,7 @@ class Worker:
         self, request: wire.LoadRequest, progress: Callable[[int, int], None]
     ) -> tuple[Member, LoadedShard]:
         """The group is formed first: every rank does it now, and one that cannot load says so a moment later."""
-        path = Path(request.model_path)
+        path = self._find_model(request)
         if request.parallel == "tensor":
             group = join_group(self._rank, request)
             plan = TensorPlan(self._rank, tuple(request.weights))
@@ -191,7 +199,12 @@ class Worker:
         except (LinkLost, RuntimeError, ValueError) as error:
             log.exception("step %d failed", step.number)
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
+        self._beat.finished(step.number)
         return wire.Done(number=step.number, memory_bytes=resident_memory())
+
+    def _tell_load(self, answers: queue.SimpleQueue[wire.LoadProgress | Exception], done: int, total: int) -> None:
+        self._beat.loaded(done, total)
+        answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total))
 
     def _forget(self) -> None:
         if self._member:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc
+
+from chorus.cluster.trust_guard import Guard
+from chorus.cluster.trust_identity import CHANNEL_OPTIONS, Identity
 
 MAX_MESSAGE = 1 << 30
 OPTIONS = [
@@ -20,9 +25,35 @@ OPTIONS = [
 ]
 
 
+STEERING = ("chorus.rank.v1.Rank",)
+"""Services that only a coordinator may call; tensors come from any member."""
+
+
+class NotPrivate(OSError):
+    """An address that others can reach, and nothing that would keep them out."""
+
+
+@dataclass
+class _Security:
+    identity: Identity | None = None
+    plaintext: bool = False
+
+
+_security = _Security()
+
+
+def secure(identity: Identity | None, plaintext: bool = False) -> None:
+    """How this process meets others: by mutual TLS; or, where `plaintext` was asked for, in the open."""
+    _security.identity, _security.plaintext = identity, plaintext
+
+
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    identity = _security.identity
+    if credentials is None and identity and not address.startswith("unix:"):
+        return grpc.secure_channel(address, identity.channel_credentials(), [*OPTIONS, *CHANNEL_OPTIONS])
     if credentials:
         return grpc.secure_channel(address, credentials, OPTIONS)
+    _check_private(address)
     return grpc.insecure_channel(address, OPTIONS)
 
 
@@ -30,9 +61,30 @@ def open_server(
     address: str, threads: int, credentials: grpc.ServerCredentials | None = None
 ) -> tuple[grpc.Server, str]:
     """A server bound to `address` (not started yet), and the address with the port it really has."""
-    server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="rank-service"), options=OPTIONS)
+    identity = _security.identity if credentials is None and not address.startswith("unix:") else None
+    guards = (Guard(identity, STEERING),) if identity else ()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="rank-service")
+    server = grpc.server(pool, options=OPTIONS, interceptors=guards)
+    credentials = identity.server_credentials() if identity else credentials
+    if not credentials:
+        _check_private(address)
     try:
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: is another process using it? choose another port") from error
     return server, address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_private(address: str) -> None:
+    if not _security.plaintext and not is_private(address):
+        raise NotPrivate(f"{address} can be reached by others: join a cluster (--identity) or say --insecure")
+
+
+def is_private(address: str) -> bool:
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -30,6 +30,7 @@ class Answer:
         self._id_factory = id_factory
         self._pieces: list[Piece] = []
         self._index = -1
+        self.in_call = False
 
     def take(self) -> list[Piece]:
         pieces, self._pieces = merged(self._pieces), []
@@ -43,6 +44,7 @@ class Answer:
 
     def start(self, name: str, call_id: str | None = None) -> None:
         self._index += 1
+        self.in_call = True
         self._add(ToolCallStart(self._index, call_id or self._id_factory(), name))
 
     def arguments(self, text: str) -> None:
@@ -53,9 +55,9 @@ class Answer:
         if piece is not None:
             self._pieces.append(piece)
 
-    @property
-    def calls(self) -> int:
-        return self._index + 1
+    def end_call(self) -> None:
+        self.in_call = False
+        self._source.commit()
 
 
 class StreamingParser:
@@ -172,17 +174,17 @@ class OutlineParser(StreamingParser):
 
     def _read_call(self, marker: str) -> Steps[bool]:
         """False if it was none after all: then the text goes on as before."""
-        calls_before = self.answer.calls
         try:
             yield from self.call(marker)
         except Malformed:
             self.answer.content(self.source.unaccounted())
+            self.answer.end_call()
             return False
         except CutOff:
             fragment = self.source.unaccounted() + self.source.take(len(self.source.rest()))
-            if self.answer.calls == calls_before:
+            if not self.answer.in_call:
                 self.answer.content(self._markup.without(fragment).strip())
-        self.source.commit()
+        self.answer.end_call()
         return True
 
 

@@ -33,13 +33,13 @@ class Markers:
                 raise ValueError(f"marker {one!r} is empty or begins another one")
         self._pattern = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
         self._first = frozenset(string[0] for string in self.strings)
-        self._longest = max(map(len, self.strings), default=1)
+        self.longest = max(map(len, self.strings), default=1)
 
-    def search(self, text: str) -> re.Match[str] | None:
-        return self._pattern.search(text)
+    def search(self, text: str, start: int) -> re.Match[str] | None:
+        return self._pattern.search(text, start)
 
-    def at_start(self, text: str) -> str | None:
-        found = self._pattern.match(text)
+    def at(self, text: str, start: int) -> str | None:
+        found = self._pattern.match(text, start)
         return found.group() if found else None
 
     def may_become(self, text: str) -> bool:
@@ -48,7 +48,7 @@ class Markers:
 
     def open_length(self, text: str) -> int:
         """The length of the longest ending of the text that more text could turn into a marker."""
-        begin = max(0, len(text) - self._longest + 1)
+        begin = max(0, len(text) - self.longest + 1)
         for at in range(begin, len(text)):
             if text[at] in self._first and self.may_become(text[at:]):
                 return len(text) - at
@@ -92,6 +92,13 @@ class Source:
         self._record.append(text)
         return text
 
+    def put_back(self, text: str) -> None:
+        """Undo the reading of what was just used up."""
+        self._text = text + self._text[self._at :]
+        self._at = 0
+        if self._record and self._record[-1] == text:
+            self._record.pop()
+
     def rest(self) -> str:
         return self._text[self._at :]
 
@@ -112,9 +119,9 @@ class Source:
 
     def take_marker(self, markers: Markers) -> Steps[str | None]:
         """Use up the marker that the text goes on with, if it does."""
-        while markers.may_become(self.rest()) and not self.ended:
+        while not self.ended and markers.may_become(self._head(markers)):
             yield
-        if marker := markers.at_start(self.rest()):
+        if marker := markers.at(self._text, self._at):
             self.take(len(marker))
         return marker
 
@@ -123,18 +130,21 @@ class Source:
         yield from self.skip_space()
         if marker := (yield from self.take_marker(markers)):
             return marker
-        if self.ended and markers.may_become(self.rest()):
+        if self.ended and markers.may_become(self._head(markers)):
             raise CutOff
         raise Malformed
+
+    def _head(self, markers: Markers) -> str:
+        return self._text[self._at : self._at + markers.longest]
 
     def until(self, markers: Markers, sink: Sink) -> Steps[str | None]:
         """Pass text on to the first marker and use that up; None if the text ended before."""
         while True:
-            text = self.rest()
-            if found := markers.search(text):
-                if found.start():
-                    sink(self.take(found.start()))
+            if found := markers.search(self._text, self._at):
+                if found.start() > self._at:
+                    sink(self.take(found.start() - self._at))
                 return self.take(len(found.group()))
+            text = self.rest()
             safe = len(text) if self.ended else len(text) - markers.open_length(text)
             if safe:
                 sink(self.take(safe))
@@ -148,6 +158,15 @@ class Source:
         if marker is None:
             raise CutOff
         return marker
+
+    def header(self, end: str) -> Steps[str]:
+        """The text up to the end of an opening tag. One that runs on into a new line or another tag is none."""
+        stops = ("\n",) if end.startswith("<") else ("\n", "<")
+        text, marker = yield from self.collect(Markers((end, *stops)))
+        if marker != end:
+            self.put_back(marker)
+            raise Malformed
+        return text
 
     def collect(self, markers: Markers) -> Steps[tuple[str, str]]:
         """The text up to a marker, whole, and the marker."""

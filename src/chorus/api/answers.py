@@ -1,0 +1,67 @@
+"""Parts of answers that several protocols share, for the API's description of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Described(BaseModel):
+    """Says what an answer holds. Answers are written as plain objects, and a test holds them against this."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CachedTokens(Described):
+    cached_tokens: int
+
+
+class ReasoningTokens(Described):
+    reasoning_tokens: int
+
+
+class UsageBody(Described):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class PerformanceBody(Described):
+    prompt_tokens_per_second: float | None
+    generation_tokens_per_second: float | None
+    time_to_first_token_seconds: float | None
+    queue_seconds: float
+    cached_tokens: int
+
+
+class ErrorDetail(Described):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Described):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    type: str
+    error: AnthropicErrorDetail
+    request_id: str | None = None
+
+
+class AnyObject(BaseModel):
+    """An object whose keys are said elsewhere."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Any]

@@ -1,0 +1,156 @@
+"""Who may call: API keys, how often and how much at once each of them may."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chorus.api.access import record_of
+from chorus.api.errors import ApiError
+from chorus.api.settings import ApiKey
+
+_PREFIX = "chorus-"
+# Probes of load balancers and supervisors carry no key.
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+
+Clock = Callable[[], float]
+
+
+def new_key() -> str:
+    """256 random bits: too many to guess, so the hash needs no salt and no slow function."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def key_hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def needs_keys(host: str) -> bool:
+    """Whether an address can be reached from other machines; a name that is no address is taken to be."""
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return True
+
+
+def refusal_to_listen(host: str, keys: Sequence[object], insecure: bool) -> str | None:
+    """Why a server must not start on this address, in one line; None where it may."""
+    if keys or insecure or not needs_keys(host):
+        return None
+    return (
+        f"{host} can be reached from other machines and no API key is set: make one with `chorus keys new`, "
+        "or allow everybody with --insecure"
+    )
+
+
+def presented_key(headers: Headers) -> str | None:
+    """OpenAI's clients send a bearer token, Anthropic's x-api-key."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or None
+
+
+def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
+    """Looks at every key in full, so that the time it takes tells nothing."""
+    digest = key_hash(presented)
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, digest):
+            found = key
+    return found
+
+
+@dataclass
+class Meter:
+    """How much of its allowance a key has left: a bucket that refills evenly over the minute, and open requests."""
+
+    key: ApiKey
+    clock: Clock = time.monotonic
+    running: int = 0
+    _allowance: float = field(init=False)
+    _looked: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._allowance = float(self.key.requests_per_minute or 0)
+        self._looked = self.clock()
+
+    def enter(self) -> None:
+        limit = self.key.max_concurrent
+        if limit is not None and self.running >= limit:
+            raise _too_many(f"This key may have {limit} requests open at once.", "concurrency_limit_exceeded", 1)
+        self._draw()
+        self.running += 1
+
+    def leave(self) -> None:
+        self.running -= 1
+
+    def _draw(self) -> None:
+        per_minute = self.key.requests_per_minute
+        if per_minute is None:
+            return
+        now = self.clock()
+        self._allowance = min(per_minute, self._allowance + (now - self._looked) * per_minute / 60)
+        self._looked = now
+        if self._allowance < 1:
+            wait = math.ceil((1 - self._allowance) * 60 / per_minute)
+            raise _too_many(f"This key may send {per_minute} requests a minute.", "rate_limit_exceeded", wait)
+        self._allowance -= 1
+
+
+class Guard:
+    """Lets pass who shows a key, where keys are set. Only requests that cost something are counted."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
+        self._app = app
+        self._keys = tuple(keys)
+        self._meters = {key.id: Meter(key) for key in keys}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            meter = self._admit(Headers(scope=scope))
+            record_of(scope).owner = meter.key.id
+            if scope["method"] != "POST":
+                await self._app(scope, receive, send)
+                return
+            meter.enter()
+        except ApiError as error:
+            await error.response(scope["path"], record_of(scope).request_id)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            meter.leave()
+
+    def _admit(self, headers: Headers) -> Meter:
+        presented = presented_key(headers)
+        if presented is None:
+            raise _unknown("An API key is needed: send it as a bearer token or as x-api-key.", "missing_api_key")
+        key = find_key(self._keys, presented)
+        if key is None:
+            raise _unknown("The API key is not known here.", "invalid_api_key")
+        return self._meters[key.id]
+
+
+def _unknown(message: str, code: str) -> ApiError:
+    error = ApiError(401, message, code=code)
+    error.headers["www-authenticate"] = "Bearer"
+    return error
+
+
+def _too_many(message: str, code: str, retry_after: int) -> ApiError:
+    return ApiError(429, message, type="rate_limit_error", code=code, retry_after=retry_after)

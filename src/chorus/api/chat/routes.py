@@ -1,0 +1,103 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from chorus.api.access import record_of
+from chorus.api.body import read_request
+from chorus.api.chat.answer import ChatCompletion
+from chorus.api.chat.request import AssistantMessage, ChatRequest, Message, ToolMessage
+from chorus.api.chat.wire import ChatFormat
+from chorus.api.conversation import (
+    Conversation,
+    answer_grammar,
+    call_id,
+    prompt_of,
+    reading_of,
+    thinking_arguments,
+)
+from chorus.api.describe import operation
+from chorus.api.respond import GenerationResponse
+from chorus.api.service import Service
+from chorus.api.tools import decoded_arguments, toolbox
+from chorus.api.wish import FieldNames, Wish
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions", **operation(ChatRequest, ChatCompletion, streams=True))
+    async def chat_completions(request: Request) -> Response:
+        record = record_of(request.scope)
+        body = await read_request(request, ChatRequest, service.settings.limits)
+        prepared = await service.prepare(await chat_wish(body, service), record.request_id, record.owner)
+        record.figures["prompt_tokens"] = len(prepared.prompts[0])
+        wire = ChatFormat(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=service.settings.model_id,
+            fingerprint=prepared.fingerprint,
+            tokenizer=service.tokenizer,
+            prompts=prepared.prompts,
+            choices=len(prepared.choices),
+            include_usage=body.wants_usage,
+            with_logprobs=bool(body.logprobs),
+            with_token_ids=bool(body.return_token_ids),
+        )
+        return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
+
+    return routes
+
+
+async def chat_wish(body: ChatRequest, service: Service) -> Wish:
+    service.check_model(body.model)
+    tools = [tool.as_tool() for tool in body.tools or ()]
+    grammar, field = body.asked_grammar()
+    conversation = Conversation(
+        messages=[template_message(message) for message in body.messages],
+        toolbox=toolbox(tools, body.asked_choice, body.parallel_tool_calls, service.settings.limits.max_tools),
+        grammar=grammar,
+        template_arguments={**thinking_arguments(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        role_mapping=body.role_mapping.model_dump() if body.role_mapping else None,
+    )
+    return Wish(
+        prompts=(prompt_of(conversation, service),),
+        sampling=body.sampling_wish(),
+        model=body.model,
+        max_tokens=body.asked_tokens,
+        stops=body.stop_strings,
+        count=body.n or 1,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        grammar=await answer_grammar(conversation, service, field),
+        reading=reading_of(conversation, service, call_id("call_")),
+        fields=FieldNames(grammar=field),
+    )
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    # The union's last member only exists to refuse unknown roles, so every message here has a text.
+    entry: dict[str, Any] = {"role": message.role, "content": getattr(message, "text", "")}
+    if isinstance(message, AssistantMessage):
+        if message.reasoning_content:
+            entry["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {"name": call.function.name, "arguments": decoded_arguments(call.function.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+    if isinstance(message, ToolMessage):
+        entry["tool_call_id"] = message.tool_call_id
+    if name := getattr(message, "name", None):
+        entry["name"] = name
+    return entry

@@ -1,0 +1,1 @@
+"""POST /v1/completions, OpenAI's older protocol for plain text."""

@@ -1,0 +1,1 @@
+"""/v1/responses, OpenAI's newer protocol: items in, items out, earlier answers kept in memory."""

@@ -1,0 +1,90 @@
+"""What all request bodies share: strict types, unknown fields refused by name, and unions told apart by JSON type.
+
+Union tags are written <so>: they show up in pydantic's error locations, and errors.field_path leaves them out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, LiteralString
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
+
+# What a protocol field may say and mean nothing more than its absence does.
+Harmless = tuple[Any, ...]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RequestBody(Strict):
+    """Extra fields are let in only so that those of the protocol can be told from the unknown ones."""
+
+    model_config = ConfigDict(extra="allow")
+
+    # Fields of the protocol that are not served, each with the values that ask for nothing.
+    unserved: ClassVar[dict[str, Harmless]] = {}
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_served(self) -> RequestBody:
+        for name, value in (self.model_extra or {}).items():
+            if name not in self.unserved:
+                raise refused("extra_forbidden", name, "unknown")
+            if value is not None and not _among(value, self.unserved[name]):
+                raise refused("unsupported", name, "not supported; leave it out")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The description says what the validator above does."""
+        schema = handler.resolve_ref_schema(handler(core))
+        schema["additionalProperties"] = False
+        for name, harmless in cls.unserved.items():
+            schema["properties"][name] = {"enum": [None, *harmless], "description": "Not supported."}
+        return schema
+
+
+class Undescribed(BaseModel):
+    """A member of a union that exists to refuse: the description does not offer it."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"not": {}}
+
+
+def by_json_type(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<string>"
+
+
+TextOrTexts = Annotated[
+    Annotated[NonEmpty, Tag("<string>")] | Annotated[list[NonEmpty], Tag("<list>")], Discriminator(by_json_type)
+]
+
+
+def as_tuple(value: str | list[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def refused(kind: LiteralString, field: str, message: str) -> ValidationError:
+    """A validator of a whole model cannot name a field by itself; this error can."""
+    error = PydanticCustomError(kind, "{message}", {"message": message})
+    return ValidationError.from_exception_data("request", [InitErrorDetails(type=error, loc=(field,), input=None)])
+
+
+def not_text(kind: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "unsupported", "{kind} parts are not supported, the served model reads text only", {"kind": kind}
+    )
+
+
+def _among(value: Any, harmless: Harmless) -> bool:
+    # Equality alone would let 0 pass for False.
+    return any(type(value) is type(other) and value == other for other in harmless)

@@ -1,0 +1,77 @@
+"""Tools as every protocol means them: functions with a JSON schema, and how freely the model may choose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chorus.api.errors import invalid
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+    def for_template(self) -> dict[str, Any]:
+        """In OpenAI's form, which is the one that chat templates are written for."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    kind: Literal["none", "auto", "required", "named"]
+    name: str | None = None
+
+    @property
+    def forces(self) -> bool:
+        return self.kind in ("required", "named")
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """What the model may call in one answer. Tools it may not call are not shown to it."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice("none")
+    parallel: bool = True
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        return [tool.for_template() for tool in self.tools] or None
+
+    @property
+    def parser_choice(self) -> str:
+        return self.choice.name or self.choice.kind
+
+
+def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limit: int) -> Toolbox:
+    names = [tool.name for tool in tools]
+    if len(tools) > limit:
+        raise invalid(f"tools: at most {limit} tools are accepted.", "tools")
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise invalid(f"tools[{place}]: there are two tools named {name!r}.", f"tools[{place}]")
+    chosen = choice or ToolChoice("auto" if tools else "none")
+    if chosen.forces and not tools:
+        raise invalid("tool_choice: it asks for a call, but there are no tools.", "tool_choice")
+    if chosen.kind == "named" and chosen.name not in names:
+        raise invalid(f"tool_choice: there is no tool named {chosen.name!r}.", "tool_choice")
+    if chosen.kind == "none" or not tools:
+        return Toolbox()
+    return Toolbox(tuple(tools), chosen, parallel is not False)
+
+
+def decoded_arguments(text: str) -> Any:
+    """Templates want the arguments of an earlier call as an object; what a model wrote that is no JSON stays as it is."""
+    try:
+        return json.loads(text) if text.strip() else {}
+    except ValueError:
+        return text

@@ -1,0 +1,79 @@
+"""`chorus localai`: the backend that LocalAI starts, or connects to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chorus.cli.output import fail
+from chorus.cli.processes import CannotLaunch, rank_addresses, rank_programs
+from chorus.cli.serve import engine_spec
+from chorus.cluster.config import ConfigError, load_settings
+from chorus.cluster.hostfile import BACKENDS
+from chorus.localai.engine_host import Launch
+from chorus.localai.errors import LoadFailed
+from chorus.localai.plan import LoadPlan
+from chorus.localai.server import ListenError, ServerSettings
+from chorus.localai.server import serve as serve_backend
+from chorus.models import LocalModel
+from chorus.platform import cores, logs
+
+
+def localai(
+    addr: Annotated[str, typer.Option(help="HOST:PORT that LocalAI connects to.")] = "localhost:50051",
+    worker: Annotated[bool, typer.Option("--worker", help="Be one of the other ranks instead.")] = False,
+    backend: Annotated[
+        str | None, typer.Option(help=f"How ranks exchange tensors: {', '.join(sorted(set(BACKENDS.values())))}.")
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="Addresses of all ranks, in rank order (JSON).")] = None,
+    rank: Annotated[int, typer.Option(min=0, help="This machine's place in the hostfile; 0 serves LocalAI.")] = 0,
+    coordinator: Annotated[str | None, typer.Option(help="jaccl: HOST:PORT of rank 0 where the ranks meet.")] = None,
+) -> None:
+    """Serve LocalAI's backend protocol; the model and its options come from LocalAI.
+
+    Example: chorus localai --addr 127.0.0.1:50051
+    """
+    if backend is not None and backend not in BACKENDS:
+        fail(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
+    if worker or rank:
+        follow(backend, hostfile, rank, coordinator)
+    else:
+        lead(addr, backend, hostfile, coordinator)
+
+
+def lead(addr: str, backend: str | None, hostfile: Path | None, coordinator: str | None) -> None:
+    """Rank 0: LocalAI's server. What its model options do not say is taken from these flags."""
+    try:
+        settings = load_settings(None, {"cluster": {"hostfile": str(hostfile) if hostfile else None}})
+    except ConfigError as error:
+        fail(str(error))
+    logs.setup(settings.log.level, settings.log.json_lines)
+    flags: dict[str, dict[str, Any]] = {
+        "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},
+        "engine": {"transport": BACKENDS[backend] if backend else None},
+    }
+    try:
+        asyncio.run(serve_backend(ServerSettings(addr, flags), launch))
+    except ListenError as error:
+        fail(str(error))
+
+
+def follow(backend: str | None, hostfile: Path | None, rank: int, coordinator: str | None) -> None:
+    raise NotImplementedError
+
+
+def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
+    """Every rank where there is no hostfile; with one, the leader alone: the others are started on their machines."""
+    settings = plan.settings
+    spec = engine_spec(settings, model, folder, plan.ranks or rank_addresses(folder, settings.engine.ranks))
+    if plan.ranks and settings.engine.threads is None:
+        here = sum(device.hostname == settings.devices[0].hostname for device in settings.devices)
+        spec = spec.model_copy(update={"threads": cores.threads_per_rank(cores.usable_cores(), here)})
+    try:
+        programs = rank_programs(spec, folder)
+    except CannotLaunch as error:
+        raise LoadFailed(str(error)) from None
+    return Launch(spec.address, programs[:1] if plan.ranks else programs)

@@ -1,0 +1,302 @@
+"""The one process that every node runs: it joins the cluster, and starts and ends ranks for its coordinator.
+
+It needs nobody to be there first. Without a certificate it waits, announced, until an authority with the same token
+knocks or answers; with one it serves, whatever coordinators come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from chorus.cluster import agent_peers, trust_enrol, trust_join
+from chorus.cluster.agent_door import CARDS, FILES, PROTOCOLS, Door
+from chorus.cluster.agent_paths import RANK_PORTS, node_id, private_folder
+from chorus.cluster.agent_peers import Registry
+from chorus.cluster.agent_ranks import Ranks
+from chorus.cluster.agent_service import AgentService, NodeFacts, serve_control
+from chorus.cluster.discovery import Announcer
+from chorus.cluster.logs import RotatingLog, device_log
+from chorus.cluster.token import Token
+from chorus.cluster.transfer import FileServer
+from chorus.cluster.trust import Authority, NoAuthority
+from chorus.cluster.trust_enrol import Card
+from chorus.cluster.trust_identity import NODE, Identity, stranger_server_context
+
+log = logging.getLogger("chorus.agent")
+
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
+HOUSEKEEPING_SECONDS = 1.0
+
+
+class CannotJoin(Exception):
+    """The agent cannot start as it was asked to: says why and what to do."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    name: str
+    state: Path
+    logs: Path
+    host: str = "0.0.0.0"
+    port: int = 0
+    token: Token | None = None
+    peers: tuple[tuple[str, int], ...] = ()
+    announce: bool = True
+    rank_port: int | None = None
+    backend: str = ""
+    lock: bool = True
+    """False for the door that a coordinator opens beside an agent of the same machine."""
+
+
+class Agent:
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._stopping = asyncio.Event()
+        self._halt = threading.Event()
+        self.ready = asyncio.Event()
+        self.files = FileServer()
+        self._control: grpc.aio.Server | None = None
+        self._control_port = 0
+        self._identity: Identity | None = None
+        self._authority: Authority | None = None
+        self._enrolled = asyncio.Event()
+        self._enrolling = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.node_id = ""
+        self.registry = Registry(self._card)
+        self._door: Door | None = None
+
+    @property
+    def port(self) -> int:
+        assert self._door is not None, "the agent is not running"
+        return self._door.port
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Until `stop`. Leaves no process and no socket behind."""
+        options = self._options
+        self._loop = asyncio.get_running_loop()
+        private_folder(options.state)
+        with contextlib.ExitStack() as cleanup:
+            if options.lock:
+                cleanup.enter_context(only_agent(options.state))
+            self.node_id = node_id(options.state)
+            self._authority = find_authority(options.state)
+            self._identity = self._find_identity()
+            if self._identity is None and options.token is None:
+                raise CannotJoin("this node belongs to no cluster yet: give the token of one, chorus join --token TOKEN")
+            self._door = cleanup.enter_context(contextlib.closing(Door(options.host, options.port)))
+            output = cleanup.enter_context(
+                contextlib.closing(RotatingLog(device_log(options.logs, options.name)))
+            )
+            own_log = _log_to(output)
+            cleanup.callback(logging.getLogger().removeHandler, own_log)
+            announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
+            ranks = Ranks(options.host, self._rank_ports(), output)
+            work = asyncio.create_task(self._live(ranks, announcer, output))
+            stopped = asyncio.create_task(self._stopping.wait())
+            try:
+                done, _ = await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+                if work in done:
+                    work.result()
+            finally:
+                self._halt.set()
+                for task in (work, stopped):
+                    task.cancel()
+                await asyncio.gather(work, stopped, return_exceptions=True)
+                await ranks.close()
+                if announcer:
+                    await announcer.stop()
+
+    async def _live(self, ranks: Ranks, announcer: Announcer | None, output: RotatingLog) -> None:
+        options, door = self._options, self._door
+        assert door is not None
+        peers = asyncio.create_task(self._keep_peers()) if options.peers else None
+        service: AgentService | None = None
+        try:
+            if self._identity is None:
+                assert options.token is not None
+                self._open_to_strangers(door)
+                log.info("waiting on %s:%d to be let into a cluster", door.host, door.port)
+                if announcer:
+                    await announcer.tell(options.name, "", options.token.tag)
+                await self._enrolled.wait()
+            identity = self._identity
+            assert identity is not None
+            facts = NodeFacts(
+                options.name,
+                self.node_id,
+                door.port,
+                output.path,
+                options.rank_port,
+                options.backend,
+                peers=self.registry.addresses,
+            )
+            service = AgentService(facts, ranks, identity)
+            wanted = options.port + 1 if options.port else 0
+            self._control, self._control_port = await serve_control(service, identity, options.host, wanted)
+            self._open_to_members(door, identity)
+            if announcer:
+                await announcer.tell(options.name, identity.cluster, "")
+            log.info("%s is in the cluster, on %s:%d", options.name, door.host, door.port)
+            self.ready.set()
+            while True:
+                await asyncio.sleep(HOUSEKEEPING_SECONDS)
+                await ranks.end_forgotten()
+        finally:
+            if service:
+                service.close()
+            if self._control:
+                await self._control.stop(grace=0.5)
+            if peers:
+                peers.cancel()
+                await asyncio.gather(peers, return_exceptions=True)
+
+    def _find_identity(self) -> Identity | None:
+        options = self._options
+        identity = Identity.find(options.state / "identity")
+        if self._authority:
+            if identity and identity.authority == self._authority.certificate_pem and identity.member.name == options.name:
+                identity.update_revoked(self._authority.revoked())
+                return identity
+            return self._authority.issue(options.state / "identity", options.name, self.node_id, NODE)
+        if identity and options.token and identity.token_tag != options.token.tag:
+            log.info("the token is of another cluster, or was rotated: joining anew")
+            identity.forget()
+            return None
+        return identity
+
+    def _rank_ports(self) -> range:
+        first = self._options.port + 2
+        return range(first, first + RANK_PORTS) if self._options.port else range(0)
+
+    def _card(self) -> Card:
+        assert self._door is not None
+        return Card(self._options.name, self.node_id, self._door.port, self._control_port)
+
+    def _open_to_strangers(self, door: Door) -> None:
+        """Only the holder of the token gets past the first message."""
+        folder = self._options.state / "identity"
+        context = stranger_server_context(folder, PROTOCOLS)
+        certificate = ssl.PEM_cert_to_DER_cert(_certificate_part((folder / "stranger.pem").read_text()))
+        token = self._options.token
+        assert token is not None
+
+        def joined(connection: ssl.SSLSocket, host: str) -> None:
+            trust_join.answer(connection, certificate, {"token": token.key})
+            with self._enrolling:
+                if self._identity is None:
+                    self._joined(trust_enrol.apply(connection, token, folder, self._card()), host)
+
+        door.set(context, None, joined, {})
+        door.start()
+
+    def _open_to_members(self, door: Door, identity: Identity) -> None:
+        certificate = ssl.PEM_cert_to_DER_cert(identity.certificate.decode())
+        authority = self._authority
+
+        def admit(connection: ssl.SSLSocket, host: str) -> None:
+            assert authority is not None
+            authority.refresh()
+            trust_join.answer(connection, certificate, {"token": authority.token.key})
+            trust_enrol.admit(connection, authority)
+
+        members = {CARDS: self.registry.serve, FILES: self.files.serve}
+        door.set(identity.server_context(PROTOCOLS), identity, admit if authority else None, members)
+        door.start()
+
+    def _joined(self, identity: Identity, host: str) -> None:
+        """Called on a thread of the door, or of the one that dials."""
+        log.info("%s let us into its cluster", host)
+        self._identity = identity
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._enrolled.set)
+
+    async def _keep_peers(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(self._keep_peer, peer) for peer in self._options.peers))
+
+    def _keep_peer(self, address: tuple[str, int]) -> None:
+        """Join there if we must, then stay on the line, for ever."""
+        tries, told = 0, ""
+        token, folder = self._options.token, self._options.state / "identity"
+        while not self._halt.is_set():
+            try:
+                identity = self._identity
+                if identity is None:
+                    assert token is not None
+                    with self._enrolling:
+                        if self._identity is None:
+                            joined = trust_enrol.dial_as_candidate(address, token, folder, self._card())
+                            self._joined(joined, address[0])
+                elif self.ready.is_set():
+                    agent_peers.stay(address, identity, self._card(), self._halt)
+                    tries = 0
+            except (OSError, trust_join.JoinRefused) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("no line to %s:%d yet: %s (trying on; is a firewall in between?)", *address, error)
+            self._halt.wait(RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
+            tries += 1
+
+
+def find_authority(state: Path) -> Authority | None:
+    try:
+        return Authority(state / "authority")
+    except NoAuthority:
+        return None
+
+
+@contextlib.contextmanager
+def only_agent(state: Path) -> Iterator[None]:
+    """One agent per machine: the lock goes with the process that holds it."""
+    lock = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            raise CannotJoin(f"an agent runs here already (process {pid or 'unknown'}): stop it first") from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _ToFile(logging.Handler):
+    def __init__(self, output: RotatingLog) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._output.write(f"{self.format(record)}\n".encode())
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+def _log_to(output: RotatingLog) -> logging.Handler:
+    """The agent's own lines go where its ranks' lines go, in the same form as on the screen."""
+    handler = _ToFile(output)
+    root = logging.getLogger()
+    if root.handlers and root.handlers[0].formatter:
+        handler.setFormatter(root.handlers[0].formatter)
+    root.addHandler(handler)
+    return handler
+
+
+def _certificate_part(pem: str) -> str:
+    return pem[pem.index("-----BEGIN CERTIFICATE-----") :]

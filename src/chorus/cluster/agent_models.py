@@ -1,0 +1,148 @@
+"""Where a node gets the model it is to load: from its own store, from a node that has it, or from Hugging Face.
+
+A coordinator says a model's name and which files a rank needs; it never says a path. A copy that was cut off goes on
+where it stopped, and only complete files are ever seen by a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from chorus.cluster.hostfile import split_address
+from chorus.cluster.transfer import Fetcher, SharedFile, TransferFailed
+from chorus.cluster.trust_identity import Identity
+from chorus.models import ModelError, fetch_files, resolve
+from chorus.models.catalog import CATALOG
+from chorus.models.hub import cached_models
+from chorus.models.resolve import split_hub_id
+from chorus.models.store import Store
+from chorus.platform.paths import cache_dir
+
+log = logging.getLogger("chorus.agent")
+
+Report = Callable[[str, int, int], None]
+"""What is being done, bytes done, bytes in all."""
+LOCK_SECONDS = 3600.0
+
+
+class NoModel(Exception):
+    """This node cannot get the model: says which node, where it looked and why each way failed."""
+
+
+def copies_dir() -> Path:
+    return cache_dir() / "copies"
+
+
+def stored_names() -> list[str]:
+    names = [entry.name for entry in Store.default().entries()]
+    return sorted({*names, *(model.id for model in cached_models())})
+
+
+def provide(
+    node: str,
+    model: str,
+    share: str,
+    files: Sequence[SharedFile],
+    source: str,
+    identity: Identity | None,
+    report: Report,
+) -> Path:
+    """A folder with at least these files of the model."""
+    tried: list[str] = []
+    if path := _in_own_store(model, files, tried):
+        return path
+    if source and share and identity:
+        try:
+            return _copied(share, files, source, identity, report)
+        except (TransferFailed, OSError) as error:
+            tried.append(str(error))
+    if hub := split_hub_id(model):
+        try:
+            return fetch_files(
+                *hub, [file.name for file in files], progress=lambda p: report(p.label, p.done, p.total or 0)
+            )
+        except ModelError as error:
+            tried.append(str(error))
+    where = f"{Store.default().root} and {copies_dir()}"
+    raise NoModel(f"node {node} has no {model} in {where}: {'; '.join(tried) or 'and nobody offers it'}")
+
+
+def named_model(model: str) -> Path:
+    """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
+    known = model in CATALOG or split_hub_id(model) is not None or Store.default().get(model) is not None
+    if not known:
+        raise NoModel(f"{model} is no catalog name, store entry or Hugging Face id: pull or import it on this machine")
+    try:
+        return resolve(model, offline=True).path
+    except ModelError as error:
+        raise NoModel(f"{model}: {error} To get it: chorus models pull {model}") from error
+
+
+def _in_own_store(model: str, files: Sequence[SharedFile], tried: list[str]) -> Path | None:
+    if model not in CATALOG and split_hub_id(model) is None and Store.default().get(model) is None:
+        return None
+    try:
+        path = resolve(model, offline=True, weights=False).path
+    except ModelError as error:
+        tried.append(str(error))
+        return None
+    different = [file.name for file in files if not _same_size(path / file.name, file.size)]
+    if different:
+        tried.append(f"{path} lacks {different[0]}, or has another version of it")
+        return None
+    return path
+
+
+def _copied(share: str, files: Sequence[SharedFile], source: str, identity: Identity, report: Report) -> Path:
+    if not share.isalnum() or any(Path(file.name).name != file.name or file.name.startswith(".") for file in files):
+        raise TransferFailed(f"{source} offers files with names that are no file names")
+    folder = copies_dir() / share
+    folder.mkdir(parents=True, exist_ok=True)
+    total, done = sum(file.size for file in files), 0
+    with _locked(folder):
+        missing = [file for file in files if not _same_size(folder / file.name, file.size)]
+        done = total - sum(file.size for file in missing)
+        if not missing:
+            return folder
+        host, port = split_address(source)
+        fetcher = Fetcher((host, port or 0), identity, share)
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done += count
+            report(f"copying the model from {host}", done, total)
+
+        with contextlib.closing(fetcher):
+            for file in missing:
+                fetcher.fetch(file, folder / file.name, progress)
+    log.info("copied %.0f MB from %s to %s", sum(file.size for file in missing) / 1e6, source, folder)
+    return folder
+
+
+def _same_size(file: Path, size: int) -> bool:
+    return file.is_file() and file.stat().st_size == size
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two ranks of one node may need the same files: one copies, the other finds them."""
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TransferFailed(f"another process has been copying to {folder} for an hour") from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,215 @@
+"""The rank processes of one node: started, watched and ended by its agent, and never outliving it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from chorus.cluster import status_beat
+from chorus.cluster.logs import RotatingLog, pump
+from chorus.cluster.supervisor import python
+from chorus.platform.lifeline import Lifeline
+from chorus.proto import agent_pb2 as wire
+
+log = logging.getLogger("chorus.agent")
+
+GRACE_SECONDS = 3.0
+LEASE_SECONDS = 15.0
+"""How long ranks of a session stay without anybody watching it."""
+KEPT_ENDED = 16
+
+
+class NoPort(Exception):
+    """Every port that ranks may use is taken."""
+
+
+@dataclass
+class Rank:
+    session: str
+    number: int
+    port: int
+    model: str
+    process: asyncio.subprocess.Process
+    beat: Path
+    pump: asyncio.Task[bytes]
+    last_words: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def state(self) -> wire.RankState:
+        pulse = status_beat.read(self.beat)
+        running = self.process.returncode is None
+        memory = 0
+        if running:
+            with contextlib.suppress(psutil.Error):
+                memory = psutil.Process(self.process.pid).memory_info().rss
+        return wire.RankState(
+            session=self.session,
+            rank=self.number,
+            pid=self.process.pid,
+            port=self.port,
+            model=self.model,
+            running=running,
+            exit_code=self.process.returncode or 0,
+            step=pulse.step,
+            step_at=pulse.step_at,
+            loaded_bytes=pulse.loaded_bytes,
+            total_bytes=pulse.total_bytes,
+            memory_bytes=memory,
+            last_words=self.last_words,
+        )
+
+
+class Ranks:
+    def __init__(self, host: str, ports: Sequence[int], output: RotatingLog) -> None:
+        self._host = host
+        self._ports = ports
+        self._output = output
+        self._lifeline = Lifeline()
+        self._ranks: dict[tuple[str, int], Rank] = {}
+        self._watchers: dict[str, int] = {}
+        self._last_watched: dict[str, float] = {}
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._awake: asyncio.subprocess.Process | None = None
+
+    def states(self) -> list[wire.RankState]:
+        return [rank.state() for rank in self._ranks.values()]
+
+    async def start(
+        self,
+        session: str,
+        number: int,
+        model: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        port: int | None = None,
+    ) -> Rank:
+        """Run `python -m chorus.shard` with a port of ours; `arguments` come after those that every rank gets."""
+        await self.end(session, number)
+        port = port or self._free_port()
+        beat = self._lifeline.path.parent / f"beat-{session}-{number}"
+        status_beat.prepare(beat)
+        command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
+        command += ["--beat", str(beat), *arguments]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **environment, **self._lifeline.environment()},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        reader = asyncio.create_task(pump(process.stdout, self._output))
+        rank = Rank(session, number, port, model, process, beat, reader)
+        self._ranks[session, number] = rank
+        self._last_watched.setdefault(session, time.monotonic())
+        self._keep(self._reap(rank))
+        await self._stay_awake()
+        log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
+        return rank
+
+    async def end(self, session: str | None = None, number: int | None = None) -> int:
+        """End the ranks of a session (or of all), and wait until they are gone."""
+        chosen = [
+            rank
+            for key, rank in list(self._ranks.items())
+            if (session is None or key[0] == session) and (number is None or key[1] == number)
+        ]
+        running = [rank for rank in chosen if rank.process.returncode is None]
+        for rank in running:
+            _signal(rank.process, signal.SIGTERM)
+        if running:
+            waits = [asyncio.create_task(rank.ended.wait()) for rank in running]
+            await asyncio.wait(waits, timeout=GRACE_SECONDS)
+            for rank in running:
+                if rank.process.returncode is None:
+                    _signal(rank.process, signal.SIGKILL)
+            await asyncio.gather(*waits)
+        for rank in chosen:
+            self._ranks.pop((rank.session, rank.number), None)
+            rank.beat.unlink(missing_ok=True)
+        await self._stay_awake()
+        return len(running)
+
+    @contextlib.contextmanager
+    def watched(self, session: str) -> Iterator[None]:
+        """While somebody is in here, the session's ranks may live."""
+        self._watchers[session] = self._watchers.get(session, 0) + 1
+        try:
+            yield
+        finally:
+            self._watchers[session] -= 1
+            self._last_watched[session] = time.monotonic()
+
+    async def end_forgotten(self) -> None:
+        """End sessions that nobody has watched for a while: their coordinator is gone."""
+        now = time.monotonic()
+        for session in {rank.session for rank in self._ranks.values()}:
+            if not self._watchers.get(session) and now - self._last_watched.get(session, now) > LEASE_SECONDS:
+                log.warning("nobody has watched session %s for %g s: ending its ranks", session, LEASE_SECONDS)
+                await self.end(session)
+
+    async def close(self) -> None:
+        await self.end()
+        for keeper in list(self._keepers):
+            keeper.cancel()
+        self._lifeline.cut()
+
+    def _free_port(self) -> int:
+        taken = {rank.port for rank in self._ranks.values() if rank.process.returncode is None}
+        for port in self._ports or (0,):
+            if port in taken:
+                continue
+            with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
+                return int(probe.getsockname()[1])
+        raise NoPort(f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port")
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._keepers.add(task)
+        task.add_done_callback(self._keepers.discard)
+
+    async def _reap(self, rank: Rank) -> None:
+        code = await rank.process.wait()
+        with contextlib.suppress(Exception):
+            rank.last_words = (await rank.pump).decode(errors="replace").strip()[-500:]
+        rank.ended.set()
+        (log.info if code in (0, -signal.SIGTERM) else log.warning)(
+            "rank %d (process %d) ended with %d: %s", rank.number, rank.process.pid, code, rank.last_words
+        )
+        self._drop_old()
+        await self._stay_awake()
+
+    def _drop_old(self) -> None:
+        ended = [key for key, rank in self._ranks.items() if rank.process.returncode is not None]
+        for key in ended[:-KEPT_ENDED]:
+            self._ranks.pop(key).beat.unlink(missing_ok=True)
+
+    async def _stay_awake(self) -> None:
+        """A Mac that sleeps takes the whole cluster with it."""
+        if sys.platform != "darwin" or not shutil.which("caffeinate"):
+            return
+        needed = any(rank.process.returncode is None for rank in self._ranks.values())
+        if needed and (self._awake is None or self._awake.returncode is not None):
+            # -w ties it to us: it goes when the agent does.
+            self._awake = await asyncio.create_subprocess_exec("caffeinate", "-ims", "-w", str(os.getpid()))
+        elif not needed and self._awake and self._awake.returncode is None:
+            _signal(self._awake, signal.SIGTERM)
+            self._awake = None
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

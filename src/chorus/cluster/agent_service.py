@@ -1,0 +1,209 @@
+"""An agent's gRPC face: what a coordinator may ask of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from chorus import __version__
+from chorus.cluster import agent_models
+from chorus.cluster.agent_ranks import NoPort, Ranks
+from chorus.cluster.logs import follow, tail
+from chorus.cluster.transfer import SharedFile
+from chorus.cluster.trust_guard import caller
+from chorus.cluster.trust_identity import Identity, NotTrusted
+from chorus.platform import cores, device
+from chorus.platform.memory import available_memory, total_memory
+from chorus.platform.paths import cache_dir
+from chorus.proto import agent_pb2 as wire
+from chorus.proto import agent_pb2_grpc
+
+log = logging.getLogger("chorus.agent")
+refusals = logging.getLogger("chorus.trust")
+
+HEARTBEAT_SECONDS = 1.0
+MAX_MESSAGE = 4 << 20
+MAX_LOG_LINES = 100_000
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass
+class NodeFacts:
+    """What an agent says about its node, apart from what it can measure."""
+
+    name: str
+    node_id: str
+    door_port: int
+    log_file: Path
+    rank_port: int | None = None
+    backend: str = ""
+    draining: bool = False
+    peers: Callable[[], list[str]] = field(default=list)
+
+
+class AgentService(agent_pb2_grpc.AgentServicer):
+    def __init__(self, facts: NodeFacts, ranks: Ranks, identity: Identity) -> None:
+        self._facts = facts
+        self._ranks = ranks
+        self._identity = identity
+        self._ended = asyncio.Event()
+
+    def close(self) -> None:
+        """Lets heartbeats and followed logs end, so that the server can."""
+        self._ended.set()
+
+    async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Node:
+        await self._check(context)
+        return self._node()
+
+    async def Spawn(
+        self, request: wire.SpawnRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.SpawnProgress]:
+        await self._check(context)
+        if self._facts.draining:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._facts.name} is draining")
+        if not request.session.isalnum():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session's name is letters and digits")
+        latest: list[wire.SpawnProgress] = []
+
+        def report(detail: str, done: int, total: int) -> None:
+            latest[:] = [wire.SpawnProgress(detail=detail, done_bytes=done, total_bytes=total)]
+
+        files = [SharedFile(file.name, file.size) for file in request.files]
+        work = asyncio.create_task(
+            asyncio.to_thread(
+                agent_models.provide,
+                self._facts.name,
+                request.model,
+                request.share,
+                files,
+                request.source,
+                self._identity,
+                report,
+            )
+        )
+        while not (await asyncio.wait([work], timeout=_PROGRESS_SECONDS))[0]:
+            if latest:
+                yield latest.pop()
+        try:
+            path = work.result()
+            rank = await self._ranks.start(
+                request.session,
+                request.rank,
+                request.model,
+                self._arguments(request, path),
+                dict(request.environment),
+                self._facts.rank_port,
+            )
+        except (agent_models.NoModel, NoPort, OSError) as error:
+            log.error("rank %d of %s: %s", request.rank, request.model, error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
+        started = wire.Started(port=rank.port, pid=rank.process.pid, model_path=str(path))
+        yield wire.SpawnProgress(detail="started", started=started)
+
+    async def Kill(self, request: wire.KillRequest, context: grpc.aio.ServicerContext) -> wire.KillReply:
+        await self._check(context)
+        return wire.KillReply(ended=await self._ranks.end(request.session or None))
+
+    async def Watch(
+        self, request: wire.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.Heartbeat]:
+        await self._check(context)
+        with self._ranks.watched(request.session):
+            while not self._ended.is_set():
+                await self._check(context)
+                yield wire.Heartbeat(sent_at=time.time(), node=self._node())
+                await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+
+    async def Logs(self, request: wire.LogsRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[wire.LogChunk]:
+        await self._check(context)
+        text, position = tail(self._facts.log_file, min(request.lines, MAX_LOG_LINES))
+        for start in range(0, len(text), 1 << 20):
+            yield wire.LogChunk(data=text[start : start + (1 << 20)])
+        if request.follow:
+            async for data in follow(self._facts.log_file, position):
+                yield wire.LogChunk(data=data)
+
+    async def Models(self, request: wire.ModelsRequest, context: grpc.aio.ServicerContext) -> wire.ModelsReply:
+        await self._check(context)
+        return wire.ModelsReply(names=await asyncio.to_thread(agent_models.stored_names))
+
+    async def Peers(self, request: wire.PeersRequest, context: grpc.aio.ServicerContext) -> wire.PeersReply:
+        await self._check(context)
+        return wire.PeersReply(addresses=self._facts.peers())
+
+    async def Drain(self, request: wire.DrainRequest, context: grpc.aio.ServicerContext) -> wire.Node:
+        await self._check(context)
+        self._facts.draining = request.draining
+        log.info("draining: ending all ranks" if request.draining else "back at work")
+        if request.draining:
+            await self._ranks.end()
+        return self._node()
+
+    async def Expel(self, request: wire.ExpelRequest, context: grpc.aio.ServicerContext) -> wire.ExpelReply:
+        await self._check(context)
+        self._identity.update_revoked(self._identity.revoked() | frozenset(request.serials))
+        return wire.ExpelReply()
+
+    async def _check(self, context: grpc.aio.ServicerContext) -> None:
+        try:
+            caller(self._identity, context, needs_coordinator=True)
+        except NotTrusted as refusal:
+            refusals.warning("refused a call from %s: %s", context.peer(), refusal)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "")
+
+    def _arguments(self, request: wire.SpawnRequest, path: Path) -> list[str]:
+        chosen = ["--identity", str(self._identity.folder), "--model-path", str(path)]
+        chosen += ["--threads", str(request.threads or cores.threads_per_rank(cores.usable_cores(), 1))]
+        return [*chosen, "--log-level", request.log_level or "info"]
+
+    def _node(self) -> wire.Node:
+        folder = cache_dir()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        return wire.Node(
+            node_id=self._facts.node_id,
+            name=self._facts.name,
+            version=__version__,
+            host=socket.gethostname(),
+            device=device.backend(),
+            memory_total=total_memory(),
+            memory_available=available_memory(),
+            cores=cores.usable_cores(),
+            disk_free=shutil.disk_usage(existing).free,
+            draining=self._facts.draining,
+            door_port=self._facts.door_port,
+            backend=self._facts.backend,
+            ranks=self._ranks.states(),
+            python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
+            models_folder=str(folder),
+        )
+
+
+async def serve_control(service: AgentService, identity: Identity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options)
+    agent_pb2_grpc.add_AgentServicer_to_server(service, server)
+    try:
+        bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials())
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose another --listen") from error
+    await server.start()
+    return server, bound
+
+
+async def _within(wait: object, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(wait, seconds)  # type: ignore[arg-type]
+    except TimeoutError:
+        return

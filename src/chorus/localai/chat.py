@@ -1,0 +1,147 @@
+"""LocalAI's messages, tools and tool choice, as the chat template and the answer's parser take them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chorus.frontend import grammar as grammars
+from chorus.frontend.messages import Grammar
+from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.localai.errors import BadRequest
+from chorus.localai.requests import json_field, template_arguments
+from chorus.proto import localai_pb2 as wire
+from chorus.text.errors import TextError
+from chorus.text.parsers import ParserFamily
+from chorus.text.parsers.pieces import OutputParser
+
+# Longer than any tag that opens a model's reasoning, with the line breaks after it.
+_TAIL_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Chat:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    """In OpenAI's form; empty where the model may call nothing."""
+    forced: str | Mapping[str, str] | None
+    """`required`, or the name of the one tool to call."""
+    arguments: dict[str, Any]
+
+
+def read_chat(request: wire.PredictOptions, special_tokens: Mapping[str, str]) -> Chat:
+    tools = read_tools(request.Tools)
+    choice = read_choice(request.ToolChoice)
+    if choice == "none":
+        tools = []
+    names = [tool["function"]["name"] for tool in tools]
+    if isinstance(choice, Mapping) and choice["name"] not in names:
+        raise BadRequest(f"ToolChoice: there is no tool named {choice['name']!r}")
+    return Chat(
+        messages=[template_message(message, place) for place, message in enumerate(request.Messages)],
+        tools=tools,
+        forced=choice if tools and choice not in ("none", "auto") else None,
+        arguments=template_arguments(request, dict(special_tokens)),
+    )
+
+
+def read_tools(text: str) -> list[dict[str, Any]]:
+    if not text.strip():
+        return []
+    tools = []
+    for place, tool in enumerate(json_field("Tools", text, list)):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise BadRequest(f"Tools[{place}]: expected a function with a name")
+        shown = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
+        shown["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
+        tools.append({"type": "function", "function": shown})
+    return tools
+
+
+def read_choice(text: str) -> str | Mapping[str, str]:
+    """`auto`, `none`, `required`, or the name of a function; LocalAI sends the client's JSON or a bare word."""
+    word = text.strip()
+    if word.startswith(('"', "{")):
+        try:
+            choice = json.loads(word)
+        except ValueError as error:
+            raise BadRequest(f"ToolChoice is no JSON: {error}") from None
+    else:
+        choice = word or "auto"
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise BadRequest(f"ToolChoice: expected the name of a function, got {word[:60]!r}")
+        return {"name": name}
+    return choice if choice in ("none", "auto", "required") else {"name": choice}
+
+
+def template_message(message: wire.Message, place: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not message.role:
+        raise BadRequest(f"Messages[{place}]: role is empty")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, name):
+            entry[name] = value
+    if message.tool_calls.strip():
+        calls = json_field(f"Messages[{place}] tool_calls", message.tool_calls, list)
+        entry["tool_calls"] = [_template_call(call, place) for call in calls]
+    return entry
+
+
+def _template_call(call: Any, place: int) -> dict[str, Any]:
+    """Templates want the arguments of an earlier call as an object; what is no JSON stays as it was written."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"Messages[{place}] tool_calls: expected calls with a function and its name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+    shown = {"name": function["name"], "arguments": arguments}
+    return {"id": call.get("id", ""), "type": "function", "function": shown}
+
+
+def chat_prompt(chat: Chat, tokenizer: ServedTokenizer) -> list[int]:
+    messages = chat.messages
+    if not tokenizer.knows_developers:
+        messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
+    try:
+        return tokenizer.chat_prompt(messages, tools=chat.tools or None, template_arguments=chat.arguments)
+    except TextError as error:
+        raise BadRequest(f"Messages: {error}") from None
+
+
+def starts_in_reasoning(prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer) -> bool:
+    return family.opened_by(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special=False))
+
+
+def answer_parser(chat: Chat, prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer) -> OutputParser:
+    return family.new(
+        tools=chat.tools or None,
+        thinks=family.thinks,
+        starts_in_reasoning=starts_in_reasoning(prompt, family, tokenizer),
+        id_factory=lambda: "call_" + secrets.token_hex(12),
+    )
+
+
+def answer_grammar(
+    chat: Chat, asked: Grammar | None, prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer
+) -> Grammar | None:
+    """What the client asked for, or the calls that it forces; the model may think first."""
+    grammar = asked
+    if chat.forced:
+        made = family.tool_grammar(chat.tools, chat.forced, True, tokens=tokenizer.added_tokens)
+        if made is None:
+            raise BadRequest("ToolChoice: it is not known how the loaded model calls tools; use auto")
+        grammar = Grammar("lark", made[1])
+    if grammar is None or family.reasoning is None:
+        return grammar
+    inside = starts_in_reasoning(prompt, family, tokenizer)
+    return grammars.after_reasoning(grammar, family.reasoning, tokenizer.added_tokens, inside)

@@ -1,0 +1,151 @@
+"""The engine of one loaded model: started, watched, started again when a rank is lost, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from chorus.cluster.supervisor import EXIT_CANNOT_START, Group, Program, RestartPolicy, describe_exit
+from chorus.frontend.engine_client import EngineClient
+from chorus.frontend.errors import EngineLost
+from chorus.localai.errors import LoadFailed, NotServing
+from chorus.platform.lifeline import Lifeline
+from chorus.proto import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 2.0
+"""How long the ranks may take to end when asked, before they are killed."""
+_LOOK_SECONDS = 0.05
+_DESCRIBE_SECONDS = 2.0
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to run for one model, and where it answers."""
+
+    address: str
+    programs: Sequence[Program]
+
+
+Launcher = Callable[[Path], Launch]
+"""Given a private folder for sockets and files, says what to run there."""
+
+
+class EngineHost:
+    """Owns the processes. `start` returns when the model serves; a later loss is mended in the background."""
+
+    def __init__(self, launcher: Launcher, policy: RestartPolicy | None = None) -> None:
+        self.state = State.STARTING
+        self.detail = "starting"
+        self._lifeline = Lifeline()
+        launch = launcher(self._lifeline.path.parent)
+        self.client = EngineClient(launch.address)
+        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS)
+        self._policy = policy or RestartPolicy()
+        self._changed = asyncio.Condition()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> pb.Description:
+        """Raises LoadFailed with the reason of every rank that failed. Whoever starts it must also stop it."""
+        self._keeper = asyncio.create_task(self._keep(), name="engine-keeper")
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.state in (State.READY, State.FAILED))
+        if self.state is State.FAILED:
+            raise LoadFailed(self.detail)
+        return await self.describe()
+
+    async def describe(self) -> pb.Description:
+        try:
+            return await self.client.describe(_DESCRIBE_SECONDS)
+        except EngineLost as error:
+            raise NotServing(str(error)) from None
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until the group has formed again, if it is about to."""
+        if self.state is State.READY:
+            return
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self.state in (State.READY, State.FAILED))
+        except TimeoutError:
+            raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
+        if self.state is State.FAILED:
+            raise NotServing(f"the engine was given up: {self.detail}; load the model again")
+
+    async def stop(self) -> None:
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self.client.close()
+        await self._group.stop()
+        self._lifeline.cut()
+
+    async def _keep(self) -> None:
+        restarts: deque[float] = deque(maxlen=self._policy.most)
+        while True:
+            try:
+                await self._group.start()
+            except OSError as error:
+                return await self._enter(State.FAILED, f"the ranks cannot be started: {error}")
+            served, name, code = await self._run_once()
+            reason = self._group_reason(name, code)
+            # A group that never served will not serve on a second try; one that did may be waiting for a rank.
+            if not served and not restarts:
+                return await self._enter(State.FAILED, reason)
+            if not self._policy.allows(restarts, time.monotonic()):
+                return await self._enter(State.FAILED, f"{reason} ({len(restarts)} times started again)")
+            restarts.append(time.monotonic())
+            log.warning("%s; forming the group again", reason)
+            await self._enter(State.RECOVERING, reason)
+
+    async def _run_once(self) -> tuple[bool, str, int]:
+        """From a started group to its end: whether it served, and who ended how."""
+        ended = asyncio.create_task(self._group.ended())
+        ready = asyncio.create_task(self._until_ready())
+        try:
+            await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+            served = ready.done() and not ended.done()
+            if served:
+                await self._enter(State.READY, "ready")
+            name, code = await ended
+            return served, name, code
+        finally:
+            for task in (ended, ready):
+                task.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
+
+    async def _until_ready(self) -> None:
+        # The engine answers Describe while it loads; its own deadlines end a start that hangs.
+        while True:
+            try:
+                seen = await self.client.describe(_DESCRIBE_SECONDS)
+                self.detail = f"{seen.detail} ({seen.progress:.0%})" if seen.state == pb.LOADING else seen.detail
+                if seen.state == pb.READY:
+                    return
+            except EngineLost:
+                pass
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _enter(self, state: State, detail: str) -> None:
+        async with self._changed:
+            self.state, self.detail = state, detail
+            self._changed.notify_all()
+
+    def _group_reason(self, name: str, code: int) -> str:
+        if code == EXIT_CANNOT_START:
+            return self._group.program(name).reason()
+        return f"{name} ended with {describe_exit(code)}"

@@ -1,0 +1,141 @@
+"""The one model this backend serves: loaded on request, given up on request, loaded again."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.localai.engine_host import EngineHost, Launch, State
+from chorus.localai.errors import LoadFailed
+from chorus.localai.plan import LoadPlan, Tree, plan_load
+from chorus.models import LocalModel, ModelError, resolve
+from chorus.proto import engine_pb2
+from chorus.proto import localai_pb2 as wire
+from chorus.text.errors import TokenizerError
+from chorus.text.parsers import ParserFamily, choose
+
+log = logging.getLogger(__name__)
+
+EngineLauncher = Callable[[LoadPlan, LocalModel, Path], Launch]
+"""What to run for a plan; files and sockets go into the folder."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    plan: LoadPlan
+    tokenizer: ServedTokenizer
+    parsers: ParserFamily
+    host: EngineHost
+    context_length: int
+    vocabulary: int
+
+
+class Models:
+    def __init__(self, flags: Tree, launch: EngineLauncher) -> None:
+        self._flags = flags
+        self._launch = launch
+        self._turn = asyncio.Lock()
+        self._loading: asyncio.Task[Loaded] | None = None
+        self._request = b""
+        self.current: Loaded | None = None
+        self.failure: str | None = None
+        """Why the last load failed, if it did."""
+
+    @property
+    def loading(self) -> bool:
+        return self._loading is not None
+
+    async def load(self, request: wire.ModelOptions) -> None:
+        """Raises LoadFailed. The same request again changes nothing while its model serves."""
+        key = request.SerializeToString(deterministic=True)
+        async with self._turn:
+            if self.current and key == self._request and self.current.host.state is not State.FAILED:
+                return
+            await self._drop()
+            self._loading = asyncio.create_task(self._load(request), name="load")
+            try:
+                self.current = await self._loading
+            except LoadFailed as error:
+                self.failure = str(error)
+                raise
+            except asyncio.CancelledError:
+                if (this := asyncio.current_task()) and this.cancelling():
+                    raise
+                raise LoadFailed(f"{request.Model} was freed while it was loading") from None
+            finally:
+                self._loading = None
+            self._request, self.failure = key, None
+
+    async def free(self) -> None:
+        if self._loading:
+            self._loading.cancel()
+        async with self._turn:
+            await self._drop()
+            self.failure = None
+
+    async def _drop(self) -> None:
+        if self.current:
+            gone, self.current = self.current, None
+            await gone.host.stop()
+            log.info("freed %s", gone.plan.identity)
+
+    async def _load(self, request: wire.ModelOptions) -> Loaded:
+        # Files are read and perhaps downloaded here: on a thread, so that Health answers meanwhile.
+        plan = await asyncio.to_thread(plan_load, request, self._flags)
+        for note in plan.notes:
+            log.warning("%s", note)
+        model = await asyncio.to_thread(_find, plan.model)
+        host = EngineHost(lambda folder: self._launch(plan, model, folder))
+        try:
+            description, (tokenizer, parsers) = await asyncio.gather(
+                host.start(), asyncio.to_thread(_load_text, model, plan)
+            )
+        except BaseException:
+            await host.stop()
+            raise
+        log.info("loaded %s over %s", plan.identity, _shape(description))
+        return Loaded(plan, tokenizer, parsers, host, description.context_length, description.vocabulary)
+
+
+def _find(name: str) -> LocalModel:
+    try:
+        return resolve(name)
+    except ModelError as error:
+        raise LoadFailed(str(error)) from None
+
+
+def _load_text(model: LocalModel, plan: LoadPlan) -> tuple[ServedTokenizer, ParserFamily]:
+    try:
+        tokenizer = ServedTokenizer.load(model.path, trust_remote_code=plan.settings.engine.trust_remote_code)
+        parsers = choose(tokenizer.chat_template, plan.tool_parser)
+    except TokenizerError as error:
+        raise LoadFailed(str(error)) from None
+    except ValueError as error:
+        raise LoadFailed(f"option tool_parser: {error}") from None
+    return with_end_token(tokenizer, plan.special_tokens), parsers
+
+
+def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]) -> ServedTokenizer:
+    """The owner's eos_token ends an answer too. (The other overrides are seen by the chat template.)"""
+    if (text := special_tokens.get("eos_token")) is None:
+        return tokenizer
+    ids = tokenizer.encode(text, special=False)
+    if len(ids) != 1:
+        raise LoadFailed(f"option eos_token: {text!r} is not one token of this model's vocabulary")
+    return with_end_ids(tokenizer, tokenizer.eos_ids | set(ids))
+
+
+def with_end_ids(tokenizer: ServedTokenizer, ids: frozenset[int]) -> ServedTokenizer:
+    other = copy.copy(tokenizer)
+    other.eos_ids = ids
+    return other
+
+
+def _shape(description: engine_pb2.Description) -> str:
+    ranks = [f"rank {rank.rank} layers {rank.first_layer}-{rank.last_layer - 1}" for rank in description.ranks]
+    return f"{len(ranks)} rank{'s' if len(ranks) != 1 else ''} ({', '.join(ranks)})"

@@ -1,0 +1,155 @@
+"""From LocalAI's LoadModel request to what will be started: which model, over which ranks, with which settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chorus.cluster.config import ConfigError, Loaded, Settings, load
+from chorus.cluster.origins import DEFAULT
+from chorus.localai.errors import LoadFailed
+from chorus.localai.options import SamplingOptions, parse_options
+from chorus.proto import localai_pb2 as wire
+
+HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
+TUNNELS_FILE = "localai_mlx_hostfile.json"
+"""What LocalAI's own p2p writes: the workers' tunnels, and not rank 0."""
+
+_FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
+
+Tree = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    identity: str
+    """LocalAI's own name for what it asked to load; later requests repeat it."""
+    model: str
+    """As the model store takes it: a path or a Hugging Face id."""
+    settings: Settings
+    ranks: tuple[str, ...]
+    """Control addresses in rank order, from the hostfile; empty where every rank is started here."""
+    sampling: SamplingOptions
+    special_tokens: Mapping[str, str]
+    tool_parser: str | None
+    notes: tuple[str, ...]
+
+
+def plan_load(
+    request: wire.ModelOptions, flags: Tree, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> LoadPlan:
+    """Options go over the request's fields, those over EngineArgs, all of them over flags and the environment."""
+    environment = os.environ if environment is None else environment
+    _refuse_unserved(request)
+    options = parse_options(request.Options)
+    overrides = _merged(flags, _engine_args(request.EngineArgs), _fields(request), options.settings)
+    hostfile = overrides.get("cluster", {}).get("hostfile") or environment.get(HOSTFILE_VARIABLE)
+    if hostfile and Path(hostfile).name == TUNNELS_FILE:
+        raise LoadFailed(
+            f"hostfile {hostfile} holds LocalAI's p2p tunnels and not rank 0, so no group can form from it: start the "
+            "workers with `chorus worker p2p-mlx`, or give a hostfile with the addresses of all ranks"
+        )
+    try:
+        loaded = load(None, overrides, environment, folder)
+    except ConfigError as error:
+        raise LoadFailed(_explain(error, hostfile)) from None
+    settings = _tensor_over_rdma(loaded)
+    return LoadPlan(
+        identity=request.Model,
+        model=_model_name(request),
+        settings=settings,
+        ranks=_addresses(settings, hostfile),
+        sampling=options.sampling,
+        special_tokens=options.special_tokens,
+        tool_parser=options.tool_parser,
+        notes=(*loaded.warnings, *_unused_fields(request), *options.notes),
+    )
+
+
+def _refuse_unserved(request: wire.ModelOptions) -> None:
+    for name in ("LoraAdapter", "DraftModel"):
+        if value := getattr(request, name):
+            raise LoadFailed(f"{name} {value!r} is not supported: leave it out of the model's configuration")
+
+
+def _model_name(request: wire.ModelOptions) -> str:
+    if request.ModelFile and os.path.exists(request.ModelFile):
+        return str(request.ModelFile)
+    if not request.Model:
+        raise LoadFailed("Model is empty: give a folder, a .gguf file or a Hugging Face id")
+    return str(request.Model)
+
+
+def _fields(request: wire.ModelOptions) -> Tree:
+    engine: dict[str, Any] = {}
+    if context := request.MaxModelLen or request.ContextSize:
+        if context < 0:
+            raise LoadFailed(f"ContextSize: expected a number of tokens, got {context}")
+        engine["context"] = context
+    if request.TrustRemoteCode:
+        engine["trust_remote_code"] = True
+    if request.TensorParallelSize > 1:
+        engine |= {"parallel": "tensor", "ranks": request.TensorParallelSize}
+    return {"engine": engine}
+
+
+def _engine_args(text: str) -> Tree:
+    if not text.strip():
+        return {}
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise LoadFailed(f"EngineArgs is no JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise LoadFailed(f"EngineArgs: expected a JSON object of engine settings, got {text[:60]!r}")
+    return {"engine": arguments}
+
+
+def _merged(*trees: Tree) -> dict[str, dict[str, Any]]:
+    merged: dict[str, dict[str, Any]] = {}
+    for tree in trees:
+        for section, values in tree.items():
+            merged.setdefault(section, {}).update({key: value for key, value in values.items() if value is not None})
+    return merged
+
+
+def _explain(error: ConfigError, hostfile: str | None) -> str:
+    message = str(error).replace("command line: ", "model options: ", 1)
+    return message if not hostfile or str(hostfile) in message else f"{message} (hostfile {hostfile})"
+
+
+def _tensor_over_rdma(loaded: Loaded) -> Settings:
+    """Who chooses jaccl and says no more wants every machine on every token: that is what the RDMA link is for."""
+    settings, engine = loaded.settings, loaded.settings.engine
+    if engine.transport != "jaccl" or engine.split or loaded.origins["engine.parallel"] != DEFAULT:
+        return settings
+    return settings.model_copy(update={"engine": engine.model_copy(update={"parallel": "tensor"})})
+
+
+def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
+    if len(settings.devices) < 2:
+        return ()
+    addresses = []
+    for rank, device in enumerate(settings.devices):
+        if device.hostname is None:
+            raise LoadFailed(
+                f"hostfile {hostfile}: rank {rank} has RDMA devices and no address; write each host as "
+                '{"ips": ["10.0.0.1:5555"], "rdma": [null, "rdma_en5"]}'
+            )
+        host = f"[{device.hostname}]" if ":" in device.hostname else device.hostname
+        addresses.append(f"{host}:{device.port}")
+    if settings.engine.transport == "mpi":
+        raise LoadFailed("transport mpi needs mpirun to start every rank: with a hostfile use grpc, ring or jaccl")
+    return tuple(addresses)
+
+
+def _unused_fields(request: wire.ModelOptions) -> list[str]:
+    return [
+        f"{name} {value!r} is ignored: keys and values are kept in the model's own precision"
+        for name in ("CacheTypeKey", "CacheTypeValue")
+        if (value := getattr(request, name)).lower() not in _FULL_PRECISION_CACHE
+    ]

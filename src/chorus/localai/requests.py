@@ -1,0 +1,124 @@
+"""LocalAI's PredictOptions as the values the front end works with. Protobuf has no "not given": zero stands for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from chorus.frontend.grammar import GrammarError, rules
+from chorus.frontend.grammar import check as check_grammar
+from chorus.frontend.messages import Grammar, Sampling, draw_seed
+from chorus.localai.errors import BadRequest
+from chorus.localai.options import SamplingOptions
+from chorus.proto import localai_pb2 as wire
+
+REPETITION_CONTEXT = 20
+MOST_TOP_LOGPROBS = 20
+
+
+def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary: int) -> Sampling:
+    """What the model's options fix goes over what the request says; temperature 0 is greedy."""
+    for name in ("Temperature", "TopP", "MinP", "Penalty", "PresencePenalty", "FrequencyPenalty"):
+        value = getattr(request, name)
+        if not math.isfinite(value) or (value < 0 and name not in ("PresencePenalty", "FrequencyPenalty")):
+            raise BadRequest(f"{name}: expected a number from 0 on, got {value:g}")
+    for name in ("TopP", "MinP"):
+        if getattr(request, name) > 1:
+            raise BadRequest(f"{name}: expected a number from 0 to 1, got {getattr(request, name):g}")
+    return Sampling(
+        seed=_seed(fixed.seed if fixed.seed is not None else request.Seed),
+        temperature=_first(fixed.temperature, request.Temperature),
+        top_p=_first(fixed.top_p, request.TopP or 1.0),
+        top_k=_first(fixed.top_k, max(request.TopK, 0)),
+        min_p=_first(fixed.min_p, request.MinP),
+        repetition_penalty=_first(fixed.repetition_penalty, request.Penalty or 1.0),
+        repetition_context=REPETITION_CONTEXT,
+        presence_penalty=_first(fixed.presence_penalty, request.PresencePenalty),
+        frequency_penalty=_first(fixed.frequency_penalty, request.FrequencyPenalty),
+        xtc_probability=_first(fixed.xtc_probability, 0.0),
+        xtc_threshold=_first(fixed.xtc_threshold, 0.0),
+        logit_bias=logit_bias(request.LogitBias, vocabulary),
+    )
+
+
+def asked_tokens(request: wire.PredictOptions, fixed: SamplingOptions, room: int) -> int:
+    """0 and less mean the rest of the context; the model's own ceiling holds either way."""
+    asked = request.Tokens if request.Tokens > 0 else room
+    return min(asked, room, fixed.max_tokens or room)
+
+
+def logit_bias(text: str, vocabulary: int) -> dict[int, float]:
+    if not text.strip():
+        return {}
+    biases = json_field("LogitBias", text, dict)
+    try:
+        read = {int(token): float(bias) for token, bias in biases.items()}
+    except (TypeError, ValueError):
+        raise BadRequest(f"LogitBias: expected token ids with a number each, got {text[:60]!r}") from None
+    for token, bias in read.items():
+        if not 0 <= token < vocabulary:
+            raise BadRequest(f"LogitBias: token {token} is outside the model's vocabulary of {vocabulary}")
+        if not math.isfinite(bias):
+            raise BadRequest(f"LogitBias: the bias of token {token} is no number")
+    return read
+
+
+def wanted_logprobs(request: wire.PredictOptions) -> tuple[bool, int]:
+    """Whether, and for how many of the best candidates. Text completions give that number in Logprobs itself."""
+    if request.Logprobs < 0 or request.TopLogprobs < 0:
+        raise BadRequest("Logprobs and TopLogprobs: expected a number from 0 on")
+    wanted = request.Logprobs > 0 or request.TopLogprobs > 0
+    top = request.TopLogprobs or (request.Logprobs if request.Logprobs > 1 else 0)
+    if top > MOST_TOP_LOGPROBS:
+        raise BadRequest(f"TopLogprobs: at most {MOST_TOP_LOGPROBS} are given, got {top}")
+    return wanted, top
+
+
+def grammar_of(request: wire.PredictOptions) -> Grammar | None:
+    if not request.Grammar.strip():
+        return None
+    try:
+        grammar = rules(request.Grammar)
+        check_grammar(grammar)
+    except GrammarError as error:
+        raise BadRequest(f"Grammar: {error}") from None
+    return grammar
+
+
+def stop_strings(request: wire.PredictOptions) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(stop for stop in request.StopPrompts if stop))
+
+
+def template_arguments(request: wire.PredictOptions, special_tokens: dict[str, str]) -> dict[str, Any]:
+    """What the chat template sees besides messages and tools."""
+    arguments: dict[str, Any] = {**special_tokens}
+    metadata = request.Metadata
+    if metadata.get("chat_template_kwargs"):
+        arguments |= json_field("Metadata chat_template_kwargs", metadata["chat_template_kwargs"], dict)
+    if thinking := metadata.get("enable_thinking", "").strip().lower():
+        if thinking not in ("true", "false"):
+            raise BadRequest(f"Metadata enable_thinking: expected true or false, got {thinking!r}")
+        arguments["enable_thinking"] = thinking == "true"
+    if effort := metadata.get("reasoning_effort", "").strip():
+        arguments["reasoning_effort"] = effort
+    return arguments
+
+
+def json_field(name: str, text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"{name} is no JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise BadRequest(f"{name}: expected a JSON {'object' if kind is dict else 'list'}, got {text[:60]!r}")
+    return value
+
+
+def _seed(seed: int) -> int:
+    """LocalAI draws one itself for clients that give none, so what is not positive means none."""
+    return seed if seed > 0 else draw_seed()
+
+
+def _first(fixed: float | None, asked: float) -> Any:
+    return asked if fixed is None else fixed

@@ -1,0 +1,203 @@
+"""LocalAI's Backend service, method by method."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import NoReturn
+
+import grpc
+
+from chorus.frontend.answer import AnswerDelta, AnswerEnd
+from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.localai.engine_host import State
+from chorus.localai.errors import BadRequest, LoadFailed, NotServing
+from chorus.localai.loading import Loaded, Models
+from chorus.localai.prepare import Prepared, embedding_tokens, prepare, prompt_tokens
+from chorus.localai.replies import ReplyWriter, whole
+from chorus.proto import engine_pb2, localai_pb2_grpc
+from chorus.proto import localai_pb2 as wire
+
+log = logging.getLogger(__name__)
+
+RECOVERY_SECONDS = 120.0
+"""How long a request waits for a group that is forming again."""
+EMBED_SECONDS = 600.0
+_STATES = {
+    State.STARTING: wire.StatusResponse.BUSY,
+    State.READY: wire.StatusResponse.READY,
+    State.RECOVERING: wire.StatusResponse.BUSY,
+    State.FAILED: wire.StatusResponse.ERROR,
+}
+
+
+class BackendService(localai_pb2_grpc.BackendServicer):
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._numbers = itertools.count(1)
+        self._metrics = wire.MetricsResponse()
+
+    async def Health(self, request: wire.HealthMessage, context: grpc.aio.ServicerContext) -> wire.Reply:
+        return wire.Reply(message=b"OK")
+
+    async def LoadModel(self, request: wire.ModelOptions, context: grpc.aio.ServicerContext) -> wire.Result:
+        try:
+            await self._models.load(request)
+        except LoadFailed as error:
+            log.error("cannot load %s: %s", request.Model, error)
+            return wire.Result(success=False, message=str(error))
+        return wire.Result(success=True, message=f"{request.Model} is loaded")
+
+    async def Free(self, request: wire.HealthMessage, context: grpc.aio.ServicerContext) -> wire.Result:
+        await self._models.free()
+        return wire.Result(success=True, message="freed")
+
+    async def Predict(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.Reply:
+        async with _outcomes(context):
+            replies = [reply async for reply in self._replies(request, context)]
+            return whole(replies)
+
+    async def PredictStream(
+        self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.Reply]:
+        async with _outcomes(context), aclosing(self._replies(request, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def TokenizeString(
+        self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
+    ) -> wire.TokenizationResponse:
+        async with _outcomes(context):
+            loaded = await self._loaded(request.ModelIdentity, context)
+            tokens = await asyncio.to_thread(prompt_tokens, loaded, request)
+            return wire.TokenizationResponse(length=len(tokens), tokens=tokens)
+
+    async def Detokenize(
+        self, request: wire.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> wire.DetokenizeResponse:
+        async with _outcomes(context):
+            loaded = await self._loaded("", context)
+            for token in request.tokens:
+                if not 0 <= token < loaded.vocabulary:
+                    raise BadRequest(f"tokens: {token} is outside the model's vocabulary of {loaded.vocabulary}")
+            return wire.DetokenizeResponse(content=loaded.tokenizer.decode(request.tokens, skip_special=False))
+
+    async def Embedding(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.EmbeddingResult:
+        async with _outcomes(context):
+            loaded = await self._loaded(request.ModelIdentity, context)
+            await loaded.host.ready(RECOVERY_SECONDS)
+            tokens = await asyncio.to_thread(embedding_tokens, loaded, request)
+            values = await loaded.host.client.embed(tokens, "mean", EMBED_SECONDS)
+            return wire.EmbeddingResult(
+                embeddings=values, dim=len(values), tokens=len(tokens), prompt_tokens=len(tokens)
+            )
+
+    async def Status(self, request: wire.HealthMessage, context: grpc.aio.ServicerContext) -> wire.StatusResponse:
+        loaded = self._models.current
+        if loaded is None:
+            if self._models.loading:
+                return wire.StatusResponse(state=wire.StatusResponse.BUSY)
+            failed = self._models.failure is not None
+            return wire.StatusResponse(state=wire.StatusResponse.ERROR if failed else wire.StatusResponse.UNINITIALIZED)
+        try:
+            memory = _memory(await loaded.host.describe())
+        except NotServing:
+            memory = wire.MemoryUsageData()
+        return wire.StatusResponse(state=_STATES[loaded.host.state], memory=memory)
+
+    async def GetMetrics(self, request: wire.MetricsRequest, context: grpc.aio.ServicerContext) -> wire.MetricsResponse:
+        """Of the request that finished last."""
+        return self._metrics
+
+    async def _replies(
+        self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[wire.Reply]:
+        loaded = await self._loaded(request.ModelIdentity, context)
+        await loaded.host.ready(RECOVERY_SECONDS)
+        # Rendering and tokenizing a long prompt takes a while; other streams go on meanwhile.
+        prepared = await asyncio.to_thread(prepare, loaded, request, f"localai-{next(self._numbers)}")
+        try:
+            async for reply in self._generate(loaded, prepared, request.IgnoreEOS):
+                yield reply
+        except EngineLost as error:
+            raise NotServing(str(error)) from None
+        except (EngineOverloaded, RequestRejected):
+            raise
+        except EngineError as error:
+            # One that loses a rank fails its requests on its way out: that is no fault of theirs.
+            if not await _serves(loaded):
+                raise NotServing(str(error)) from None
+            raise
+
+    async def _generate(self, loaded: Loaded, prepared: Prepared, ignore_eos: bool) -> AsyncGenerator[wire.Reply]:
+        writer = ReplyWriter(loaded.tokenizer, len(prepared.request.prompt), chat=prepared.parser is not None)
+        async with aclosing(prepared.begin(loaded, ignore_eos)) as answer:
+            async for event in answer:
+                match event:
+                    case AnswerDelta():
+                        if (reply := writer.chunk(event)) is not None:
+                            yield reply
+                    case AnswerEnd():
+                        self._metrics = _metrics(event)
+                        yield writer.last(event)
+
+    async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> Loaded:
+        loaded = self._models.current
+        if loaded is None:
+            what = "the model is still loading" if self._models.loading else "no model is loaded"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{what}: call LoadModel first")
+        assert loaded is not None
+        if identity and identity != loaded.plan.identity:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"model identity mismatch: {loaded.plan.identity!r} is loaded here, the request is for {identity!r}",
+            )
+        return loaded
+
+
+@asynccontextmanager
+async def _outcomes(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Errors as the status codes LocalAI tells apart: the caller's fault, ours, or a matter of trying again."""
+    try:
+        yield
+    except BadRequest as error:
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+    except RequestRejected as error:
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+    except EngineOverloaded as error:
+        await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+    except (NotServing, EngineLost) as error:
+        await _abort(context, grpc.StatusCode.UNAVAILABLE, error)
+    except EngineError as error:
+        await _abort(context, grpc.StatusCode.INTERNAL, error)
+
+
+async def _abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, error: Exception) -> NoReturn:
+    log.warning("request refused or failed (%s): %s", code.name, error)
+    await context.abort(code, str(error))
+    raise AssertionError("abort raises")
+
+
+async def _serves(loaded: Loaded) -> bool:
+    try:
+        return (await loaded.host.describe()).state == engine_pb2.READY
+    except NotServing:
+        return False
+
+
+def _memory(description: engine_pb2.Description) -> wire.MemoryUsageData:
+    breakdown = {f"rank {rank.rank}": rank.memory_bytes for rank in description.ranks}
+    return wire.MemoryUsageData(total=sum(breakdown.values()), breakdown=breakdown)
+
+
+def _metrics(end: AnswerEnd) -> wire.MetricsResponse:
+    timing = end.timing
+    moving = timing.generated_tokens > 1 and timing.generation_seconds > 0
+    return wire.MetricsResponse(
+        tokens_per_second=(timing.generated_tokens - 1) / timing.generation_seconds if moving else 0.0,
+        tokens_generated=end.usage.completion_tokens,
+        prompt_tokens_processed=end.usage.prompt_tokens,
+    )

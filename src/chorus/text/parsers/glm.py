@@ -1,0 +1,86 @@
+"""GLM 4.5 and later, Laguna: `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`.
+
+LongCat writes the same with a prefix to its tags. Both write a JSON object in place of all that at times.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chorus.text.parsers.family import ParserFamily
+from chorus.text.parsers.jsoncall import JsonCall, take_name
+from chorus.text.parsers.lark import CallsGrammar, Lark, repeated
+from chorus.text.parsers.outline import OutlineParser
+from chorus.text.parsers.source import Markers, Steps, one
+from chorus.text.parsers.tagged import TaggedArguments, Tags, value_grammar
+from chorus.text.parsers.values import Tool
+
+
+def _tags(prefix: str) -> Tags:
+    return Tags(
+        parameter=f"<{prefix}arg_key>",
+        header_end=f"</{prefix}arg_key>",
+        value_open=f"<{prefix}arg_value>",
+        value_end=f"</{prefix}arg_value>",
+        call_end=f"</{prefix}tool_call>",
+    )
+
+
+class GlmParser(OutlineParser):
+    tags: ClassVar[Tags] = _tags("")
+    opens = ("<tool_call>",)
+    inner = (tags.parameter, tags.header_end, tags.value_open, tags.value_end, tags.call_end)
+
+    def call(self, opened_by: str) -> Steps[None]:
+        yield from self.source.skip_space()
+        if (yield from self.source.take_marker(one("{"))):
+            ended_by = yield from JsonCall(self.source, self.answer, one(self.tags.call_end)).read(opened=True)
+            self.answer.end_call()
+            if ended_by is None:
+                yield from self.source.skip_space()
+                yield from self.source.take_marker(one(self.tags.call_end))
+            return
+        name = yield from take_name(self.source)
+        # A word that no tag follows was prose about the markup.
+        marker = yield from self.source.expect(Markers((self.tags.parameter, self.tags.call_end)))
+        self.answer.start(name)
+        yield from TaggedArguments(self.source, self.answer, self.tags, self.request.tools.get(name)).read(marker)
+
+
+class LongCatParser(GlmParser):
+    tags = _tags("longcat_")
+    opens = ("<longcat_tool_call>",)
+    inner = (tags.parameter, tags.header_end, tags.value_open, tags.value_end, tags.call_end)
+
+
+def _grammar(prefix: str) -> CallsGrammar:
+    tags = _tags(prefix)
+
+    def call(lark: Lark, tool: Tool) -> str:
+        parts = [lark.text(f"<{prefix}tool_call>{tool.name}\n")]
+        for name in tool.parameters:
+            head = lark.text(f"{tags.parameter}{name}{tags.header_end}\n{tags.value_open}")
+            value = value_grammar(lark, tool, name, tags.value_end)
+            body = lark.rule(lark.join(head, value, lark.text("\n")))
+            parts.append(body if name in tool.required else f"{body}?")
+        return lark.join(*parts, lark.text(tags.call_end))
+
+    return repeated(call, between="\n")
+
+
+FAMILY = ParserFamily(
+    name="glm",
+    parser=GlmParser,
+    calls=_grammar(""),
+    signs=(("<arg_key>",),),
+    needs_special_tokens=False,
+    aliases=("glm45", "glm47", "laguna"),
+)
+
+LONGCAT = ParserFamily(
+    name="longcat",
+    parser=LongCatParser,
+    calls=_grammar("longcat_"),
+    signs=(("<longcat_tool_call>",),),
+    needs_special_tokens=True,
+)

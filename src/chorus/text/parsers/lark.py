@@ -1,0 +1,107 @@
+"""A small writer of llguidance grammars in its Lark dialect."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from chorus.text.parsers.values import Tool
+
+
+class Lark:
+    """Collects rules. `tokens` are the tokenizer's added tokens: markup spelled by one must be that very token,
+    because a grammar never matches such a token by its letters."""
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens = {name: number for name, number in tokens.items() if name}
+        names = sorted(self._tokens, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, names))) if names else None
+        self._rules: list[str] = []
+
+    def source(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def rule(self, body: str, options: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def text(self, literal: str) -> str:
+        """The literal, with the tokens inside it named by their number."""
+        parts: list[str] = []
+        at = 0
+        for found in self._split.finditer(literal) if self._split else ():
+            parts += [json.dumps(literal[at : found.start()])] if found.start() > at else []
+            parts.append(f"<[{self._tokens[found.group()]}]>")
+            at = found.end()
+        parts += [json.dumps(literal[at:])] if at < len(literal) else []
+        return " ".join(parts)
+
+    def free_text(self, end: str) -> str:
+        """Any text up to `end`, and `end`. Space before an end that is a token counts as text."""
+        body = end.lstrip()
+        first = self._split.match(body) if self._split else None
+        if first:
+            return self.join("/(?s:.*)/", self.text(body))
+        return self.rule("/(?s:.*)/", f"[suffix={json.dumps(end)}]")
+
+    def json(self, schema: Any) -> str:
+        return self.rule(f"%json {json.dumps(schema)}")
+
+    @staticmethod
+    def join(*parts: str) -> str:
+        return " ".join(part for part in parts if part)
+
+    @staticmethod
+    def either(choices: Sequence[str]) -> str:
+        return f"({' | '.join(choices)})"
+
+    def listed(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Parts in order, each with whether it must be there, with a separator between those that are."""
+        if not parts:
+            return ""
+        after = ""
+        fresh = ""
+        between = self.text(separator)
+        for part, required in reversed(parts):
+            here = self.join(part, after)
+            otherwise = f"({here} | {fresh})" if fresh else f"({here})?"
+            fresh = self.rule(here if required else otherwise)
+            follow = f"{between} {part}"
+            after = self.rule(self.join(follow if required else f"({follow})?", after))
+        return fresh
+
+
+CallsGrammar = Callable[[Lark, Sequence[Tool], bool], str]
+
+
+def repeated(call: Callable[[Lark, Tool], str], before: str = "", after: str = "", between: str = "") -> CallsGrammar:
+    """The grammar of one call, or of several in a row: the calls may stand in a section of their own."""
+
+    def calls(lark: Lark, tools: Sequence[Tool], parallel: bool) -> str:
+        each = lark.rule(lark.either([lark.rule(call(lark, tool)) for tool in tools]))
+        more = f"({lark.join(lark.text(between), each)})*" if parallel else ""
+        return lark.join(lark.text(before), each, more, lark.text(after))
+
+    return calls
+
+
+def json_call(name_key: str, arguments_key: str, before: str = "", after: str = "") -> Callable[[Lark, Tool], str]:
+    """`{"name": …, "arguments": …}`, spelled as templates spell it."""
+
+    def call(lark: Lark, tool: Tool) -> str:
+        head = f'{before}{{"{name_key}": {json.dumps(tool.name)}, "{arguments_key}": '
+        return lark.join(lark.text(head), lark.json(tool.schema), lark.text("}" + after))
+
+    return call
+
+
+def named_json(before: Callable[[str], str], after: str = "") -> Callable[[Lark, Tool], str]:
+    """A name in some markup, and an object of arguments after it."""
+
+    def call(lark: Lark, tool: Tool) -> str:
+        return lark.join(lark.text(before(tool.name)), lark.json(tool.schema), lark.text(after))
+
+    return call

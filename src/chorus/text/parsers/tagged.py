@@ -1,0 +1,194 @@
+"""Calls whose arguments stand between tags, one by one, as bare text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chorus.text.parsers.lark import Lark
+from chorus.text.parsers.outline import Answer
+from chorus.text.parsers.source import Malformed, Markers, Sink, Source, Steps, one
+from chorus.text.parsers.values import (
+    STRING,
+    Tool,
+    as_json,
+    escaped,
+    is_path,
+    may_become_path,
+    quoted,
+    tidy_path,
+    types_of,
+)
+
+_CDATA = "<![CDATA["
+_CDATA_END = "]]>"
+
+
+def plain_name(header: str) -> str:
+    """`<parameter=city>`: all of it is the name, quoted at times."""
+    name = header.strip().strip("\"'").strip()
+    if not name or re.search(r"[\s<>]", name):
+        raise Malformed
+    return name
+
+
+def attribute(header: str, key: str) -> str | None:
+    found = re.search(rf"\b{key}\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))", header)
+    if found is None:
+        return None
+    value = next(group for group in found.groups() if group is not None)
+    return value.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def named_by(key: str) -> Callable[[str], str]:
+    """`<parameter name="city">`: the name is an attribute."""
+
+    def name_of(header: str) -> str:
+        if not (name := attribute(header, key)):
+            raise Malformed
+        return name
+
+    return name_of
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How a family writes one argument after the other, and the end of the call."""
+
+    parameter: str
+    header_end: str
+    value_end: str
+    call_end: str
+    name_of: Callable[[str], str] = plain_name
+    # The type that the tag itself gives; None: the tool's schema says.
+    types_of: Callable[[str], frozenset[str] | None] = lambda header: None
+    value_open: str = ""
+    # The value stands on lines of its own; the line break at each side is layout.
+    own_lines: bool = False
+    cdata: bool = False
+    tidy_paths: bool = False
+
+
+class TaggedArguments:
+    """Reads the arguments of one call up to its end and gives them as JSON, strings as they arrive."""
+
+    def __init__(self, source: Source, answer: Answer, tags: Tags, tool: Tool | None) -> None:
+        self._source = source
+        self._answer = answer
+        self._tags = tags
+        self._tool = tool
+        self._begun = False
+        self._next = Markers((tags.parameter, tags.call_end))
+        breaks = (f"\n{tags.value_end}", tags.value_end) if tags.own_lines else (tags.value_end,)
+        self._value_end = Markers(breaks)
+
+    def read(self, marker: str | None = None) -> Steps[None]:
+        """From the marker on, if that was read. Text between the tags has no place in a call: it becomes Content."""
+        while True:
+            marker = marker or (yield from self._source.inside(self._next, _Stray(self._answer)))
+            if marker == self._tags.call_end:
+                break
+            header = yield from self._source.header(self._tags.header_end)
+            name = self._tags.name_of(header)
+            if self._tags.value_open:
+                yield from self._source.expect(one(self._tags.value_open))
+            yield from self._value(name, self._tags.types_of(header) or types_of(self._tool, name))
+            self._source.commit()
+            marker = None
+        self._answer.arguments("}" if self._begun else "{}")
+
+    def _value(self, name: str, types: frozenset[str] | None) -> Steps[None]:
+        lead = f"{', ' if self._begun else '{'}{quoted(name)}: "
+        if self._tags.own_lines:
+            yield from self._source.take_marker(one("\n"))
+        space = (yield from self._source.skip_space()) if self._tags.cdata else ""
+        is_cdata = self._tags.cdata and (yield from self._source.take_marker(one(_CDATA)))
+        end = one(_CDATA_END) if is_cdata else self._value_end
+        space = "" if is_cdata else space
+        if types == STRING:
+            yield from self._string(lead, space, end)
+        else:
+            value, _ = yield from self._source.collect(end)
+            self._begun = True
+            self._answer.arguments(lead + self._as_json(space + value, types))
+        if is_cdata:
+            yield from self._source.expect(one(self._tags.value_end))
+
+    def _string(self, lead: str, space: str, end: Markers) -> Steps[None]:
+        self._begun = True
+        self._answer.arguments(f'{lead}"{escaped(space)}')
+        pass_on: Sink = lambda text: self._answer.arguments(escaped(text))  # noqa: E731
+        tidier = _PathTidier(pass_on) if self._tags.tidy_paths else None
+        yield from self._source.inside(end, tidier or pass_on)
+        if tidier:
+            tidier.close()
+        self._answer.arguments('"')
+
+    def _as_json(self, value: str, types: frozenset[str] | None) -> str:
+        if self._tags.tidy_paths and (types is None or "string" in types) and is_path(value):
+            return quoted(tidy_path(value))
+        return as_json(value, types)
+
+
+class _Stray:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._begun = False
+
+    def __call__(self, text: str) -> None:
+        text = text if self._begun else text.lstrip()
+        if text:
+            self._begun = True
+            self._answer.content(text)
+
+
+class _PathTidier:
+    """Holds a value back while it may be a path: only its end, or a line break, tells."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held: str | None = ""
+
+    def __call__(self, text: str) -> None:
+        if self._held is None:
+            self._sink(text)
+            return
+        self._held += text
+        if not is_path(self._held) and not may_become_path(self._held):
+            self._sink(self._held)
+            self._held = None
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._sink(tidy_path(self._held) if is_path(self._held) else self._held)
+
+
+def arguments_grammar(lark: Lark, tool: Tool, open_parameter: Callable[[str], str], tags: Tags, between: str) -> str:
+    """Each parameter in the schema's order, the required ones for certain."""
+    parts: list[str] = []
+    for name in tool.parameters:
+        value = value_grammar(lark, tool, name, tags.value_end, own_lines=tags.own_lines)
+        body = lark.join(lark.text(open_parameter(name) + ("\n" if tags.own_lines else "")), value, lark.text(between))
+        parts.append(lark.rule(body) + ("" if name in tool.required else "?"))
+    return " ".join(parts)
+
+
+def value_grammar(lark: Lark, tool: Tool, parameter: str, end: str, *, own_lines: bool = False) -> str:
+    """A value and the tag that ends it. Strings are free text, but for those that are one of a list."""
+    schema = tool.parameter_schema(parameter)
+    types = tool.types(parameter)
+    closing = f"\n{end}" if own_lines else end
+    choices = _string_choices(schema)
+    if choices:
+        return lark.join(lark.either([lark.text(choice) for choice in choices]), lark.text(closing))
+    if types is None or "string" in types:
+        return lark.free_text(closing)
+    return lark.join(lark.json(schema), lark.text(closing))
+
+
+def _string_choices(schema: object) -> Sequence[str]:
+    if not isinstance(schema, dict):
+        return ()
+    choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
+    return choices if all(isinstance(choice, str) and choice for choice in choices) else ()
