@@ -29,7 +29,10 @@ class Run:
         self._outbox = outbox
 
     def send(self, *tokens: int) -> None:
-        self._put(pb.Progress(id=self.submit.id, tokens=tokens))
+        progress = pb.Progress(id=self.submit.id, tokens=tokens)
+        if self.submit.logprobs:
+            progress.logprobs.extend(made_up_logprobs(token, self.submit.top_logprobs) for token in tokens)
+        self._put(progress)
 
     def finish(self, finish: pb.Finish, tokens: Sequence[int] = (), error: str = "", **timing: float) -> None:
         progress = pb.Progress(id=self.submit.id, tokens=tokens, finish=finish, error=error)
@@ -42,6 +45,14 @@ class Run:
 
     def _put(self, progress: pb.Progress) -> None:
         self._outbox.put(pb.Event(progress=[progress]))
+
+
+def made_up_logprobs(token: int, top: int) -> pb.TokenLogprobs:
+    """The token itself is best, then those after it; each half as likely as the one before."""
+    tokens = [token + place for place in range(top)]
+    return pb.TokenLogprobs(
+        logprob=-0.5, top_tokens=tokens, top_logprobs=[-0.5 - place for place in range(len(tokens))]
+    )
 
 
 Script = Callable[[Run], None]
@@ -108,6 +119,7 @@ class ScriptedEngine(EngineServicer):
             parallel="single",
             ranks=[pb.RankDescription(rank=0, host="here", device="cpu", dtype="float32", last_layer=4)],
         )
+        self.embedded: list[pb.EmbedRequest] = []
         self._scripts: deque[Script] = deque()
         self._open: dict[int, queue.Queue[Any]] = {}
         self._submitted = threading.Condition()
@@ -126,6 +138,7 @@ class ScriptedEngine(EngineServicer):
     def reset(self) -> None:
         self._scripts.clear()
         self.runs.clear()
+        self.embedded.clear()
         self.description.state = pb.READY
         self.default = refuse(pb.FAILED, "no script was given")
 
@@ -147,6 +160,11 @@ class ScriptedEngine(EngineServicer):
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
         return self.description
+
+    def Embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
+        """Three numbers that tell the prompts apart."""
+        self.embedded.append(request)
+        return pb.EmbedReply(values=[3.0, 4.0, float(len(request.prompt))])
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
         self.sessions += 1

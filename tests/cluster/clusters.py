@@ -30,6 +30,7 @@ def model(layers: int = 28, layer_bytes: int = 400 * MB, context: int = 32768, m
         embedding=bf16(300 * MB),
         head=bf16(300 * MB),
         tied=False,
+        tokens=bf16(300 * MB),
         around=Weights(),
         hidden=4096,
         vocabulary=50_000,
@@ -61,11 +62,13 @@ def models(draw: st.DrawFn, most_layers: int = 10) -> ModelFacts:
         for _ in range(draw(st.integers(1, most_layers)))
     ]
     tied = draw(st.booleans())
+    embedding = weigh(draw(st.integers(10, 600)))
     return ModelFacts(
         name="model",
         model_type=draw(st.sampled_from(["llama", "rwkv7"])),
         layers=tuple(layers),
-        embedding=weigh(draw(st.integers(10, 600))),
+        embedding=embedding,
+        tokens=embedding,
         head=Weights() if tied else weigh(draw(st.integers(10, 600))),
         tied=tied,
         around=Weights(),

@@ -183,9 +183,10 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
     while waiting or under_way or not scheduler.idle:
         if waiting and choices.random() < 0.4:  # type: ignore[attr-defined]
             assert scheduler.submit(waiting.pop()) is None
-        if choices.random() < 0.05 and (open_now := [n for n in expected if n not in ended]):  # type: ignore[attr-defined]
-            if cancelled := scheduler.cancel(choices.choice(open_now)):  # type: ignore[attr-defined]
-                ended[cancelled.id] = cancelled.finish
+        open_now = [name for name in expected if name not in ended]
+        leaving = choices.choice(open_now) if open_now and choices.random() < 0.05 else ""  # type: ignore[attr-defined]
+        if cancelled := scheduler.cancel(leaving):
+            ended[cancelled.id] = cancelled.finish
         # With look-ahead the leader keeps one step under way, without it as many as there are stages.
         if len(under_way) < (2 if lookahead else depth) and (step := scheduler.next_step()):
             under_way.append(step)
@@ -210,3 +211,33 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
     assert sum(finish is Finish.LENGTH for finish in ended.values()) + sum(
         finish is Finish.CANCELLED for finish in ended.values()
     ) == len(expected)
+
+
+def test_a_long_newcomer_waits_until_the_rectangle_fits() -> None:
+    scheduler = Scheduler(Limits(context=1000, cache_tokens=300))
+    scheduler.submit(request("a", prompt=10, new=40))
+    scheduler.submit(request("b", prompt=10, new=190))
+    for _ in range(4):
+        step = scheduler.next_step()
+        assert step
+        assert step.sequences == (1,), "two rows of 200 would not fit into 300"
+        scheduler.finish(step, tokens_for(step))
+    scheduler.cancel("a")
+    following = [scheduler.next_step() for _ in range(2)]
+    assert any(2 in step.sequences for step in following if step)
+
+
+def test_a_request_that_no_memory_can_hold_is_refused_at_once() -> None:
+    refused = Scheduler(Limits(context=1000, cache_tokens=50)).submit(request("a", prompt=20, new=40))
+    assert refused
+    assert refused.finish is Finish.REJECTED
+    assert "60 tokens need more memory than is left for 50" in refused.error
+
+
+def test_owners_take_turns() -> None:
+    scheduler = Scheduler(Limits(context=100, max_batch=2))
+    for name in ("busy-1", "busy-2", "busy-3"):
+        scheduler.submit(Request(name, (1, 2), 5, owner="busy"))
+    scheduler.submit(Request("quiet", (1, 2), 5, owner="quiet"))
+    steps = [scheduler.next_step() for _ in range(2)]
+    assert [step.sequences for step in steps if step] == [(1,), (4,)]

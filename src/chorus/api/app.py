@@ -9,11 +9,13 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import chorus
-from chorus.api import describe, errors, meta
+from chorus.api import describe, embeddings, errors, meta, tokens
 from chorus.api.access import AccessLog
 from chorus.api.auth import Guard
 from chorus.api.chat import routes as chat
 from chorus.api.completions import routes as completions
+from chorus.api.messages import routes as messages
+from chorus.api.responses import routes as responses
 from chorus.api.service import Service
 
 
@@ -32,7 +34,7 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (chat, completions, meta):
+    for routes in (chat, completions, responses, messages, embeddings, tokens, meta):
         app.include_router(routes.router(service))
     errors.install(app)
     describe.install(app)

@@ -9,7 +9,7 @@ from typing import Any
 
 from chorus.api.errors import invalid
 from chorus.api.service import Service, check_grammar
-from chorus.api.tools import Toolbox
+from chorus.api.tools import NO_TOOLS, Toolbox
 from chorus.api.wish import Prompt, Reading
 from chorus.frontend import grammar as grammars
 from chorus.frontend.messages import Grammar
@@ -23,7 +23,7 @@ _TAIL_TOKENS = 24
 class Conversation:
     messages: list[dict[str, Any]]
     """As chat templates expect them: texts joined, arguments of calls as objects."""
-    toolbox: Toolbox = Toolbox()
+    toolbox: Toolbox = NO_TOOLS
     grammar: Grammar | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False

@@ -13,6 +13,8 @@ from chorus.api.answers import AnthropicErrorBody, ErrorBody
 
 _REFS = "#/components/schemas/{model}"
 _MARK = "x-chorus-body"
+# FastAPI takes only plain values along with a route, so the types wait here under their names.
+_BODIES: dict[str, type[BaseModel]] = {}
 _ERRORS = {
     400: "The request cannot be served as it is; the error names the field.",
     401: "An API key is missing or unknown.",
@@ -38,7 +40,10 @@ def operation(
         200: {"model": answer, "description": "The answer.", "content": content},
         **{status: {"model": error, "description": text} for status, text in _ERRORS.items()},
     }
-    extra = {} if body is None else {"openapi_extra": {_MARK: body}}
+    if body is None:
+        return {"response_model": None, "responses": responses}
+    _BODIES[body.__name__] = body
+    extra = {"openapi_extra": {_MARK: body.__name__}}
     return {"response_model": None, "responses": responses, **extra}
 
 
@@ -54,13 +59,12 @@ def install(app: FastAPI) -> None:
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=_SUMMARY)
     operations = [entry for path in document["paths"].values() for entry in path.values()]
-    bodies = {entry[_MARK] for entry in operations if _MARK in entry}
-    ordered = sorted(bodies, key=lambda body: body.__name__)
-    _, schemas = models_json_schema([(body, "validation") for body in ordered], ref_template=_REFS)
+    names = sorted({entry[_MARK] for entry in operations if _MARK in entry})
+    _, schemas = models_json_schema([(_BODIES[name], "validation") for name in names], ref_template=_REFS)
     document["components"]["schemas"].update(schemas.get("$defs", {}))
     for entry in operations:
-        if body := entry.pop(_MARK, None):
-            schema = {"$ref": _REFS.format(model=body.__name__)}
+        if name := entry.pop(_MARK, None):
+            schema = {"$ref": _REFS.format(model=name)}
             entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
             # FastAPI's own validation errors never happen here: the bodies are not its business.
             entry["responses"].pop("422", None)

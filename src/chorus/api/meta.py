@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 import chorus
@@ -23,13 +23,13 @@ def router(service: Service) -> APIRouter:
     architecture = read_architecture(settings.model_path)
 
     @routes.get("/")
-    async def summary() -> dict[str, Any]:
+    async def summary(request: Request) -> dict[str, Any]:
         return {
             "service": "chorus",
             "version": chorus.__version__,
             "model": settings.model_id,
             "status": (await service.look()).state,
-            "endpoints": sorted(_paths(routes) | {"/v1/chat/completions", "/v1/completions"}),
+            "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
 
     @routes.get("/health")
@@ -142,7 +142,3 @@ def read_architecture(model_path: Path) -> str | None:
         return None
     named = config.get("architectures") or [config.get("model_type")]
     return named[0]
-
-
-def _paths(routes: APIRouter) -> set[str]:
-    return {route.path for route in routes.routes if not getattr(route, "path", "").count("{")}  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from chorus.frontend.messages import TokenLogprobs
 from chorus.frontend.vocabulary import ServedTokenizer
 
 DONE = b"data: [DONE]\n\n"
+# No client shows it, no proxy drops it.
+COMMENT = b": keep-alive\n\n"
 
 
 @dataclass
@@ -27,8 +29,6 @@ class TokenRun:
 
 @dataclass
 class ChoicesFormat(ABC):
-    # A comment: no client shows it, no proxy drops it.
-    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     whole_kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
@@ -44,6 +44,10 @@ class ChoicesFormat(ABC):
     with_token_ids: bool = False
     _held: dict[int, TokenRun] = field(default_factory=dict, init=False)
     _ended: list[AnswerEnd] = field(default_factory=list, init=False)
+
+    @property
+    def keep_alive(self) -> bytes:
+        return COMMENT
 
     @abstractmethod
     def opening(self) -> bytes:

@@ -17,7 +17,7 @@ from chorus.api.errors import ApiError, from_engine, internal
 from chorus.api.figures import Outcome, sum_up
 from chorus.api.lifetime import Cause, Interrupted
 from chorus.api.service import Prepared, Service
-from chorus.frontend.answer import AnswerDelta, AnswerEnd
+from chorus.frontend.answer import AnswerDelta, AnswerEnd, TextTokens
 from chorus.frontend.blocks import Blocks
 from chorus.frontend.errors import EngineError
 from chorus.frontend.messages import TokenLogprobs
@@ -34,6 +34,8 @@ class WholeAnswer:
         self.blocks = Blocks()
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.text_tokens: list[tuple[int, TokenLogprobs]] = []
+        self._text_tokens = TextTokens()
         self.end: AnswerEnd | None = None
 
     def take(self, delta: AnswerDelta) -> None:
@@ -41,6 +43,7 @@ class WholeAnswer:
             pass
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
+        self.text_tokens += self._text_tokens.take(delta)
 
     @property
     def ended(self) -> AnswerEnd:
@@ -51,7 +54,9 @@ class WholeAnswer:
 class WireFormat(Protocol):
     """A protocol's way to say it. Made for one request, so it may remember what it has said."""
 
-    keep_alive: bytes
+    @property
+    def keep_alive(self) -> bytes:
+        """What says nothing, sent while there is nothing to say."""
 
     def opening(self) -> bytes:
         """Before the first piece of a stream."""

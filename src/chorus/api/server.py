@@ -13,7 +13,7 @@ import uvicorn
 
 from chorus.api.app import create_app
 from chorus.api.service import Service
-from chorus.api.settings import ApiSettings
+from chorus.api.settings import ApiSettings, SettingsError
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.vocabulary import ServedTokenizer
 
@@ -43,7 +43,10 @@ class Server(uvicorn.Server):
 def build_service(settings: ApiSettings) -> Service:
     tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
     client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds)
-    return Service(settings, client, tokenizer)
+    try:
+        return Service(settings, client, tokenizer)
+    except ValueError as error:
+        raise SettingsError(f"tool_parser: {error}") from None
 
 
 def build_server(service: Service) -> Server:

@@ -142,9 +142,9 @@ class Service:
         self, wish: Wish, prompt: tuple[int, ...], description: pb.Description, label: str, owner: str
     ) -> list[TextRequest]:
         try:
-            budget = answer_budget(
-                len(prompt), wish.max_tokens, self.settings.sampling.max_tokens, self.context_length(description)
-            )
+            default = wish.max_tokens if wish.cut_to_fit else self.settings.sampling.max_tokens
+            asked = None if wish.cut_to_fit else wish.max_tokens
+            budget = answer_budget(len(prompt), asked, default, self.context_length(description))
         except ContextExceeded as error:
             raise from_context(error, wish.fields.prompt) from None
         sampling = choose_sampling(wish.sampling, self.settings.sampling)

@@ -52,6 +52,9 @@ class Toolbox:
         return self.choice.name or self.choice.kind
 
 
+NO_TOOLS = Toolbox()
+
+
 def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limit: int) -> Toolbox:
     names = [tool.name for tool in tools]
     if len(tools) > limit:
@@ -65,12 +68,12 @@ def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | N
     if chosen.kind == "named" and chosen.name not in names:
         raise invalid(f"tool_choice: there is no tool named {chosen.name!r}.", "tool_choice")
     if chosen.kind == "none" or not tools:
-        return Toolbox()
+        return NO_TOOLS
     return Toolbox(tuple(tools), chosen, parallel is not False)
 
 
 def decoded_arguments(text: str) -> Any:
-    """Templates want the arguments of an earlier call as an object; what a model wrote that is no JSON stays as it is."""
+    """Templates want the arguments of an earlier call as an object; what is no JSON stays as it was written."""
     try:
         return json.loads(text) if text.strip() else {}
     except ValueError:

@@ -65,6 +65,8 @@ class Wish:
     sampling: SamplingWish
     model: str | None = None
     max_tokens: int | None = None
+    cut_to_fit: bool = False
+    """Where the protocol makes clients name a limit, it is a ceiling and need not fit the context."""
     stops: tuple[str, ...] = ()
     count: int = 1
     """Choices for each prompt."""

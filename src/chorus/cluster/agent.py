@@ -97,11 +97,11 @@ class Agent:
             self._authority = find_authority(options.state)
             self._identity = self._find_identity()
             if self._identity is None and options.token is None:
-                raise CannotJoin("this node belongs to no cluster yet: give the token of one, chorus join --token TOKEN")
+                raise CannotJoin(
+                    "this node belongs to no cluster yet: give the token of one, chorus join --token TOKEN"
+                )
             self._door = cleanup.enter_context(contextlib.closing(Door(options.host, options.port)))
-            output = cleanup.enter_context(
-                contextlib.closing(RotatingLog(device_log(options.logs, options.name)))
-            )
+            output = cleanup.enter_context(contextlib.closing(RotatingLog(device_log(options.logs, options.name))))
             own_log = _log_to(output)
             cleanup.callback(logging.getLogger().removeHandler, own_log)
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
@@ -169,7 +169,11 @@ class Agent:
         options = self._options
         identity = Identity.find(options.state / "identity")
         if self._authority:
-            if identity and identity.authority == self._authority.certificate_pem and identity.member.name == options.name:
+            if (
+                identity
+                and identity.authority == self._authority.certificate_pem
+                and identity.member.name == options.name
+            ):
                 identity.update_revoked(self._authority.revoked())
                 return identity
             return self._authority.issue(options.state / "identity", options.name, self.node_id, NODE)

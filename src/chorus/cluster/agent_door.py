@@ -135,7 +135,7 @@ class Door:
             on_join(connection, host)
             return
         certificate = connection.getpeercert(binary_form=True)
-        if identity is None or certificate is None or protocol not in members:
+        if identity is None or certificate is None or protocol is None or protocol not in members:
             raise NotTrusted(f"no certificate for {protocol or 'an unknown protocol'}")
         member = identity.check(ssl.DER_cert_to_PEM_cert(certificate).encode())
         members[protocol](connection, host, member)

@@ -174,7 +174,9 @@ class Ranks:
                 continue
             with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
                 return int(probe.getsockname()[1])
-        raise NoPort(f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port")
+        raise NoPort(
+            f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port"
+        )
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -197,7 +197,7 @@ async def serve_control(service: AgentService, identity: Identity, host: str, po
     try:
         bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials())
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose another --listen") from error
+        raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
     await server.start()
     return server, bound
 

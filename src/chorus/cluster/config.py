@@ -62,6 +62,8 @@ NOT_SETTINGS = {
     "CHORUS_LIFELINE",
     "CHORUS_CONFIG",
     "CHORUS_PIPELINE_SPLIT",
+    "CHORUS_STATE",
+    "CHORUS_TOKEN",
 }
 """Variables with our prefix that the loader does not read as keys of the tree."""
 DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")

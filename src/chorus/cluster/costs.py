@@ -220,7 +220,7 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
         head,
     )
     if facts.tied:
-        weights[0, -1] -= facts.embedding.bytes_under(policy)  # one copy where both ends are on one rank
+        weights[0, -1] -= facts.tokens.bytes_under(policy)  # one copy where both ends are on one rank
     per_sequence = [
         layer.cache.numbers(work.cached_tokens) * item + layer.cache.state * (STATE_BYTES - item) for layer in layers
     ]
@@ -235,7 +235,7 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
 
 
 def head_weights(facts: ModelFacts) -> Weights:
-    return facts.embedding if facts.tied else facts.head
+    return facts.tokens + facts.head if facts.tied else facts.head
 
 
 def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Matrix:

@@ -90,7 +90,9 @@ class Announcer:
                 await self._zeroconf.async_update_service(info)
             self._info = info
         except OSError as error:
-            log.warning("cannot announce this node (%s): name it with --peer %s:%d", error, self._addresses[0], self._port)
+            log.warning(
+                "cannot announce this node (%s): name it with --peer %s:%d", error, self._addresses[0], self._port
+            )
 
     async def stop(self) -> None:
         if self._zeroconf:

@@ -12,14 +12,13 @@ from typing import Any
 
 from chorus.cluster.facts_cache import CacheFacts, cache_of_layer, text_config
 from chorus.models.errors import ModelError
-from chorus.models.layer_names import is_foreign, is_tied, layers_of_names, place_of
+from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.platform.dtype import DtypePolicy
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 _HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "dim")
 _TOP_K_KEYS = (
@@ -87,8 +86,10 @@ class ModelFacts:
     layers: tuple[LayerFacts, ...]
     embedding: Weights
     head: Weights
-    """Of its own; nothing when the embedding is used again."""
+    """What is read after the layers; of a tied head, nothing but what it has besides the embedding."""
     tied: bool
+    tokens: Weights
+    """The part of the embedding that a tied head uses again."""
     around: Weights
     """Small parts outside the layers, held by every stage."""
     hidden: int
@@ -127,18 +128,16 @@ def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name:
     own = {key: info for key, info in tensors.items() if not is_foreign(key)}
     counted = {key: _count(key, info, own, config) for key, info in own.items()}
     indices = layers_of_names(own)
-    layer_count = max(indices.values(), default=-1) + 1
-    if declared := _first(text, _LAYER_KEYS):
-        layer_count = min(layer_count, int(declared))  # what is stored beyond them is never loaded
-    if not layer_count:
+    count = layer_count(config, indices)
+    if not count:
         raise ModelError(f"{name} has no tensors named like layers (layers.0., h.0., blocks.0.): it cannot be planned.")
-    members: list[dict[str, TensorInfo]] = [{} for _ in range(layer_count)]
+    members: list[dict[str, TensorInfo]] = [{} for _ in range(count)]
     outside: dict[str, TensorInfo] = {}
     for key, info in own.items():
         index = indices.get(key)
         if index is None:
             outside[key] = info
-        elif index < layer_count:
+        elif index < count:
             members[index][key] = info
     tied = is_tied(config, own)
     places = {key: place_of(key, len(info.shape)) for key, info in outside.items()}
@@ -148,8 +147,9 @@ def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name:
         model_type=str(config.get("model_type")),
         layers=tuple(_layer(index, layer, counted, text) for index, layer in enumerate(members)),
         embedding=_sum(counted[key] for key in outside if places[key] == "before"),
-        head=Weights() if tied else _sum(counted[key] for key in outside if places[key] == "after"),
+        head=_sum(counted[key] for key in outside if places[key] == "after" and not (tied and _stale_head(key))),
         tied=tied,
+        tokens=_sum(counted[key] for key in outside if embeds_tokens(key)),
         around=_sum(counted[key] for key in outside if places[key] == "around"),
         hidden=int(_first(text, _HIDDEN_KEYS) or 0),
         vocabulary=int(_first(text, ("vocab_size", "num_vocab", "padded_vocab_size")) or 0),
@@ -174,6 +174,11 @@ def _layer(
         experts_per_token=min(count, int(_scalar(_first(_with_ffn(config), _TOP_K_KEYS)) or count)),
         expert_count=count,
     )
+
+
+def _stale_head(key: str) -> bool:
+    """A checkpoint may store a copy that a tied model drops."""
+    return "lm_head" in key
 
 
 def _with_ffn(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,9 +22,8 @@ class DoesNotFit(PlanError):
     def __init__(self, missing: int, hints: tuple[str, ...] = (), where: str = "") -> None:
         self.missing = missing
         self.hints = hints
-        options = "; ".join(hints)
-        text = f"needs {size(missing)} more memory{where}"
-        super().__init__(f"{text}: {options}" if options else text)
+        *first, last = (f"needs {size(missing)} more memory{where}", *hints)
+        super().__init__(f"{'; '.join(first)}; or {last}" if len(hints) > 1 else "; ".join((*first, last)))
 
 
 @dataclass(frozen=True)

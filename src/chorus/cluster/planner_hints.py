@@ -30,7 +30,7 @@ def _fewer_bits(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: 
     bits_now = 8 * facts.total.stored / max(1, facts.total.elements)
     for bits, with_scales in _BITS:
         if with_scales < bits_now * 0.9 and fits(facts.shrunk_to_bits(with_scales), nodes, work):
-            return f"{'an' if bits == 8 else 'a'} {bits}-bit version fits"
+            return f"{_article(bits)} {bits}-bit version fits"
     return None
 
 
@@ -53,5 +53,9 @@ def _more(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: Fits) 
     for gigabytes in _SIZES_GB:
         added = replace(pattern, name="added", memory=int(gigabytes * 1e9 * _USABLE))
         if fits(facts, [*nodes, added], work):
-            return f"or add a {gigabytes} GB node"
+            return f"add {_article(gigabytes)} {gigabytes} GB node"
     return None
+
+
+def _article(number: int) -> str:
+    return "an" if str(number).startswith("8") else "a"

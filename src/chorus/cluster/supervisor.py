@@ -25,6 +25,10 @@ EXIT_CANNOT_START = 78
 """A child that ends with this says that another try would fail the same way."""
 
 
+QUIET = {"GRPC_VERBOSITY": "NONE"}
+"""gRPC's own lines on stderr repeat in its words what ours say."""
+
+
 @dataclass(frozen=True)
 class Program:
     """One process to run."""
@@ -72,7 +76,7 @@ class Group:
         for program in self._programs:
             self._running[program.name] = await asyncio.create_subprocess_exec(
                 *program.arguments,
-                env={**os.environ, **program.environment, **self._lifeline.environment()},
+                env={**QUIET, **os.environ, **program.environment, **self._lifeline.environment()},
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=tuple(program.descriptors),
                 start_new_session=True,

@@ -127,7 +127,9 @@ class Fetcher:
         try:
             self._connection = connect(address, identity.client_context([FILES]), TIMEOUT_SECONDS, SERVER_NAME)
         except OSError as error:
-            raise TransferFailed(f"cannot reach {self._source} for model files: {error}; is a firewall in between?") from error
+            raise TransferFailed(
+                f"cannot reach {self._source} for model files: {error}; is a firewall in between?"
+            ) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -151,7 +153,9 @@ class Fetcher:
             partial.rename(target)
             journal.unlink(missing_ok=True)
         except (OSError, trust_join.JoinRefused) as error:
-            raise TransferFailed(f"copying {file.name} from {self._source} to {target.parent} broke off: {error}") from error
+            raise TransferFailed(
+                f"copying {file.name} from {self._source} to {target.parent} broke off: {error}"
+            ) from error
 
     def _fetch_range(self, name: str, start: int, length: int, out: _Raw, progress: Progress) -> int:
         trust_join.send(self._connection, {"share": self._share, "file": name, "start": start, "length": length})

@@ -21,6 +21,7 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 1825
 _SKEW = datetime.timedelta(days=1)
 """Clocks of machines on a desk disagree."""
+_BOTH_ENDS = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 class NoAuthority(Exception):
@@ -50,7 +51,7 @@ class Authority:
     def create(cls, folder: Path) -> Authority:
         if (folder / "ca.key").exists():
             raise NoAuthority(
-                f"{folder} already holds a cluster: `chorus token show` prints its token, `chorus token rotate` replaces it"
+                f"{folder} already holds a cluster: `chorus token show` prints its token, `rotate` replaces it"
             )
         key = make_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Chorus cluster")])
@@ -114,7 +115,8 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
             )
             .sign(self._key, hashes.SHA256())  # type: ignore[arg-type]
         )

@@ -49,7 +49,9 @@ class Card:
             raise JoinRefused("a node that does not say who it is") from None
 
 
-def connect(address: tuple[str, int], context: ssl.SSLContext, timeout: float, server_name: str | None) -> ssl.SSLSocket:
+def connect(
+    address: tuple[str, int], context: ssl.SSLContext, timeout: float, server_name: str | None
+) -> ssl.SSLSocket:
     plain = socket.create_connection(address, timeout)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

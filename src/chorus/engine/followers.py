@@ -50,6 +50,8 @@ class Follower:
     loaded: wire.Loaded = field(default_factory=wire.Loaded)
     finished_step: int = 0
     memory_bytes: int = 0
+    cache_bytes_per_token: int = 0
+    free_bytes: int = 0
     failure: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +97,7 @@ class Follower:
                     if done.error:
                         raise RankLost(done.error)
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
+                    self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                 self.failure = f"{self.name} closed its link"
             except RankLost as error:
                 self.failure = str(error)

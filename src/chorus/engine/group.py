@@ -21,12 +21,14 @@ from chorus.engine.followers import (
     load_all,
 )
 from chorus.engine.spec import EngineSpec
+from chorus.platform.memory import device_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.shard import tensor
 from chorus.shard.architectures import SplitError
 from chorus.shard.join import join_group, open_link
 from chorus.shard.load import LoadedShard, load_shard, load_slices, stored_layers
 from chorus.shard.pipeline import check_split
+from chorus.shard.runner import Runner
 from chorus.shard.split import choose_split, layers_of
 from chorus.shard.upstream_weights import read_config
 from chorus.shard.worker import PUT_TIMEOUT_SECONDS, free_port
@@ -44,6 +46,13 @@ class Group:
     shard: LoadedShard
     followers: FollowerGroup | None
     batches: bool
+
+    def cache_tokens(self, own: Runner, fraction: float) -> int | None:
+        """How many tokens the tightest rank has memory for; None where a token costs nothing (states, windows)."""
+        ranks = [(own.cache_bytes_per_token, device_memory(mx).available)]
+        ranks += [(f.cache_bytes_per_token, f.free_bytes) for f in (self.followers.followers if self.followers else ())]
+        room = [int(free * fraction) // cost for cost, free in ranks if cost]
+        return min(room, default=None)
 
     @property
     def lookahead(self) -> bool:
@@ -80,6 +89,8 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
     place = places[0]
+    if spec.parallel == "tensor":
+        _check_same_dtype(place.shard, followers)
     chain = place.lead(followers, spec.step_timeout_seconds)
     cleanup.callback(chain.close)
     _tell(place.shard)
@@ -132,6 +143,16 @@ def _check_division(spec: EngineSpec, ranks: int) -> tuple[int, ...]:
     except SplitError as error:
         raise CannotForm(str(error)) from error
     return ()
+
+
+def _check_same_dtype(own: LoadedShard, followers: list[Follower]) -> None:
+    """Sums over ranks need one number type; where machines differ, each may have chosen another."""
+    others = {f.name: f.loaded.dtype for f in followers if f.loaded.dtype != own.policy.dtype}
+    if others:
+        told = ", ".join(f"{name} uses {dtype}" for name, dtype in others.items())
+        raise CannotForm(
+            f"rank 0 uses {own.policy.dtype}, but {told}: give --dtype, or use --parallel pipeline, which may mix"
+        )
 
 
 def _take_place(

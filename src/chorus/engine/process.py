@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from chorus import __version__, platform
@@ -164,9 +164,12 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         lookahead=group.lookahead,
     )
     step_log = cleanup.enter_context(spec.step_log.open("a")) if spec.step_log else None
-    leader = Leader(Runner(group.shard.stage), Scheduler(limits), service.publish, group.followers, step_log)
+    runner = Runner(group.shard.stage)
+    leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")
     warm_up(leader)
+    # Only now is it known what a token costs each rank, and what loading and warming up have left.
+    leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
     engine.grammars = GrammarCompiler(spec.model_path, limits.vocabulary, spec.trust_remote_code)
     engine.group, engine.leader = group, leader
     return leader

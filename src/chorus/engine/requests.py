@@ -67,6 +67,10 @@ class Request:
     owner: str = ""
     """Whom the request is counted for; turns are shared fairly among owners."""
 
+    @property
+    def longest(self) -> int:
+        return len(self.prompt) + self.max_tokens
+
 
 class Finish(enum.Enum):
     STOP = "stop"

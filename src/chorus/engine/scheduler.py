@@ -19,6 +19,8 @@ class Limits:
     context: int
     vocabulary: int = 0
     """Token ids lie below this; 0: not known, not checked."""
+    cache_tokens: int | None = None
+    """How many tokens of keys and values there is memory for, as a rectangle: sequences times the longest."""
     max_batch: int = 32
     max_queue: int = 256
     prefill_chunk: int = 512
@@ -165,6 +167,12 @@ class Scheduler:
                 f"{len(request.prompt)} prompt tokens and {request.max_tokens} new ones exceed the context of "
                 f"{self.limits.context} tokens",
             )
+        if self.limits.cache_tokens is not None and request.longest > self.limits.cache_tokens:
+            return refuse(
+                Finish.REJECTED,
+                f"{request.longest} tokens need more memory than is left for {self.limits.cache_tokens}: "
+                "ask for fewer max_tokens",
+            )
         if foreign := self._foreign_token(request):
             return refuse(Finish.REJECTED, f"token id {foreign} is not in the vocabulary of {self.limits.vocabulary}")
         if len(self._waiting) >= self.limits.max_queue:
@@ -178,9 +186,18 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and self.running < self.limits.max_batch:
             sequence = self._next_in_line()
+            if not self._has_room(sequence):
+                return
             self._waiting.remove(sequence)
             self._by_number[sequence.number] = sequence
             self._filling.append(sequence)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """A batch's keys and values are a rectangle: a long newcomer widens everybody's row."""
+        if self.limits.cache_tokens is None:
+            return True
+        together = [s.request.longest for s in (*self._filling, *self._running, sequence)]
+        return len(together) * max(together) <= self.limits.cache_tokens
 
     def _next_in_line(self) -> Sequence:
         """The oldest request of the owner who has the fewest running."""

@@ -114,3 +114,17 @@ class _Reader:
                 self.reasoning_tokens += self._undecided
             self._undecided = 0
         return tuple(pieces)
+
+
+class TextTokens:
+    """Which tokens made the visible text: those of reasoning and calls are left out, those held back are waited for."""
+
+    def __init__(self) -> None:
+        self._undecided: list[tuple[int, TokenLogprobs]] = []
+
+    def take(self, delta: AnswerDelta) -> list[tuple[int, TokenLogprobs]]:
+        self._undecided += zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs))
+        if not delta.pieces:
+            return []
+        decided, self._undecided = self._undecided, []
+        return decided if isinstance(delta.pieces[-1], Content) else []

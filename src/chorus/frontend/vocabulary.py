@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from chorus.text.tokenizer import Tokenizer
 
 
 class ServedTokenizer(Tokenizer):
+    @classmethod
+    def load(cls, path: Path, *, trust_remote_code: bool = False) -> ServedTokenizer:
+        loaded = super().load(path, trust_remote_code=trust_remote_code)
+        assert isinstance(loaded, cls)
+        return loaded
+
     @property
     def chat_template(self) -> str | None:
         """The template's source; where a model has several, all of them, since they share their markers."""

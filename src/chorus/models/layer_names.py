@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 Place = Literal["before", "after", "around"]
 """Outside the layers: read before them, after them, or too small or too strange to say ("around": keep it anywhere)."""
 
 _LAYER = re.compile(r"(?:^|\.)(?P<list>layers|h|blocks|block|kv_reuse_layers)\.(?P<index>\d+)\.")
 _SECOND_LIST = "kv_reuse_layers"
+_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 _FOREIGN = re.compile(
     r"(?:^|\.)(?:embed_)?(?:vision|visual|audio|image|vit|speech|talker|mm_|multi_modal|mtp|connector)"
 )
 _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|lm_head_gain|embed_out|output|output_layer|head|ff_out|altup_unembed_projections)(?:\.|$)"
+)
+_TOKENS = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|token_embeddings|embeddings|embedding|embed|embed_in)"
+    r"\.(?:weight|scales|biases)$"
 )
 _EMBEDDING = re.compile(r"emb|(?:^|\.)(?:wte|wpe|embd|per_layer_model_projection|altup_projections)(?:\.|$)")
 
@@ -37,6 +42,16 @@ def layers_of_names(names: Iterable[str]) -> dict[str, int]:
     return {name: int(match["index"]) + (own if match["list"] == _SECOND_LIST else 0) for name, match in found.items()}
 
 
+def layer_count(config: Mapping[str, Any], layers: Mapping[str, int]) -> int:
+    """How many layers the decoder has. Those stored beyond the declared number (prediction heads) are never loaded."""
+    stored = max(layers.values(), default=-1) + 1
+    text = config.get("text_config")
+    parts = (text if isinstance(text, dict) else {}, config)
+    declared = next((part[key] for part in parts for key in _COUNT_KEYS if isinstance(part.get(key), int)), stored)
+    pattern = config.get("hybrid_override_pattern")  # one entry per layer, whatever the number beside it says
+    return min(stored, len(pattern) if pattern else declared)
+
+
 def place_of(name: str, dimensions: int) -> Place:
     """Of a tensor outside the layers. Vectors (norms, biases) are kept on both ends: they cost nothing."""
     if dimensions < 2:
@@ -46,11 +61,17 @@ def place_of(name: str, dimensions: int) -> Place:
     return "before" if _EMBEDDING.search(name) else "around"
 
 
-def is_tied(config: Mapping[str, object], names: Iterable[str]) -> bool:
+def embeds_tokens(name: str) -> bool:
+    """Whether this is the table that a tied head uses again; positions and per-layer tables are not."""
+    return bool(_TOKENS.search(name))
+
+
+def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether the head is the embedding, used again."""
     text = config.get("text_config")
     given = config.get("tie_word_embeddings", text.get("tie_word_embeddings") if isinstance(text, dict) else None)
     if given is not None and bool(given):
         return True
     layers = layers_of_names(names := list(names))
-    return not any(_HEAD.search(name) for name in names if name not in layers and not is_foreign(name))
+    outside = (name for name in names if name not in layers and not is_foreign(name))
+    return not any(_HEAD.search(name) and "altup" not in name for name in outside)

@@ -127,11 +127,15 @@ class Feed(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    cache_bytes_per_token: int
+    free_bytes: int
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...

@@ -101,6 +101,19 @@ def size_bytes(cache: Cache) -> int:
     return sum(entry.nbytes for (entry,) in _distinct(cache))
 
 
+def bytes_per_token(cache: Cache) -> int:
+    """What one more token costs; windows and states that have their full size cost nothing more."""
+    return sum(_growth(entry) for (entry,) in _distinct(cache))
+
+
+def _growth(entry: Any) -> int:
+    if isinstance(entry, upstream.CacheList):
+        return sum(map(_growth, entry.caches))
+    if not isinstance(entry, upstream.KVCache) or entry.keys is None:
+        return 0
+    return int(entry.nbytes) // int(entry.keys.shape[2])
+
+
 def newest(entry: Any, count: int) -> tuple[mx.array, mx.array]:
     """The keys and values of the last `count` tokens, as they were written by the last update."""
     end = entry._idx if hasattr(entry, "_idx") else entry.offset

@@ -14,6 +14,9 @@ from chorus.transport.links import Link
 
 
 class Member(Protocol):
+    @property
+    def cache_bytes_per_token(self) -> int: ...
+
     def run(self, step: Step) -> None: ...
 
     def forget(self) -> None:
@@ -31,6 +34,10 @@ class PipelineMember:
     def __init__(self, runner: Runner, link: Link) -> None:
         self._runner = runner
         self._link = link
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        return self._runner.cache_bytes_per_token
 
     def run(self, step: Step) -> None:
         if not step.feeds:
@@ -53,6 +60,10 @@ class TensorMember:
         self._runner = runner
         self._group = group
         self._tokens = GraphTokens()
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        return self._runner.cache_bytes_per_token
 
     def run(self, step: Step) -> None:
         outputs = self._runner.run(step, self._tokens.of(step))

@@ -24,6 +24,8 @@ class Runner:
         self._alone: dict[int, Cache] = {}
         self._rows: list[int] = []
         self._batch: Cache = []
+        self.cache_bytes_per_token = 0
+        """What a token of a sequence costs this rank, seen at the first prompt that it ran."""
         self._merged = False
         """A batch of one keeps its single-sequence cache: no padding mask to build, the same operations as alone."""
 
@@ -39,6 +41,8 @@ class Runner:
             tokens = mx.array([feed.tokens for feed in step.feeds], dtype=mx.int32)
         cache = self._decode_cache(list(step.sequences)) if step.decode else self._own_cache(step.sequences[0])
         outputs = self.stage.forward(tokens, cache, received, logits=step.logits)
+        if not self.cache_bytes_per_token and not step.decode:
+            self.cache_bytes_per_token = caches.bytes_per_token(cache)
         # The caches ride along, or the graph of a chunk whose logits nobody wants would pile up. They are not handed
         # out: somebody holding them would turn the next in-place update into a copy.
         mx.async_eval(outputs, caches.arrays(cache))

@@ -20,8 +20,8 @@ from chorus.models.tensors import TensorInfo, tensor_index, weight_files
 from chorus.shard import upstream
 from chorus.shard.tensor_rules.cuts import Cut, take
 
-_PAGE = 4096
-"""Runs shorter than this cost the disk a page anyway: their rows are read whole, a block at a time."""
+_SHORT = 512
+"""Runs shorter than this are not worth a call each: their rows are read whole, a block at a time."""
 _BLOCK = 4 << 20
 _REPACKED_AFTER_SANITIZE = ("awq", "gptq")
 
@@ -69,7 +69,7 @@ class SliceReader:
         result = np.empty((rows, width), dtype=np.uint8)
         file = os.open(info.file, os.O_RDONLY)
         try:
-            if width < _PAGE and rows > 1:
+            if width < _SHORT and rows > 1:
                 self._read_blocks(file, info.start, row_bytes, runs, result)
             else:
                 self._read_runs(file, info.start, row_bytes, runs, result)
@@ -78,9 +78,7 @@ class SliceReader:
         kept = sum(stop - start for start, stop in cut.ranges)
         return result.view(unsigned).reshape(*info.shape[: cut.axis], kept, *info.shape[cut.axis + 1 :])
 
-    def _read_runs(
-        self, file: int, base: int, row_bytes: int, runs: list[tuple[int, int]], result: np.ndarray
-    ) -> None:
+    def _read_runs(self, file: int, base: int, row_bytes: int, runs: list[tuple[int, int]], result: np.ndarray) -> None:
         for row in range(result.shape[0]):
             place = 0
             for start, stop in runs:
@@ -120,7 +118,9 @@ def stored_parameters(folder: Path, config: Mapping[str, Any]) -> dict[str, Tens
     index = tensor_index(folder)
     arrays: dict[str, mx.array] = {}
     for file in weight_files(folder):
-        arrays.update(mx.load(str(file)))
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        arrays.update(loaded)
     names = {id(array): name for name, array in arrays.items()}
     # A model of its own: an architecture may change itself when it sees its weights, and bears that once.
     model = upstream.build(copy.deepcopy(dict(config)))

@@ -78,9 +78,8 @@ def shard_model(
     Do it right after lazy loading, before dtypes change: `read` may take the slices straight from the files.
     """
     if (group.rank(), group.size()) != (plan.rank, len(plan.weights)):
-        raise TensorError(
-            f"the group has rank {group.rank()} of {group.size()} where the plan says {plan.rank} of {len(plan.weights)}"
-        )
+        planned = f"{plan.rank} of {len(plan.weights)}"
+        raise TensorError(f"the group has rank {group.rank()} of {group.size()} where the plan says {planned}")
     rule = tensor_rules.of_decoder(_decoder(model)[1])
     if rule is None:
         _check_even(model, config, group.size(), plan.weights)
@@ -99,7 +98,9 @@ def divide(model: nn.Module, rule: Rule, share: Share) -> Iterator[Change]:
     yield from _divide_vocabulary(model, rule, share)
 
 
-def from_leader(array: mx.array, group: mx.distributed.Group, *, after: Sequence[mx.array], leader: int = 0) -> mx.array:
+def from_leader(
+    array: mx.array, group: mx.distributed.Group, *, after: Sequence[mx.array], leader: int = 0
+) -> mx.array:
     """The leader's array on every rank, inside the graph; the others give any of the same shape and dtype.
 
     `after` is what the forward returned. The leader's array hangs on it anyway; on the others it must be computed first

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import mlx.core as mx
 
 from chorus import __version__
 from chorus.cluster.status_beat import Beat
 from chorus.platform import device
-from chorus.platform.memory import resident_memory
+from chorus.platform.memory import device_memory, resident_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
 from chorus.shard.join import join_group, open_link
@@ -154,9 +155,7 @@ class Worker:
             self._member.close()
             self._member = None
         try:
-            self._member, shard = self._take_place(
-                request, lambda done, total: self._tell_load(answers, done, total)
-            )
+            self._member, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
             log.error("%s", error)
             answers.put(error)
@@ -200,7 +199,12 @@ class Worker:
             log.exception("step %d failed", step.number)
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         self._beat.finished(step.number)
-        return wire.Done(number=step.number, memory_bytes=resident_memory())
+        return wire.Done(
+            number=step.number,
+            memory_bytes=resident_memory(),
+            cache_bytes_per_token=self._member.cache_bytes_per_token,
+            free_bytes=device_memory(mx).available,
+        )
 
     def _tell_load(self, answers: queue.SimpleQueue[wire.LoadProgress | Exception], done: int, total: int) -> None:
         self._beat.loaded(done, total)

@@ -24,7 +24,7 @@ class AnswerMessage(Described):
     refusal: None
     annotations: list[Any]
     reasoning_content: str | None = None
-    tool_calls: list[AnswerToolCall] = []
+    tool_calls: list[AnswerToolCall] | None = None
 
 
 class CandidateLogprob(Described):

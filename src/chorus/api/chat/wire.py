@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorus.api.figures import Outcome
+from chorus.api.logprobs import logprob_entries
 from chorus.api.openai_stream import ChoicesFormat, TokenRun
 from chorus.api.respond import WholeAnswer
 from chorus.frontend.answer import AnswerDelta
@@ -61,15 +62,7 @@ class ChatFormat(ChoicesFormat):
     def _logprobs(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        content = []
-        for token, known in zip(tokens, logprobs, strict=True):
-            top = [self._candidate(candidate, logprob) for candidate, logprob in known.top]
-            content.append({**self._candidate(token, known.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
-        spelled = self.tokenizer.token_bytes(token)
-        return {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled)}
+        return {"content": logprob_entries(self.tokenizer, zip(tokens, logprobs, strict=True)), "refusal": None}
 
 
 def message_body(answer: WholeAnswer) -> dict[str, Any]:

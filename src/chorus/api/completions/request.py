@@ -49,6 +49,11 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        return split_prompts(self.prompt)
+
+
+def split_prompts(prompt: Any) -> list[str | list[int]]:
+    """One text or one list of tokens stands for itself; anything else is a list of them."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)

@@ -20,14 +20,15 @@ from chorus.shard.upstream_weights import PLAIN_FORMS
 def become(module: nn.Module, form: type, **constants: Any) -> None:
     """Put `form` in front of the module's class, and in front of the class it would have once unpacked."""
     key = tuple(sorted(constants.items()))
-    original = type(module)
+    original: Any = type(module)
     module.__class__ = _in_front(form, original, key)
-    if original in PLAIN_FORMS:
-        PLAIN_FORMS[type(module)] = _in_front(form, PLAIN_FORMS[original], key)
+    unpacked: Any = PLAIN_FORMS.get(original)
+    if unpacked is not None:
+        PLAIN_FORMS[type(module)] = _in_front(form, unpacked, key)
 
 
 @memoize
-def _in_front(form: type, original: type, constants: tuple[tuple[str, Any], ...]) -> type:
+def _in_front(form: type, original: Any, constants: tuple[tuple[str, Any], ...]) -> type:
     return type(original.__name__, (form, original), {"__module__": original.__module__, **dict(constants)})
 
 

@@ -39,6 +39,13 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """The parameter stays whole."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Drop:
     """The parameter belongs to another rank."""
 
@@ -63,7 +70,7 @@ class Count:
     value: int
 
 
-Change = Slice | Drop | Become | Count
+Change = Slice | Keep | Drop | Become | Count
 
 
 class Part(Protocol):
@@ -124,7 +131,7 @@ class Heads:
             runs = [(start, stop), _moved(own_groups, heads), _moved(own_groups, heads + groups)]
             yield from _rows(f"{path}.{name}", block[name], [(a * size, b * size) for a, b in runs])
         for name in _present(block, self.stacked):
-            yield from _slices(f"{path}.{name}", cuts.stack_cuts(block[name], [(start, stop)]))
+            yield from _slices(f"{path}.{name}", block[name], cuts.stack_cuts(block[name], [(start, stop)]))
         for name in _present(block, self.entries):
             yield Slice(f"{path}.{name}", Cut(0, ((start, stop),)))
         for names, run, count in (
@@ -179,10 +186,7 @@ class Block:
         block: nn.Module = layer[self.at]
         path = f"{path}.{self.at}"
         changes = [
-            change
-            for part in self.parts
-            if part.find(block) is not None
-            for change in part.divide(block, path, share)
+            change for part in self.parts if part.find(block) is not None for change in part.divide(block, path, share)
         ]
         _refuse_unknown(block, path, self.whole, changes)
         yield from changes
@@ -230,20 +234,22 @@ def _moved(run: Range, by: int) -> Range:
     return run[0] + by, run[1] + by
 
 
-def _slices(path: str, found: Mapping[str, Cut]) -> Iterator[Change]:
+def _slices(path: str, module: nn.Module, found: Mapping[str, Cut]) -> Iterator[Change]:
     for name, cut in found.items():
         yield Slice(f"{path}.{name}", cut)
+    if "global_scale" in module:
+        yield Keep(f"{path}.global_scale")
 
 
 def _rows(path: str, module: nn.Module, ranges: Sequence[Range]) -> Iterator[Change]:
-    yield from _slices(path, cuts.row_cuts(module, ranges))
+    yield from _slices(path, module, cuts.row_cuts(module, ranges))
 
 
 def _columns(path: str, module: nn.Module, run: Range, share: Share) -> Iterator[Change]:
     columns = cuts.column_cuts(module, run)
-    yield from _slices(path, columns.cuts)
-    if "bias" in module and not share.adds_biases:
-        yield Drop(f"{path}.bias")
+    yield from _slices(path, module, columns.cuts)
+    if "bias" in module:
+        yield Keep(f"{path}.bias") if share.adds_biases else Drop(f"{path}.bias")
     if any(columns.foreign):
         yield Become(path, modules.Padded, {"foreign": columns.foreign})
 
@@ -257,8 +263,7 @@ def _norm(path: str, norm: nn.Module, run: Range, count: int, share: Share) -> I
 
 def _refuse_unknown(block: nn.Module, path: str, whole: Sequence[str], changes: Sequence[Change]) -> None:
     """A parameter that no rule speaks of would be used whole where its neighbours are slices."""
-    known = {change.path for change in changes if isinstance(change, Slice | Drop)}
+    known = {change.path for change in changes if isinstance(change, Slice | Keep | Drop)}
     for name, _ in tree_flatten(block.parameters()):
-        shared_bias = name.rpartition(".")[2] in ("bias", "global_scale") and f"{path}.{name.rpartition('.')[0]}.weight" in known
-        if f"{path}.{name}" not in known and name.partition(".")[0] not in whole and not shared_bias:
+        if f"{path}.{name}" not in known and name.partition(".")[0] not in whole:
             raise TensorError(f"no rule divides {path}.{name}: use --parallel pipeline")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
 
 Range = tuple[int, int]
@@ -30,7 +30,7 @@ def apportion(total: int, weights: Sequence[int], unit: int = 1) -> list[Range]:
     for rank, reached in enumerate(accumulate(weights[:-1]), start=1):
         ideal = round(units * reached / sum(weights))
         edges.append(min(max(ideal, edges[-1] + 1), units - (ranks - rank)))
-    return list(zip([edge * unit for edge in edges], [*(edge * unit for edge in edges[1:]), total], strict=True))
+    return list(pairwise([*(edge * unit for edge in edges), total]))
 
 
 def head_ranges(groups: int, heads_per_group: int, weights: Sequence[int]) -> list[Range]:
@@ -42,7 +42,7 @@ def head_ranges(groups: int, heads_per_group: int, weights: Sequence[int]) -> li
     if heads % sum(parts) == 0:
         unit = heads // sum(parts)
         edges = [unit * reached for reached in accumulate(parts, initial=0)]
-        ranges = list(zip(edges[:-1], edges[1:], strict=True))
+        ranges = list(pairwise(edges))
         if all(_uniform(found, heads_per_group) for found in ranges):
             return ranges
     shown = ",".join(map(str, weights))

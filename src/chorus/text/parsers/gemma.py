@@ -107,6 +107,7 @@ class GemmaParser(OutlineParser):
     def _bare(self) -> Steps[None]:
         text = yield from self.source.take_while(lambda character: character not in ",}]")
         if not (yield from self.source.peek()):
+            self.answer.arguments(text)
             raise CutOff
         self.answer.arguments(as_json(text.strip(), None))
 

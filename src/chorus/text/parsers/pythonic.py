@@ -43,45 +43,50 @@ class PythonicParser(OutlineParser):
                 return
             key = yield from self.source.take_while(lambda character: character.isalnum() or character == "_")
             yield from self.source.expect(one("="))
-            value = yield from self._value()
-            self.answer.arguments(f"{lead}{quoted(key)}: {self._as_json(value, name, key)}")
+            lead += f"{quoted(key)}: "
+            parts: list[str] = []
+            try:
+                yield from self._value(parts)
+            except CutOff:
+                self.answer.arguments(lead + "".join(parts))
+                raise
+            self.answer.arguments(lead + self._as_json("".join(parts), name, key))
             lead = ", "
             yield from self.source.take_marker(one(","))
 
-    def _value(self) -> Steps[str]:
+    def _value(self, parts: list[str]) -> Steps[None]:
         """Up to the comma or bracket that ends it, neither of which counts inside a string or deeper brackets."""
-        text = ""
         closers: list[str] = []
         while True:
-            character = yield from self.source.peek()
-            if not character:
-                raise CutOff
+            character = yield from self._next()
             if not closers and character in ",)":
-                return text
+                return
             if closers and character == closers[-1]:
                 closers.pop()
             elif character in _OPENERS:
                 closers.append(_OPENERS[character])
             elif character in ")]}":
                 raise Malformed
-            text += self.source.take(1)
+            parts.append(self.source.take(1))
             if character in "\"'":
-                text += yield from self._string(character)
+                yield from self._string(character, parts)
 
-    def _string(self, mark: str) -> Steps[str]:
-        text = ""
+    def _string(self, mark: str, parts: list[str]) -> Steps[None]:
+        """The rest of a string; a line break written as it is, which Python does not allow, is escaped."""
         while True:
-            character = yield from self.source.peek()
-            if not character:
-                raise CutOff
+            character = yield from self._next()
             self.source.take(1)
-            text += "\\n" if character == "\n" else character
+            parts.append("\\n" if character == "\n" else character)
             if character == mark:
-                return text
+                return
             if character == "\\":
-                if not (yield from self.source.peek()):
-                    raise CutOff
-                text += self.source.take(1)
+                yield from self._next()
+                parts.append(self.source.take(1))
+
+    def _next(self) -> Steps[str]:
+        if not (character := (yield from self.source.peek())):
+            raise CutOff
+        return character
 
     def _as_json(self, text: str, tool: str, parameter: str) -> str:
         types = types_of(self.request.tools.get(tool), parameter)

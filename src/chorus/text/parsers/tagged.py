@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chorus.text.parsers.lark import Lark
 from chorus.text.parsers.outline import Answer
-from chorus.text.parsers.source import Malformed, Markers, Sink, Source, Steps, one
+from chorus.text.parsers.source import CutOff, Malformed, Markers, Sink, Source, Steps, one
 from chorus.text.parsers.values import (
     STRING,
     Tool,
@@ -109,9 +109,14 @@ class TaggedArguments:
         if types == STRING:
             yield from self._string(lead, space, end)
         else:
-            value, _ = yield from self._source.collect(end)
+            parts = [space]
+            try:
+                yield from self._source.inside(end, parts.append)
+            except CutOff:
+                self._answer.arguments(lead + "".join(parts))
+                raise
             self._begun = True
-            self._answer.arguments(lead + self._as_json(space + value, types))
+            self._answer.arguments(lead + self._as_json("".join(parts), types))
         if is_cdata:
             yield from self._source.expect(one(self._tags.value_end))
 
@@ -120,9 +125,11 @@ class TaggedArguments:
         self._answer.arguments(f'{lead}"{escaped(space)}')
         pass_on: Sink = lambda text: self._answer.arguments(escaped(text))  # noqa: E731
         tidier = _PathTidier(pass_on) if self._tags.tidy_paths else None
-        yield from self._source.inside(end, tidier or pass_on)
-        if tidier:
-            tidier.close()
+        try:
+            yield from self._source.inside(end, tidier or pass_on)
+        finally:  # also where the text was cut off: what was held is still part of the value
+            if tidier:
+                tidier.close()
         self._answer.arguments('"')
 
     def _as_json(self, value: str, types: frozenset[str] | None) -> str:

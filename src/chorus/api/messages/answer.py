@@ -1,0 +1,29 @@
+"""What an Anthropic message holds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from chorus.api.answers import Described
+
+
+class MessageUsage(Described):
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicMessage(Described):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Described):
+    input_tokens: int

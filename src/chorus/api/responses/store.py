@@ -1,0 +1,52 @@
+"""Answers kept in memory, so that a client can continue from one by its id."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    owner: str
+    body: dict[str, Any]
+    messages: tuple[dict[str, Any], ...]
+    """The whole conversation up to and with the answer, but for the instructions: those hold for one request."""
+    size: int
+
+
+class ResponseStore:
+    """Bounded in number and in bytes; what was used last stays longest. Each owner sees only its own."""
+
+    def __init__(self, most_entries: int, most_bytes: int) -> None:
+        self._most_entries = most_entries
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, owner: str, body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
+        size = len(json.dumps(body)) + len(json.dumps(messages))
+        self._entries[body["id"]] = StoredResponse(owner, body, tuple(messages), size)
+        self._bytes += size
+        while self._entries and (len(self._entries) > self._most_entries or self._bytes > self._most_bytes):
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.size
+
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            return None
+        self._entries.move_to_end(response_id)
+        return entry
+
+    def remove(self, owner: str, response_id: str) -> bool:
+        if self.get(owner, response_id) is None:
+            return False
+        self._bytes -= self._entries.pop(response_id).size
+        return True

@@ -1,0 +1,41 @@
+"""`chorus drain`: take a node out of work before it is switched off, and bring it back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import grpc.aio
+import typer
+
+from chorus.cli.logs import find_nodes
+from chorus.cli.output import fail
+from chorus.cluster.coordinator_calls import CannotCall, agent_at
+from chorus.cluster.trust import NoAuthority
+from chorus.proto import agent_pb2 as wire
+
+CALL_SECONDS = 30.0
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="Name of the node, or its host:port.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
+) -> None:
+    """End a node's ranks and give it no more; what is served goes on over the others.
+
+    Example: chorus drain mini2
+    """
+    (address,) = find_nodes(node).values()
+    try:
+        state = asyncio.run(_drain(address, not undo))
+    except (CannotCall, NoAuthority) as error:
+        fail(str(error))
+    typer.echo(f"{state.name} is {'draining' if state.draining else 'at work'}")
+
+
+async def _drain(address: tuple[str, int], draining: bool) -> wire.Node:
+    async with agent_at(address) as agent:
+        try:
+            return await agent.Drain(wire.DrainRequest(draining=draining), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise CannotCall(f"{address[0]}: {error.details() or 'refused our call'}") from None

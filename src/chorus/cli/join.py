@@ -1,0 +1,103 @@
+"""`chorus join`: make this machine a node of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chorus.cli.join_service import install_service, remove_service
+from chorus.cli.output import console, fail
+from chorus.cli.up_options import parse_peer
+from chorus.cluster.agent import Agent, AgentOptions, CannotJoin
+from chorus.cluster.agent_paths import DOOR_PORT, BadName, check_name, own_name, state_dir
+from chorus.cluster.config import ConfigError, find_device, load_settings
+from chorus.cluster.token import BadToken, Token
+from chorus.platform import logs
+
+
+def join(
+    token: Annotated[
+        str | None, typer.Option(envvar="CHORUS_TOKEN", help="The cluster's token; needed once.", show_envvar=True)
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="host[:port] of the machine that made the token, where it is not found.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where to let the cluster in.")] = f"0.0.0.0:{DOOR_PORT}",
+    name: Annotated[str | None, typer.Option(help="This node's name (its host name).")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Take name and port from this file.")] = None,
+    device_id: Annotated[str | None, typer.Option(help="Which device of the file this machine is.")] = None,
+    port: Annotated[int | None, typer.Option(help="Control port of this node's rank.")] = None,
+    log_dir: Annotated[Path, typer.Option(help="Folder for the log of this node.")] = Path("logs"),
+    announce: Annotated[bool, typer.Option(help="Tell the local network about this node.")] = True,
+    install: Annotated[bool, typer.Option("--install", help="Start at every boot, as a service of this user.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove that service again.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Make this machine a node: it waits for its cluster, in any order, and runs ranks for it until stopped.
+
+    Example: chorus join --token chorus1-…
+    """
+    logs.setup(log_level, log_json)
+    try:
+        if device_id:
+            _, device = find_device(load_settings(config), device_id)
+            name, port = name or device.device_id, port or device.port
+        options = agent_options(token, token_file, peer or [], listen, name, log_dir, announce, port)
+    except (BadToken, BadName, ConfigError, ValueError, OSError) as error:
+        fail(str(error))
+    if uninstall:
+        console.print(f"removed {remove_service()}")
+        return
+    if install:
+        file, start = install_service(options, list(peer or []), listen)
+        console.print(f"wrote {file}\nstart it with: {start}")
+        return
+    run_agent(options)
+
+
+def agent_options(
+    token: str | None,
+    token_file: Path | None,
+    peers: list[str],
+    listen: str,
+    name: str | None,
+    log_dir: Path,
+    announce: bool,
+    rank_port: int | None,
+    backend: str = "",
+) -> AgentOptions:
+    if token_file:
+        token = token_file.read_text()
+    host, port = parse_peer(listen)
+    return AgentOptions(
+        name=check_name(name or own_name()),
+        state=state_dir(),
+        logs=log_dir,
+        host=host,
+        port=port,
+        token=Token.parse(token) if token else None,
+        peers=tuple(parse_peer(text) for text in peers),
+        announce=announce,
+        rank_port=rank_port,
+        backend=backend,
+    )
+
+
+def run_agent(options: AgentOptions) -> None:
+    async def run() -> None:
+        agent = Agent(options)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    try:
+        asyncio.run(run())
+    except (CannotJoin, OSError) as error:
+        fail(str(error))

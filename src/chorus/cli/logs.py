@@ -1,0 +1,80 @@
+"""`chorus logs`: what the nodes say, from here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import grpc.aio
+import typer
+
+from chorus.cli.output import fail
+from chorus.cli.up_options import parse_peer
+from chorus.cluster import status as cluster_status
+from chorus.cluster.agent_paths import state_dir
+from chorus.cluster.coordinator_calls import CannotCall, agent_at
+from chorus.cluster.coordinator_record import find_serving
+from chorus.cluster.trust import NoAuthority
+from chorus.proto import agent_pb2 as wire
+
+
+def logs(
+    node: Annotated[str | None, typer.Argument(help="Name of one node, or its host:port; all without it.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is added.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines to show.")] = 50,
+) -> None:
+    """Print the logs of the nodes; with several, each line says whose it is.
+
+    Example: chorus logs -f mini2
+    """
+    chosen = find_nodes(node)
+    try:
+        asyncio.run(_print_all(chosen, follow, lines))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except (CannotCall, NoAuthority) as error:
+        fail(str(error))
+
+
+def find_nodes(name: str | None) -> dict[str, tuple[str, int]]:
+    """Name and address of the nodes of what is served here; a host:port is taken as it is."""
+    if name and ":" in name:
+        return {name: parse_peer(name)}
+    serving = find_serving(state_dir())
+    found = cluster_status.read(Path(serving.status_file)) if serving else None
+    if found is None:
+        fail("no cluster is served from this machine: start `chorus serve MODEL --cluster`, or give a node's host:port")
+    nodes = {node["name"]: parse_peer(node["address"]) for node in found["nodes"]}
+    if name is None:
+        return nodes
+    if name not in nodes:
+        fail(f"there is no node {name}; there are: {', '.join(sorted(nodes)) or 'none'}")
+    return {name: nodes[name]}
+
+
+async def _print_all(nodes: dict[str, tuple[str, int]], follow: bool, lines: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        for name, address in nodes.items():
+            group.create_task(_print(name if len(nodes) > 1 else None, address, follow, lines))
+
+
+async def _print(name: str | None, address: tuple[str, int], follow: bool, lines: int) -> None:
+    rest = b""
+    async with agent_at(address) as agent:
+        try:
+            async for chunk in agent.Logs(wire.LogsRequest(lines=lines, follow=follow)):
+                *whole, rest = (rest + chunk.data).split(b"\n")
+                for line in whole:
+                    _write(name, line)
+        except grpc.aio.AioRpcError as error:
+            raise CannotCall(f"{name or address[0]}: {error.details() or 'refused our call'}") from None
+    if rest:
+        _write(name, rest)
+
+
+def _write(name: str | None, line: bytes) -> None:
+    prefix = f"{name}: ".encode() if name else b""
+    sys.stdout.buffer.write(prefix + line + b"\n")
+    sys.stdout.buffer.flush()

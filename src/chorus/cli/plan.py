@@ -1,0 +1,180 @@
+"""`chorus plan`: who would hold what, and what one would get, before anything is loaded."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from chorus.cli.output import console, fail
+from chorus.cluster.config import ConfigError, Settings, Strategy, load_settings, use_cache_dir
+from chorus.cluster.costs import MIB, Links, Workload
+from chorus.cluster.facts import ModelFacts
+from chorus.cluster.facts_remote import find_facts
+from chorus.cluster.plan import DoesNotFit, Plan, PlanError, RankPlan, size
+from chorus.cluster.planner import Wish
+from chorus.cluster.planner import plan as make_plan
+from chorus.cluster.planner_nodes import LINK_KINDS, Machines, described, parse_nodes
+from chorus.cluster.profile import ProfileError, node_of, profile
+from chorus.models import ModelError
+from chorus.platform import cores
+
+BAR_WIDTH = 30
+DEFAULT_CONTEXT = 8192
+_PARTS = (
+    ("weight_bytes", "cyan"),
+    ("cache_bytes", "magenta"),
+    ("activation_bytes", "yellow"),
+    ("reserve_bytes", "bright_black"),
+)
+
+
+def plan(
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a Hugging Face id, a .gguf file or a catalog name.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings or a hostfile with devices.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Memory and GPU cores of each machine, rank 0 first, e.g. 48GB:30,16GB:10.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Without devices: ranks to run on this machine.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that a sequence may have (8192, or the model's).")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the request to optimise for.")] = 512,
+    output: Annotated[int, typer.Option(min=1, help="Tokens it generates.")] = 256,
+    strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(get_args(Strategy))}.")] = None,
+    link: Annotated[
+        str | None, typer.Option(help=f"How machines are connected: {', '.join(LINK_KINDS)} (told by the devices).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show which machine would hold which layers, how much memory that takes and how fast it would be.
+
+    Example: chorus plan smollm2-135m --nodes 48GB:30,16GB:10 --context 8192
+    """
+    try:
+        settings = load_settings(
+            config, {"model": model, "engine": {"ranks": ranks, "context": context}, "sharding": {"strategy": strategy}}
+        )
+        use_cache_dir(settings)
+        with console.status(f"Reading the headers of {escape(settings.model)}"):
+            facts = find_facts(settings.model)
+        machines = _machines(settings, nodes, link)
+        work = _workload(settings, facts, prompt, output, concurrency)
+        made = make_plan(facts, machines.nodes, machines.links, work, _wish(settings, nodes))
+    except DoesNotFit as error:
+        _refuse(error, json)
+    except (ConfigError, ModelError, PlanError, ProfileError) as error:
+        fail(escape(str(error)))
+    made = replace(made, notes=(*machines.notes, *made.notes))
+    if json:
+        typer.echo(json_format.dumps(made.to_json(), indent=2))
+    else:
+        show(made, Console())
+
+
+def _refuse(error: DoesNotFit, json: bool) -> NoReturn:
+    if json:
+        typer.echo(json_format.dumps({"fits": False, "missing_bytes": error.missing, "hints": error.hints}, indent=2))
+        raise typer.Exit(1)
+    fail(escape(str(error)))
+
+
+def _machines(settings: Settings, nodes: str | None, link: str | None) -> Machines:
+    if link is not None and link not in LINK_KINDS:
+        raise ConfigError(f"--link: expected one of {', '.join(LINK_KINDS)}, got {link!r}")
+    fraction = settings.engine.memory_fraction
+    if nodes is not None:
+        machines = parse_nodes(nodes, fraction)
+    elif settings.devices and all(device.capabilities.memory_gb for device in settings.devices):
+        machines = described(settings.devices, fraction)
+    else:
+        ranks = 1 if settings.devices else settings.engine.ranks
+        threads = settings.engine.threads or cores.threads_per_rank(cores.usable_cores(), ranks)
+        with console.status("Measuring this machine (once; it takes seconds)"):
+            found = profile(threads)
+        if settings.devices:
+            machines = described(settings.devices, fraction, node_of(found, "here", fraction))
+        else:
+            names = [f"rank{rank}" for rank in range(ranks)] if ranks > 1 else ["here"]
+            parts = tuple(node_of(found, name, fraction, ranks) for name in names)
+            machines = Machines(parts, Links(LINK_KINDS["loopback"]))
+    return replace(machines, links=Links(LINK_KINDS[link])) if link else machines
+
+
+def _workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, concurrency: int) -> Workload:
+    engine = settings.engine
+    context = engine.context or min(DEFAULT_CONTEXT, facts.context)
+    if prompt + output > context:
+        raise PlanError(f"{prompt} + {output} tokens do not fit a context of {context}: change --context")
+    return Workload(
+        prompt=prompt,
+        output=output,
+        concurrency=concurrency,
+        context=context,
+        chunk=engine.prefill_chunk,
+        reserve=engine.reserve_mb * MIB,
+        dtype=engine.dtype,
+    )
+
+
+def _wish(settings: Settings, nodes: str | None) -> Wish:
+    sharding = settings.sharding
+    if nodes is not None:
+        return Wish("auto" if sharding.strategy == "custom" else sharding.strategy)
+    strategy = sharding.strategy
+    if strategy == "auto" and not settings.devices and settings.engine.ranks > 1:
+        strategy = "balanced"  # so many ranks on one machine were asked for: use them all
+    leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
+    return Wish(strategy, sharding.custom_proportions, settings.engine.split, leader)
+
+
+def show(made: Plan, out: Console) -> None:
+    work, predicted = made.workload, made.prediction
+    title = "one node" if made.parallel == "single" else f"{made.parallel} over {len(made.ranks)} ranks"
+    out.print(f"[bold]{escape(made.model)}[/]  {made.model_layers} layers  {title}  (strategy {made.strategy})")
+    table = Table(box=None, pad_edge=False)
+    held = "WEIGHT" if made.parallel == "tensor" else "LAYERS"
+    for name in ("RANK", "NODE", held, "WEIGHTS", "CACHE", "FREE", "STEP"):
+        table.add_column(name, justify="left" if name in ("NODE", held) else "right", overflow="fold")
+    for rank in made.ranks:
+        layers = str(rank.share) if made.parallel == "tensor" else f"{rank.first_layer}-{rank.last_layer}"
+        figures = (size(rank.weight_bytes), size(rank.cache_bytes), size(rank.headroom_bytes))
+        table.add_row(str(rank.rank), rank.node, layers, *figures, f"{rank.step_seconds * 1e3:.3g} ms")
+    out.print(table)
+    for rank in made.ranks:
+        out.print(Text(f"rank {rank.rank:<3}") + bar(rank), soft_wrap=True)
+    out.print(
+        f"{predicted.tokens_per_second:.3g} tokens/s for each of {work.concurrency}, "
+        f"first token after {predicted.first_token_seconds:.3g} s, a request of {work.prompt} + {work.output} tokens "
+        f"in {predicted.request_seconds:.3g} s (predicted; context {work.context})",
+        soft_wrap=True,
+    )
+    out.print(f"limited by {escape(made.limit)}", soft_wrap=True)
+    kinds = dict.fromkeys(f"{rank.dtype}{', unpacked' if rank.dequantize else ''}" for rank in made.ranks)
+    out.print(f"weights kept as {' and '.join(kinds)}", soft_wrap=True)
+    for node in made.excluded:
+        out.print(f"left out {escape(node.node)}: {escape(node.reason)}", soft_wrap=True)
+    for note in made.notes:
+        out.print(f"note: {escape(note)}", soft_wrap=True)
+    if made.parallel == "pipeline":
+        out.print(f"to serve it so: --split {','.join(map(str, made.split))}", soft_wrap=True)
+
+
+def bar(rank: RankPlan) -> Text:
+    """What fills a rank's memory: weights, cache, activations, reserve; the rest is free."""
+    text, used = Text(), 0
+    for name, style in _PARTS:
+        cells = round(getattr(rank, name) / rank.memory_bytes * BAR_WIDTH)
+        text.append("█" * cells, style=style)
+        used += cells
+    text.append("░" * max(0, BAR_WIDTH - used), style="dim")
+    text.append(f" {size(rank.needed_bytes)} of {size(rank.memory_bytes)}")
+    return text

@@ -1,0 +1,70 @@
+"""`chorus test`: a real question to what is being served, with figures."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from chorus.cli.output import fail
+from chorus.cli.status import DEFAULT_URL
+from chorus.cluster.agent_paths import state_dir
+from chorus.cluster.coordinator_record import find_serving
+
+QUESTION = "What is the capital of France?"
+
+
+def test(
+    url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
+    prompt: Annotated[str, typer.Option(help="What to ask.")] = QUESTION,
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 64,
+    api_key: Annotated[str | None, typer.Option(envvar="CHORUS_API_KEY", help="Key of the API.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the answer.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask the served model something and print the answer, the speeds and the time to the first token.
+
+    Example: chorus test
+    """
+    serving = None if url else find_serving(state_dir())
+    base = url or (serving.url if serving else DEFAULT_URL)
+    found = ask(base, prompt, tokens, api_key, timeout)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(found["answer"])
+    figures = found["performance"]
+    typer.echo(
+        f"prompt {figures.get('prompt_tokens_per_second', 0):.1f} tok/s, "
+        f"generation {figures.get('generation_tokens_per_second', 0):.1f} tok/s, "
+        f"first token after {figures.get('time_to_first_token_seconds', 0):.2f} s, in all {found['seconds']:.2f} s"
+    )
+
+
+def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    started = time.perf_counter()
+    try:
+        answer = httpx.post(f"{base}/v1/chat/completions", json=body, headers=headers, timeout=timeout)
+    except httpx.HTTPError as error:
+        fail(f"no answer from {base}: {error or type(error).__name__}; is it serving? see: chorus status")
+    if answer.status_code != 200:
+        fail(f"{base} answered {answer.status_code}: {_message(answer)}")
+    found = answer.json()
+    return {
+        "answer": found["choices"][0]["message"]["content"],
+        "seconds": round(time.perf_counter() - started, 3),
+        "usage": found.get("usage", {}),
+        "performance": found.get("performance", {}),
+    }
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]

@@ -1,0 +1,155 @@
+"""`chorus serve --cluster` as a process of its own: what `chorus up` runs on the first host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chorus.cli.output import console, fail
+from chorus.cli.processes import CannotLaunch, front_end_program
+from chorus.cli.serve import (
+    ENGINE_GRACE_SECONDS,
+    _announce,
+    _find_model,
+    _listen,
+    api_settings,
+    engine_address,
+    engine_spec,
+    is_loopback,
+)
+from chorus.cli.up_options import environment_of, parse_peer
+from chorus.cli.up_serve import ClusterOptions, ranks_on_nodes
+from chorus.cluster import status
+from chorus.cluster.agent_paths import DOOR_PORT, state_dir
+from chorus.cluster.config import ConfigError, Settings, load_settings
+from chorus.cluster.coordinator_record import recorded
+from chorus.cluster.facts import read_facts
+from chorus.cluster.supervisor import GaveUp, Group, Supervisor
+from chorus.cluster.trust import NoAuthority
+from chorus.models import LocalModel, ModelError
+from chorus.platform import logs
+from chorus.platform.lifeline import Lifeline
+
+
+def coordinate(
+    model: Annotated[str | None, typer.Argument(help="A folder, a Hugging Face id or a catalog name.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML or JSON).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the API.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API (8100).")] = None,
+    split: Annotated[str | None, typer.Option(help="Layers of each rank, rank 0 first, e.g. 20,7,3.")] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, grpc or ring.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="host:port of a node's agent; may be repeated.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Wait for so many nodes besides this one.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
+    listen: Annotated[str, typer.Option(help="Where agents may call in.")] = f"0.0.0.0:{DOOR_PORT}",
+    log_dir: Annotated[Path, typer.Option(help="Folder for the log of this node.")] = Path("logs"),
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for nodes and ranks.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback API without a key.")] = False,
+) -> None:
+    """Serve a model from this machine and the nodes that joined its cluster.
+
+    Example: chorus serve smollm2-135m --cluster --peer 192.168.1.20
+    """
+    overrides = {
+        "model": model,
+        "api": {"host": host, "port": port},
+        "engine": {"transport": transport, "start_timeout_seconds": start_timeout},
+    }
+    try:
+        settings = load_settings(config, overrides)
+        if split:
+            settings = _with_split(settings, split)
+        options = cluster_options(settings, peer or [], nodes, env or [], listen, log_dir)
+    except (ConfigError, ValueError) as error:
+        fail(str(error))
+    logs.setup(settings.log.level, settings.log.json_lines)
+    if not insecure and not is_loopback(settings.api.host):
+        fail(f"{settings.api.host} can be reached from other machines: listen on 127.0.0.1, or say --insecure")
+    with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
+        run_over_nodes(settings, _find_model(settings.model), listener, options)
+
+
+def cluster_options(
+    settings: Settings, peers: list[str], nodes: int | None, env: list[str], listen: str, log_dir: Path
+) -> ClusterOptions:
+    host, port = parse_peer(listen)
+    return ClusterOptions(
+        peers=tuple(parse_peer(text) for text in peers),
+        nodes=nodes,
+        environment={**settings.cluster.env, **environment_of(env)},
+        host=host,
+        port=port,
+        logs=log_dir,
+        start_timeout_seconds=settings.engine.start_timeout_seconds,
+        nodes_choose_transport=settings.engine.transport == "auto",
+    )
+
+
+def run_over_nodes(settings: Settings, model: LocalModel, listener: socket.socket, options: ClusterOptions) -> None:
+    """Until stopped; fails with one line."""
+    try:
+        asyncio.run(_run(settings, model, listener, options))
+    except (GaveUp, CannotLaunch, NoAuthority, ModelError, OSError) as error:
+        fail(str(error))
+
+
+async def _run(settings: Settings, model: LocalModel, listener: socket.socket, options: ClusterOptions) -> None:
+    lifeline = Lifeline()
+    folder = lifeline.path.parent
+    address = engine_address(folder)
+    layers = len(read_facts(model.path, model.name).layers)
+    front_end = front_end_program(api_settings(settings, model, address, listener), folder)
+    shown = ""
+
+    def report(detail: str) -> None:
+        nonlocal shown
+        if detail != shown:
+            shown = detail
+            console.print(f"[dim]{detail}[/]")
+
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    announcer: list[asyncio.Task[None]] = []
+    try:
+        async with ranks_on_nodes(
+            model,
+            layers,
+            lambda ranks: engine_spec(settings, model, folder, ranks),
+            lifeline,
+            ENGINE_GRACE_SECONDS,
+            options,
+            report,
+        ) as ranks:
+            supervisor = Supervisor(
+                ranks, Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2)
+            )
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, supervisor.stop)
+            with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
+                await supervisor.run(lambda: announcer.append(asyncio.create_task(_announce(address, model, url))))
+    finally:
+        for task in announcer:
+            task.cancel()
+        await asyncio.gather(*announcer, return_exceptions=True)
+        lifeline.cut()
+
+
+def _with_split(settings: Settings, split: str) -> Settings:
+    """The number of nodes is not known yet, so the split is taken as it is and checked when they are."""
+    try:
+        counts = tuple(int(part) for part in split.split(","))
+    except ValueError:
+        raise ValueError(f"--split {split}: must be numbers of layers separated by commas, e.g. 20,7,3") from None
+    engine = settings.engine.model_copy(update={"split": counts, "ranks": len(counts)})
+    return settings.model_copy(update={"engine": engine})
+
+
+if __name__ == "__main__":
+    typer.run(coordinate)

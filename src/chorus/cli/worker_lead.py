@@ -1,0 +1,108 @@
+"""Rank 0 of a hostfile with an OpenAI endpoint: the leader here, the other ranks wherever somebody started them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+
+from chorus.cli.output import fail
+from chorus.cli.processes import CannotLaunch, front_end_program, rank_programs
+from chorus.cli.serve import (
+    ENGINE_GRACE_SECONDS,
+    _announce,
+    _find_model,
+    _listen,
+    api_settings,
+    engine_address,
+    engine_spec,
+    is_loopback,
+)
+from chorus.cluster.config import ConfigError, Settings, load_settings
+from chorus.cluster.hostfile import Hostfile, split_address
+from chorus.cluster.supervisor import GaveUp, Group, Program, Supervisor
+from chorus.models import LocalModel
+from chorus.platform.lifeline import Lifeline
+from chorus.transport.channel import is_private
+
+DEFAULT_PORT = 50051
+
+
+def lead_with_api(
+    model: str,
+    addresses: tuple[str, ...],
+    transport: str,
+    addr: str,
+    coordinator: str | None,
+    hosts: Hostfile,
+    start_timeout: float,
+    threads: int | None,
+    log_level: str,
+) -> None:
+    """Serve until stopped; fails when a rank does not come in time."""
+    try:
+        host, port = split_address(addr)
+        overrides = {
+            "model": model,
+            "api": {"host": host, "port": port or DEFAULT_PORT},
+            "engine": {"transport": transport, "threads": threads},
+            "log": {"level": log_level},
+        }
+        settings = load_settings(None, overrides, environment={})
+    except (ConfigError, ValueError) as error:
+        fail(str(error))
+    if not is_loopback(host):
+        fail(f"--addr {addr} can be reached from other machines and there is no key: use localhost and a proxy")
+    with contextlib.closing(_listen(host, port or DEFAULT_PORT)) as listener:
+        found = _find_model(model)
+        try:
+            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener))
+        except (GaveUp, CannotLaunch) as error:
+            fail(str(error))
+
+
+async def _lead(
+    settings: Settings,
+    model: LocalModel,
+    addresses: tuple[str, ...],
+    coordinator: str | None,
+    hosts: Hostfile,
+    start_timeout: float,
+    listener: socket.socket,
+) -> None:
+    lifeline = Lifeline()
+    folder = lifeline.path.parent
+    many = addresses if len(addresses) > 1 else ()
+    spec = engine_spec(settings, model, folder, many).model_copy(
+        update={
+            "model": model.name,
+            "coordinator": coordinator,
+            "insecure": not all(is_private(address) for address in addresses),
+            "start_timeout_seconds": start_timeout or 365 * 86400.0,
+            "rdma_devices": [list(host.rdma) for host in hosts.hosts] if all(h.rdma for h in hosts.hosts) else None,
+        }
+    )
+    leader = rank_programs(spec, folder)[0]
+    leader = Program(leader.name, leader.arguments, dict(hosts.envs), failure_file=leader.failure_file)
+    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener), folder)
+    supervisor = Supervisor(
+        Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS),
+        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    host, port = listener.getsockname()[:2]
+    announcer: list[asyncio.Task[None]] = []
+
+    def announce() -> None:
+        announcer.append(asyncio.create_task(_announce(engine_address(folder), model, f"http://{host}:{port}")))
+
+    try:
+        await supervisor.run(announce)
+    finally:
+        for task in announcer:
+            task.cancel()
+        await asyncio.gather(*announcer, return_exceptions=True)
+        lifeline.cut()

@@ -1,0 +1,192 @@
+"""The ranks of one model over several nodes, as one group for the supervisor: started, watched and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from chorus.cluster.coordinator import Node, Nodes, NodesMissing
+from chorus.cluster.supervisor import GaveUp, Group, Program
+from chorus.cluster.transfer import SharedFile
+from chorus.platform.lifeline import Lifeline
+from chorus.proto import agent_pb2 as wire
+
+log = logging.getLogger("chorus.coordinator")
+
+EXIT_RANK_LOST = 71
+KILL_SECONDS = 8.0
+REJOIN_SECONDS = 20.0
+"""After a loss: how long to wait for a node to come back before going on without it."""
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """What one node is to run."""
+
+    node: Node
+    rank: int
+    files: tuple[SharedFile, ...]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model over nodes: made anew for the nodes that are there."""
+
+    orders: tuple[RankOrder, ...]
+    leader: Callable[[tuple[str, ...]], Program]
+    """From the followers' addresses, in rank order, to the process of rank 0."""
+
+
+@dataclass(frozen=True)
+class Served:
+    model: str
+    share: str
+    source_port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 0
+    log_level: str = "info"
+
+
+class ClusterGroup(Group):
+    def __init__(
+        self,
+        nodes: Nodes,
+        deploy: Callable[[list[Node]], Deployment],
+        served: Served,
+        lifeline: Lifeline,
+        grace_seconds: float,
+        expected: int | None,
+        names: Sequence[str],
+        start_timeout: float,
+        report: Callable[[str], None] = lambda detail: None,
+    ) -> None:
+        super().__init__("ranks", [], lifeline, grace_seconds)
+        self._nodes = nodes
+        self._deploy = deploy
+        self._served = served
+        self._expected = expected
+        self._names = tuple(names)
+        self._timeout = start_timeout
+        self._report = report
+        self._session = ""
+        self._orders: tuple[RankOrder, ...] = ()
+        self._watchers: dict[asyncio.Task[str], RankOrder] = {}
+        self._started_once = False
+
+    def program(self, name: str) -> Program:
+        known = {program.name: program for program in self._programs}
+        return known.get(name, Program(name, ()))
+
+    async def start(self) -> None:
+        deployment = self._deploy(await self._gather())
+        self._session, self._orders = uuid.uuid4().hex, deployment.orders
+        try:
+            async with asyncio.timeout(self._timeout):
+                addresses = await asyncio.gather(*(self._spawn(order) for order in self._orders))
+        except TimeoutError:
+            await self.stop()
+            raise GaveUp(f"the nodes did not start their ranks within {self._timeout:g} s") from None
+        except _CannotSpawn as error:
+            await self.stop()
+            raise GaveUp(str(error)) from None
+        self._watchers = {asyncio.create_task(self._watch(order)): order for order in self._orders}
+        self._programs = [deployment.leader(tuple(addresses))]
+        await super().start()
+        self._started_once = True
+
+    async def ended(self) -> tuple[str, int]:
+        leader = asyncio.create_task(super().ended())
+        try:
+            done, _ = await asyncio.wait([leader, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
+            if leader in done:
+                return leader.result()
+            lost = next(task for task in self._watchers if task in done)
+            log.warning("%s", lost.result())
+            # The leader notices by itself and can still tell its clients; it is given a moment.
+            await asyncio.wait([leader], timeout=self._grace)
+            return self._names_of(lost), EXIT_RANK_LOST
+        finally:
+            leader.cancel()
+            await asyncio.gather(leader, return_exceptions=True)
+            await self.stop()
+
+    async def stop(self) -> None:
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers = {}
+        await super().stop()
+        orders, self._orders = self._orders, ()
+        await asyncio.gather(*(self._kill(order.node) for order in orders))
+
+    async def _gather(self) -> list[Node]:
+        if not self._started_once:
+            self._report("waiting for nodes")
+            try:
+                return await self._nodes.gather(self._expected, self._names, self._timeout)
+            except NodesMissing as error:
+                raise GaveUp(str(error)) from None
+        try:
+            return await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS)
+        except NodesMissing as error:
+            left = [node for node in self._nodes.present if not node.state.draining]
+            log.warning("going on with %s: %s", ", ".join(node.name for node in left) or "this machine alone", error)
+            return left
+
+    def _names_of(self, task: asyncio.Task[str]) -> str:
+        order = self._watchers[task]
+        return f"rank {order.rank} on {order.node.name}"
+
+    async def _spawn(self, order: RankOrder) -> str:
+        node, served = order.node, self._served
+        request = wire.SpawnRequest(
+            session=self._session,
+            rank=order.rank,
+            model=served.model,
+            share=served.share,
+            files=[wire.ModelFile(name=file.name, size=file.size) for file in order.files],
+            source=f"{node.own_ip}:{served.source_port}",
+            environment=served.environment,
+            threads=served.threads,
+            log_level=served.log_level,
+        )
+        try:
+            async for progress in node.stub.Spawn(request):
+                if progress.HasField("started"):
+                    return f"{node.host}:{progress.started.port}"
+                self._report(f"{node.name}: {progress.detail} {progress.done_bytes / max(progress.total_bytes, 1):.0%}")
+        except grpc.aio.AioRpcError as error:
+            raise _CannotSpawn(f"rank {order.rank} on {node.name}: {error.details() or 'the agent is gone'}") from None
+        raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
+
+    async def _watch(self, order: RankOrder) -> str:
+        """Until the rank or its node is lost; says how."""
+        who = f"rank {order.rank} on {order.node.name}"
+        beats = order.node.stub.Watch(wire.WatchRequest(session=self._session))
+        try:
+            async for beat in beats:
+                mine = [r for r in beat.node.ranks if r.session == self._session and r.rank == order.rank]
+                if not mine:
+                    return f"{who} was ended by its agent"
+                if not mine[0].running:
+                    return f"{who} ended with {mine[0].exit_code}: {mine[0].last_words}"
+            return f"{who}: its agent ended"
+        except grpc.aio.AioRpcError as error:
+            return f"{who}: its agent is gone ({error.details() or error.code().name})"
+        finally:
+            beats.cancel()
+
+    async def _kill(self, node: Node) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await node.stub.Kill(wire.KillRequest(session=self._session), timeout=KILL_SECONDS)
+
+
+class _CannotSpawn(Exception):
+    pass

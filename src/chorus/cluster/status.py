@@ -1,0 +1,78 @@
+"""What a cluster looks like right now, as plain data: for `/cluster/status`, for `chorus status`, for people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from chorus.cluster.coordinator import Node, Nodes
+from chorus.proto import agent_pb2 as wire
+
+FILE_NAME = "cluster.json"
+WRITE_SECONDS = 1.0
+
+
+def snapshot(nodes: Nodes, started_at: float) -> dict[str, Any]:
+    return {
+        "written_at": time.time(),
+        "started_at": started_at,
+        "nodes": [node_status(node) for node in nodes.present],
+        "problems": {f"{host}:{port}": why for (host, port), why in nodes.problems().items()},
+    }
+
+
+def node_status(node: Node) -> dict[str, Any]:
+    state = node.state
+    return {
+        "node_id": state.node_id,
+        "name": state.name,
+        "address": f"{node.address[0]}:{node.address[1]}",
+        "role": "worker",
+        "version": state.version,
+        "device": state.device,
+        "cores": state.cores,
+        "memory_total": state.memory_total,
+        "memory_available": state.memory_available,
+        "disk_free": state.disk_free,
+        "draining": state.draining,
+        "round_trip_ms": round(node.round_trip_ms, 2),
+        "last_heartbeat": node.heard_at,
+        "heartbeat_age_seconds": round(time.time() - node.heard_at, 2),
+        "ranks": [rank_status(rank) for rank in state.ranks],
+    }
+
+
+def rank_status(rank: wire.RankState) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "model": rank.model,
+        "pid": rank.pid,
+        "running": rank.running,
+        "exit_code": None if rank.running else rank.exit_code,
+        "step": rank.step,
+        "step_at": rank.step_at or None,
+        "memory_bytes": rank.memory_bytes,
+        "load_progress": round(rank.loaded_bytes / rank.total_bytes, 3) if rank.total_bytes else 0.0,
+        "last_words": rank.last_words,
+    }
+
+
+async def keep_written(path: Path, nodes: Nodes, started_at: float) -> None:
+    """Front ends read the file; they know nothing of agents."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    while True:
+        aside.write_text(json.dumps(snapshot(nodes, started_at)))
+        aside.rename(path)
+        await asyncio.sleep(WRITE_SECONDS)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import jsonschema
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from chorus.engine.grammar import GrammarCompiler, GrammarError
+from chorus.engine.leader import Leader
+from chorus.engine.requests import Finish, GrammarKind, Progress, Request, Sampling
+from chorus.shard.load import LoadedShard
+from chorus.text.tokenizer import Tokenizer
+from tests.engine.conftest import MakeLeader
+
+
+def run(leader: Leader, *requests: Request) -> None:
+    for request in requests:
+        assert leader.scheduler.submit(request) is None
+    while not leader.idle:
+        leader.turn()
+
+
+def tokens_of(news: list[Progress]) -> dict[str, list[int]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for progress in news:
+        found[progress.id] += progress.tokens
+    return found
+
+
+def test_requests_of_every_kind_get_the_same_tokens_alone_and_together(make_leader: MakeLeader) -> None:
+    requests = [
+        Request(f"1:{i}", tuple(range(3 + i, 40 + 11 * i)), 5 + i, sampling=rules)
+        for i, rules in enumerate(
+            [
+                Sampling(),
+                Sampling(temperature=1.0, seed=4),
+                Sampling(temperature=0.8, top_p=0.9, seed=5, repetition_penalty=1.3),
+                Sampling(temperature=1.2, top_k=20, seed=6, presence_penalty=0.5, frequency_penalty=0.2),
+                Sampling(temperature=1.0, seed=7, xtc_probability=0.5, xtc_threshold=0.05),
+                Sampling(logit_bias={7: 3.0}),
+            ]
+        )
+    ]
+    together_leader, together = make_leader(prefill_chunk=16)
+    run(together_leader, *requests)
+    alone_leader, alone = make_leader(prefill_chunk=16)
+    for request in requests:
+        run(alone_leader, request)
+    assert tokens_of(together) == tokens_of(alone)
+
+
+def test_log_probabilities_are_the_models_own(make_leader: MakeLeader, shard: LoadedShard) -> None:
+    leader, news = make_leader()
+    prompt = (5, 6, 7, 8)
+    run(
+        leader,
+        Request("1:a", prompt, 4, logprobs=3, sampling=Sampling(temperature=1.0, seed=1)),
+        Request("1:b", (9,), 4),
+    )
+    told = [entry for progress in news if progress.id == "1:a" for entry in progress.logprobs]
+    drawn = tokens_of(news)["1:a"]
+    assert len(told) == 4
+    assert not any(progress.logprobs for progress in news if progress.id == "1:b")
+    for i, (token, entry) in enumerate(zip(drawn, told, strict=True)):
+        tokens = mx.array([[*prompt, *drawn[:i]]])
+        logits = np.array(shard.stage.forward(tokens, shard.stage.new_cache())[0][0])
+        expected = logits - np.logaddexp.reduce(logits)
+        assert entry.logprob == pytest.approx(expected[token], abs=1e-4)
+        best = np.argsort(-expected)[:3]
+        assert [token for token, _ in entry.top] == best.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(expected[best], abs=1e-4)
+
+
+def test_a_bad_step_fails_its_own_request_alone(make_leader: MakeLeader, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, news = make_leader()
+    run_step = leader._runner.run
+
+    def fail_for_long_prompts(step, *rest):  # type: ignore[no-untyped-def]
+        if not step.decode and step.tokens > 50:
+            raise RuntimeError("out of memory")
+        return run_step(step, *rest)
+
+    monkeypatch.setattr(leader._runner, "run", fail_for_long_prompts)
+    run(leader, Request("1:good", (1, 2, 3), 6), Request("1:bad", tuple(range(100)), 6))
+    finishes = {progress.id: progress for progress in news if progress.finish}
+    assert finishes["1:bad"].finish is Finish.FAILED
+    assert "out of memory" in finishes["1:bad"].error
+    assert finishes["1:good"].finish is Finish.LENGTH
+    assert leader._runner.sequences == 0
+
+
+def test_nothing_is_kept_of_sequences_that_ended(make_leader: MakeLeader) -> None:
+    leader, _ = make_leader()
+    run(leader, *(Request(f"1:{i}", tuple(range(1, 5 + i)), 3 + i) for i in range(6)))
+    assert leader._runner.sequences == 0
+    assert leader._runner.cache_bytes == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 20},
+    },
+    "required": ["name", "kind", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_model: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny_model, 512)
+
+
+def test_a_schema_is_kept_at_any_temperature(
+    make_leader: MakeLeader, compiler: GrammarCompiler, tiny_model: Path
+) -> None:
+    tokenizer = Tokenizer.load(tiny_model)
+    leader, news = make_leader()
+    requests = [
+        Request(
+            f"1:{seed}",
+            (5, 6, 7),
+            200,
+            stop_tokens=tokenizer.eos_ids,
+            sampling=Sampling(temperature=1.5, seed=seed),
+            constraint=compiler.compile(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), tokenizer.eos_ids),
+        )
+        for seed in range(8)
+    ]
+    free = Request("1:free", (5, 6, 7), 20, sampling=Sampling(temperature=1.5, seed=1))
+    run(leader, *requests, free)
+    finishes = {progress.id: progress.finish for progress in news if progress.finish}
+    for request in requests:
+        text = tokenizer.decode(tokens_of(news)[request.id])
+        if finishes[request.id] is Finish.STOP:
+            jsonschema.validate(json.loads(text), SCHEMA)
+    assert sum(finish is Finish.STOP for finish in finishes.values()) >= 6
+    assert len(tokens_of(news)["1:free"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [(GrammarKind.JSON_SCHEMA, '{"type": "no such"}'), (GrammarKind.REGEX, "(["), (GrammarKind.LARK, "start: nope")],
+)
+def test_a_grammar_that_cannot_be_compiled_says_so(compiler: GrammarCompiler, kind: GrammarKind, source: str) -> None:
+    with pytest.raises(GrammarError):
+        compiler.compile(kind, source, frozenset({2}))
+
+
+def test_a_regular_expression_is_followed(make_leader: MakeLeader, compiler: GrammarCompiler, tiny_model: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_model)
+    leader, news = make_leader()
+    constraint = compiler.compile(GrammarKind.REGEX, "(yes|no)", tokenizer.eos_ids)
+    run(leader, Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3), constraint=constraint))
+    assert tokenizer.decode(tokens_of(news)["1:a"]) in ("yes", "no")
+    assert news[-1].finish is Finish.STOP

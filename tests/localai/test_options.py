@@ -1,0 +1,168 @@
+"""What a model's YAML can say, and what is said back when it makes no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorus.localai.errors import LoadFailed
+from chorus.localai.options import parse_options, typed
+from chorus.localai.plan import LoadPlan, plan_load
+from chorus.proto import localai_pb2 as wire
+
+
+def plan(
+    folder: Path, *options: str, environment: dict[str, str] | None = None, flags: Any = None, **fields: Any
+) -> LoadPlan:
+    request = wire.ModelOptions(**{"Model": "some/model", **fields}, Options=options)
+    return plan_load(request, flags or {}, environment or {}, folder)
+
+
+def hostfile(folder: Path, ranks: int, name: str = "hosts.json") -> Path:
+    file = folder / name
+    file.write_text(json.dumps([f"127.0.0.1:{5555 + rank}" for rank in range(ranks)]))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("False", False), ("7", 7), ("-1", -1), ("0.5", 0.5), ("1e-3", 0.001), ("7b", "7b"), ("", "")],
+)
+def test_values_are_bool_int_float_or_text_in_this_order(text: str, value: object) -> None:
+    assert typed(text) == value
+    assert type(typed(text)) is type(value)
+
+
+def test_an_option_is_split_at_its_first_colon(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, "coordinator:10.0.0.1:5555", "eos_token:<|a:b|>")
+    assert chosen.settings.cluster.coordinator == "10.0.0.1:5555"
+    assert chosen.special_tokens == {"eos_token": "<|a:b|>"}
+
+
+def test_sampling_options_are_read(tmp_path: Path) -> None:
+    options = parse_options(["temp:0.3", "top_p:0.9", "top_k:40", "seed:7", "max_tokens:99", "xtc_probability:0.1"])
+    sampling = options.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.3, 0.9, 40)
+    assert (sampling.seed, sampling.max_tokens, sampling.xtc_probability) == (7, 99, 0.1)
+    assert options.notes == ()
+
+
+def test_unknown_options_are_ignored_and_noted(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, "gpu_layers:99", "max_cache_entries:10")
+    assert [note.split(" is ignored")[0] for note in chosen.notes] == ["option gpu_layers", "option max_cache_entries"]
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("hostfile", "'hostfile' is not of the form key:value"),
+        (":5", "':5'"),
+        ("temperature:hot", "option temperature"),
+        ("temperature:true", "option temperature"),
+        ("top_p:0", "option top_p"),
+        ("top_k:1.5", "option top_k"),
+        ("split:20,x", "option split"),
+        ("split:0,30", "option split"),
+        ("distributed_backend:carrier-pigeon", "option distributed_backend"),
+        ("parallel:sideways", "option parallel"),
+        ("strategy:hope", "option strategy"),
+        ("trust_remote_code:maybe", "option trust_remote_code"),
+        ("hostfile:", "option hostfile"),
+        ("max_kv_size:-1", "option max_kv_size"),
+    ],
+)
+def test_a_malformed_option_is_named(tmp_path: Path, option: str, named: str) -> None:
+    with pytest.raises(LoadFailed) as caught:
+        plan(tmp_path, option)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_hostfile_it_is_one_node(tmp_path: Path) -> None:
+    chosen = plan(tmp_path)
+    assert chosen.ranks == ()
+    assert chosen.settings.engine.ranks == 1
+
+
+def test_a_hostfile_gives_the_ranks_in_order(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, f"hostfile:{hostfile(tmp_path, 3)}", "split:20,7,3")
+    assert chosen.ranks == ("127.0.0.1:5555", "127.0.0.1:5556", "127.0.0.1:5557")
+    assert chosen.settings.engine.split == (20, 7, 3)
+
+
+def test_options_win_over_flags_and_flags_over_the_environment(tmp_path: Path) -> None:
+    files = [hostfile(tmp_path, ranks, f"{ranks}.json") for ranks in (2, 3, 4)]
+    environment = {"MLX_DISTRIBUTED_HOSTFILE": str(files[0]), "MLX_DISTRIBUTED_BACKEND": "jaccl"}
+    assert len(plan(tmp_path, environment=environment).ranks) == 2
+    flags = {"cluster": {"hostfile": str(files[1])}, "engine": {"transport": "ring"}}
+    by_flag = plan(tmp_path, environment=environment, flags=flags)
+    assert (len(by_flag.ranks), by_flag.settings.engine.transport) == (3, "ring")
+    by_option = plan(tmp_path, f"hostfile:{files[2]}", "transport:grpc", environment=environment, flags=flags)
+    assert (len(by_option.ranks), by_option.settings.engine.transport) == (4, "grpc")
+
+
+def test_jaccl_means_tensor_parallel_unless_told_otherwise(tmp_path: Path) -> None:
+    file = f"hostfile:{hostfile(tmp_path, 2)}"
+    assert plan(tmp_path, file, "distributed_backend:jaccl").settings.engine.parallel == "tensor"
+    assert plan(tmp_path, file, "distributed_backend:ring").settings.engine.parallel == "pipeline"
+    chosen = plan(tmp_path, file, "distributed_backend:jaccl", "parallel:pipeline")
+    assert chosen.settings.engine.parallel == "pipeline"
+
+
+def test_fields_of_the_request_are_used_and_options_go_over_them(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, ContextSize=4096, MaxModelLen=2048, TrustRemoteCode=True, EngineArgs='{"max_batch": 8}')
+    engine = chosen.settings.engine
+    assert (engine.context, engine.trust_remote_code, engine.max_batch) == (2048, True, 8)
+    assert plan(tmp_path, "max_kv_size:512", ContextSize=4096).settings.engine.context == 512
+    assert plan(tmp_path, TensorParallelSize=2).settings.engine.ranks == 2
+    assert plan(tmp_path, TensorParallelSize=2).settings.engine.parallel == "tensor"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"LoraAdapter": "adapter.bin"}, "LoraAdapter"),
+        ({"DraftModel": "small/model"}, "DraftModel"),
+        ({"EngineArgs": "{not json"}, "EngineArgs"),
+        ({"EngineArgs": "[1]"}, "EngineArgs"),
+        ({"EngineArgs": '{"max_batches": 8}'}, "engine.max_batches"),
+        ({"Model": ""}, "Model is empty"),
+        ({"ContextSize": -1}, "ContextSize"),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(LoadFailed, match=named):
+        plan(tmp_path, **fields)
+
+
+def test_a_missing_hostfile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"nowhere\.json"):
+        plan(tmp_path, f"hostfile:{tmp_path}/nowhere.json")
+
+
+@pytest.mark.parametrize("option", ["ranks:3", "split:10,10,10"])
+def test_a_hostfile_with_the_wrong_number_of_ranks_is_named(tmp_path: Path, option: str) -> None:
+    file = hostfile(tmp_path, 2)
+    with pytest.raises(LoadFailed) as caught:
+        plan(tmp_path, f"hostfile:{file}", option)
+    assert str(file) in str(caught.value)
+    assert "3" in str(caught.value)
+    assert "2" in str(caught.value)
+
+
+def test_the_tunnels_of_localais_own_p2p_are_refused_with_what_to_use(tmp_path: Path) -> None:
+    file = hostfile(tmp_path, 2, "localai_mlx_hostfile.json")
+    with pytest.raises(LoadFailed, match="chorus worker p2p-mlx"):
+        plan(tmp_path, environment={"MLX_DISTRIBUTED_HOSTFILE": str(file)})
+
+
+def test_the_model_is_its_file_where_that_exists_and_else_its_id(tmp_path: Path) -> None:
+    file = tmp_path / "weights.gguf"
+    assert plan(tmp_path, ModelFile=str(file)).model == "some/model"
+    file.touch()
+    chosen = plan(tmp_path, ModelFile=str(file))
+    assert chosen.model == str(file)
+    assert chosen.identity == "some/model"

