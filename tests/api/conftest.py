@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from llguidance import LLTokenizer
 
 from chorus.platform.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
+from tests.api.grammar_engine import grammar_tokenizer
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
@@ -29,6 +31,38 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_tiny_tokenizer(folder, VOCABULARY)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    return folder
+
+
+# Like Qwen's: calls in tags, reasoning that the template opens when it is asked to.
+TOOL_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Answer, or call within <tool_call></tool_call>:
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.reasoning_content %}{{ '<think>\n' + message.reasoning_content + '\n</think>\n' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if reasoning_effort %}{{ 'effort: ' + reasoning_effort + '\n' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+{%- if enable_thinking %}{{ '<think>\n' }}{% endif %}{% endif %}"""
+
+
+@pytest.fixture(scope="session")
+def tool_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tool-model")
+    write_tiny_tokenizer(folder, VOCABULARY)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TOOL_TEMPLATE}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["QwenForCausalLM"], "model_type": "qwen"}))
     return folder
 
 
@@ -114,6 +148,38 @@ def shared_api(
 @pytest.fixture
 def api(shared_api: ApiProcess, engine: ScriptedEngine) -> ApiProcess:
     return shared_api
+
+
+@pytest.fixture(scope="session")
+def shared_tool_api(
+    shared_engine: ScriptedEngine, tool_model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    aliases = ["gpt-4o-mini", "gpt-5-tiny", "claude-sonnet-4-tiny"]
+    settings = settings_for(shared_engine, tool_model_path, aliases=aliases)
+    api = ApiProcess(tmp_path_factory.mktemp("tool-api"), settings)
+    api.wait_until_live()
+    yield api
+    api.stop()
+
+
+@pytest.fixture
+def tool_api(shared_tool_api: ApiProcess, engine: ScriptedEngine) -> Iterator[ApiProcess]:
+    """Serves a model that thinks and calls tools, with room for long prompts."""
+    engine.description.context_length = 4000
+    httpx.get(f"{shared_tool_api.url}/health")
+    yield shared_tool_api
+    engine.description.context_length = 256
+
+
+@pytest.fixture
+def tool_http(tool_api: ApiProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=tool_api.url, timeout=DEADLINE) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def grammar_tokens(tool_model_path: Path) -> LLTokenizer:
+    return grammar_tokenizer(str(tool_model_path))
 
 
 @pytest.fixture

@@ -56,11 +56,22 @@ def draw(tokenizer: LLTokenizer, submit: pb.Submit) -> tuple[list[int], bool]:
         ending = [token for token in allowed if token in set(submit.stop_tokens)]
         if ending or not allowed:
             return drawn, True
+        if way_out := _end_of_reasoning(tokenizer.decode_str(drawn)):
+            fitting = [token for token in allowed if way_out.startswith(tokenizer.decode_str([token]))]
+            allowed = sorted(fitting, key=lambda token: len(tokenizer.decode_str([token])))[-1:] or allowed
         closing = [token for token in allowed if tokenizer.decode_str([token]).strip() in tuple(_CLOSING)]
         token = rng.choice(closing or allowed)
         assert matcher.consume_token(token)
         drawn.append(token)
     return drawn, False
+
+
+def _end_of_reasoning(text: str) -> str:
+    """What is still to be said to close reasoning that is open; it would go on for ever otherwise."""
+    if "<think>" not in text or "</think>" in text:
+        return ""
+    tag = "</think>"
+    return next(tag[length:] for length in range(len(tag) - 1, -1, -1) if text.endswith(tag[:length]))
 
 
 def _allowed(matcher: LLMatcher, tokenizer: LLTokenizer) -> list[int]:

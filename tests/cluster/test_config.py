@@ -140,7 +140,7 @@ def test_our_own_name_goes_over_an_older_one_in_the_same_place(tmp_path: Path) -
         ({"WORKER_HOSTS": "a,b", "WORKER_SSH": "x@a"}, "environment: WORKER_SSH: expected one login for each of the 2"),
         ({"WORKER_HOSTS": "a:http"}, "environment: WORKER_HOSTS: expected a port from 1 to 65535 after the colon"),
         ({"WORKER_HOSTS": "a", "NUM_DEVICES": "5"}, "environment: NUM_DEVICES: expected 2, the number of devices, got"),
-        ({"MINIMAX_PIPELINE_SPLIT": "22,x"}, "environment: MINIMAX_PIPELINE_SPLIT: must be numbers of layers"),
+        ({"MINIMAX_PIPELINE_SPLIT": "22,x"}, "environment: MINIMAX_PIPELINE_SPLIT: must be numbers separated"),
         ({"MINIMAX_PIPELINE_SPLIT": "22,0"}, "environment: MINIMAX_PIPELINE_SPLIT: split 22,0: every rank needs"),
     ],
 )

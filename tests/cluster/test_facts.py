@@ -6,20 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from chorus.platform import prepare
-
-prepare(1)
-
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
 from chorus.cluster.costs import Node, Workload, stage_table
 from chorus.cluster.facts import ModelFacts, Weights, facts_of, read_facts
+from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES
 from chorus.models import ModelError
 from chorus.models.tensors import TensorInfo
 from chorus.platform.dtype import DtypePolicy
+from chorus.shard import tensor_rules, upstream
 from chorus.shard.load import load_shard
 from chorus.shard.pipeline import Stage
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
@@ -170,3 +167,8 @@ def test_facts_need_headers_only(tmp_path: Path) -> None:
         stream.write(b"\xff" * (file.stat().st_size - 8 - length))
     assert read_facts(folder) == before
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == len(before.layers)
+
+
+def test_the_planner_offers_tensor_parallel_only_where_there_is_a_rule() -> None:
+    modules = {upstream.architecture_name({"model_type": name}) for name in TENSOR_ARCHITECTURES - {"gemma3"}}
+    assert modules == set(tensor_rules.registered())

@@ -8,13 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from chorus.platform import prepare
-
-prepare(1)
-
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
 from chorus.models import ModelError, tensor_index

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def test_this_machine_is_really_measured() -> None:
 
 
 def test_a_measurement_is_remembered_for_each_number_of_threads(measured: list[int]) -> None:
-    assert profile(1) == replace(profile(1), memory_available=profile(1).memory_available)
+    assert profile(1).rates == profile(1).rates == RATES
     profile(2)
     profile(1)
     assert measured == [1, 2]
@@ -135,8 +135,6 @@ def test_a_peer_that_never_answers_is_given_up() -> None:
 def test_random_bytes_end_their_own_connection_only(probe: LinkProbe) -> None:
     with socket.create_connection(probe.address, timeout=5.0) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        try:
+        with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-        except ConnectionResetError:
-            pass
     assert measure_link(*probe.address, timeout=5.0, nbytes=1024).latency > 0

@@ -11,7 +11,7 @@ import pytest
 
 from chorus.engine.grammar import GrammarCompiler, GrammarError
 from chorus.engine.leader import Leader
-from chorus.engine.requests import Finish, GrammarKind, Progress, Request, Sampling
+from chorus.engine.requests import Finish, GrammarKind, Pooling, Progress, Request, Sampling
 from chorus.shard.load import LoadedShard
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
@@ -160,3 +160,21 @@ def test_a_regular_expression_is_followed(make_leader: MakeLeader, compiler: Gra
     run(leader, Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3), constraint=constraint))
     assert tokenizer.decode(tokens_of(news)["1:a"]) in ("yes", "no")
     assert news[-1].finish is Finish.STOP
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_an_embedding_is_the_pooled_hidden_state_whatever_the_chunks(
+    make_leader: MakeLeader, shard: LoadedShard, pooling: Pooling
+) -> None:
+    prompt = tuple(range(3, 60))
+    leader, news = make_leader(prefill_chunk=16)
+    run(leader, Request("1:text", (4, 5), 6), Request("1:e", prompt, 1, pooling=pooling))
+    told = next(progress for progress in news if progress.id == "1:e")
+    assert told.finish is Finish.STOP
+    stage = shard.stage
+    assert stage.final_norm is not None
+    hidden = stage.final_norm(stage.forward(mx.array([prompt]), stage.new_cache(), logits=False)[0])[0]
+    expected = hidden[-1] if pooling is Pooling.LAST else hidden.mean(axis=0)
+    np.testing.assert_allclose(told.embedding, np.array(expected), atol=1e-4)
+    assert len(tokens_of(news)["1:text"]) == 6
+    assert leader._runner.sequences == 0

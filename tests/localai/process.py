@@ -11,12 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 
 from chorus.shard.worker import free_port
 from tests.localai.table import Client
 
 COMMAND = [sys.executable, "-c", "import typer; from chorus.cli.localai import localai; typer.run(localai)"]
+
+
+START_SECONDS = 60.0
 
 
 class Backend:
@@ -87,12 +91,15 @@ class Backend:
         assert not left, f"left running: {left}\n{self.log}"
 
     def __enter__(self) -> Backend:
-        try:
-            assert self.client.Health(wait_for_ready=True, timeout=60).message == b"OK"
-        except BaseException:
-            self.process.kill()
-            raise
-        return self
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                assert self.client.Health(wait_for_ready=True, timeout=1).message == b"OK"
+                return self
+            except grpc.RpcError:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    self.process.kill()
+                    raise AssertionError(f"the backend is not up:\n{self.log}") from None
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -118,13 +118,13 @@ class Guard:
         self._meters = {key.id: Meter(key) for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys:
             await self._app(scope, receive, send)
             return
         try:
-            meter = self._admit(Headers(scope=scope))
-            record_of(scope).owner = meter.key.id
-            if scope["method"] != "POST":
+            meter = self._admit(Headers(scope=scope), scope["path"] in _OPEN_PATHS)
+            record_of(scope).owner = meter.key.id if meter else ""
+            if meter is None or scope["method"] != "POST":
                 await self._app(scope, receive, send)
                 return
             meter.enter()
@@ -136,14 +136,16 @@ class Guard:
         finally:
             meter.leave()
 
-    def _admit(self, headers: Headers) -> Meter:
+    def _admit(self, headers: Headers, open_to_all: bool) -> Meter | None:
         presented = presented_key(headers)
+        key = None if presented is None else find_key(self._keys, presented)
+        if key is not None:
+            return self._meters[key.id]
+        if open_to_all:
+            return None
         if presented is None:
             raise _unknown("An API key is needed: send it as a bearer token or as x-api-key.", "missing_api_key")
-        key = find_key(self._keys, presented)
-        if key is None:
-            raise _unknown("The API key is not known here.", "invalid_api_key")
-        return self._meters[key.id]
+        raise _unknown("The API key is not known here.", "invalid_api_key")
 
 
 def _unknown(message: str, code: str) -> ApiError:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 import chorus
+from chorus.api.access import record_of
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.proto import engine_pb2 as pb
@@ -33,15 +34,17 @@ def router(service: Service) -> APIRouter:
         }
 
     @routes.get("/health")
-    async def health() -> dict[str, Any]:
+    async def health(request: Request) -> dict[str, Any]:
         view = await service.look()
+        # Everybody may ask for the health; who has no key is told no more than that.
+        known = not settings.keys or record_of(request.scope).owner
         return {
             "status": "ok" if view.ready else view.state,
             "model": settings.model_id,
             "version": chorus.__version__,
             "engine": engine_summary(view),
             "requests": {"open": service.client.open_requests},
-            "configuration": settings.configuration,
+            **({"configuration": settings.configuration} if known else {}),
         }
 
     @routes.get("/health/live")

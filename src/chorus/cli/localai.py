@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +18,14 @@ from chorus.cluster.config import ConfigError, load_settings
 from chorus.cluster.hostfile import BACKENDS
 from chorus.localai.engine_host import Launch
 from chorus.localai.errors import LoadFailed
-from chorus.localai.plan import LoadPlan
+from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
 from chorus.localai.server import ListenError, ServerSettings
 from chorus.localai.server import serve as serve_backend
 from chorus.models import LocalModel
 from chorus.platform import cores, logs
+from chorus.transport.channel import is_private
+
+log = logging.getLogger(__name__)
 
 
 def localai(
@@ -62,18 +68,45 @@ def lead(addr: str, backend: str | None, hostfile: Path | None, coordinator: str
 
 
 def follow(backend: str | None, hostfile: Path | None, rank: int, coordinator: str | None) -> None:
-    raise NotImplementedError
+    """One of the other ranks, as `chorus worker mlx-distributed` is; how tensors travel is the leader's to say."""
+    from chorus.cli import worker  # it needs `lead` from here
+
+    named = hostfile or Path(os.environ.get(HOSTFILE_VARIABLE) or ".")
+    if named.name == "":
+        fail("--worker needs --hostfile: the addresses of all ranks, in rank order")
+    if rank == 0:
+        fail("--worker needs --rank from 1 on: rank 0 is what LocalAI talks to, without --worker")
+    worker.mlx_distributed(named, rank, backend=backend or "ring", coordinator=coordinator)
 
 
 def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
     """Every rank where there is no hostfile; with one, the leader alone: the others are started on their machines."""
     settings = plan.settings
     spec = engine_spec(settings, model, folder, plan.ranks or rank_addresses(folder, settings.engine.ranks))
-    if plan.ranks and settings.engine.threads is None:
-        here = sum(device.hostname == settings.devices[0].hostname for device in settings.devices)
-        spec = spec.model_copy(update={"threads": cores.threads_per_rank(cores.usable_cores(), here)})
+    if plan.ranks:
+        spec = spec.model_copy(update=_of_hostfile(plan, model))
     try:
         programs = rank_programs(spec, folder)
     except CannotLaunch as error:
         raise LoadFailed(str(error)) from None
-    return Launch(spec.address, programs[:1] if plan.ranks else programs)
+    if not plan.ranks:
+        return Launch(spec.address, programs)
+    leader = programs[0]
+    return Launch(spec.address, [replace(leader, environment={**leader.environment, **settings.cluster.env})])
+
+
+def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
+    """What ranks on other machines need besides: the model's name, and how to meet."""
+    settings, devices = plan.settings, plan.settings.devices
+    plaintext = not all(is_private(address) for address in plan.ranks)
+    if plaintext:
+        log.warning("ranks on other machines are met in plain text: use a network that you trust")
+    here = plan.ranks[0].rpartition(":")[0]
+    ranks_here = sum(address.rpartition(":")[0] == here for address in plan.ranks)
+    return {
+        "model": model.id,
+        "insecure": plaintext,
+        "coordinator": settings.cluster.coordinator,
+        "rdma_devices": tuple(device.rdma for device in devices) if all(device.rdma for device in devices) else None,
+        "threads": settings.engine.threads or cores.threads_per_rank(cores.usable_cores(), ranks_here),
+    }

@@ -49,7 +49,8 @@ def preshard(
             {
                 "rank": part.rank,
                 "path": str(part.path),
-                "layers": [part.first_layer, part.last_layer],
+                "first_layer": part.first_layer,
+                "last_layer": part.last_layer,
                 "bytes": part.nbytes,
             }
             for part in parts

@@ -164,8 +164,9 @@ def show(made: Plan, out: Console) -> None:
         out.print(f"left out {escape(node.node)}: {escape(node.reason)}", soft_wrap=True)
     for note in made.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
-    if made.parallel == "pipeline":
-        out.print(f"to serve it so: --split {','.join(map(str, made.split))}", soft_wrap=True)
+    if made.parallel != "single":
+        option = "--parallel tensor --weights" if made.parallel == "tensor" else "--split"
+        out.print(f"to serve it so: {option} {','.join(map(str, made.split))}", soft_wrap=True)
 
 
 def bar(rank: RankPlan) -> Text:

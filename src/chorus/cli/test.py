@@ -17,11 +17,11 @@ from chorus.cluster.coordinator_record import find_serving
 QUESTION = "What is the capital of France?"
 
 
-def test(
+def try_served(
     url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
     prompt: Annotated[str, typer.Option(help="What to ask.")] = QUESTION,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 64,
-    api_key: Annotated[str | None, typer.Option(envvar="CHORUS_API_KEY", help="Key of the API.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the answer.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

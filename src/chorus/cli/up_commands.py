@@ -8,13 +8,14 @@ from chorus.cli.drain import drain
 from chorus.cli.join import join
 from chorus.cli.logs import logs
 from chorus.cli.status import status
-from chorus.cli.test import test
+from chorus.cli.test import try_served
 from chorus.cli.token import app as token_app
 from chorus.cli.worker import app as worker_app
 
 
 def register(app: typer.Typer) -> None:
-    for command in (join, status, logs, drain, test):
+    for command in (join, status, logs, drain):
         app.command()(command)
+    app.command("test")(try_served)
     app.add_typer(token_app, name="token")
     app.add_typer(worker_app, name="worker")

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chorus.cli.processes import rank_programs
@@ -87,7 +87,7 @@ async def ranks_on_nodes(
 
         def deploy(chosen: list[Node]) -> Deployment:
             wish = common_backend(chosen) if options.nodes_choose_transport else None
-            return deployment(chosen, share, layers, make_spec, identity.folder, folder, wish)
+            return deployment(chosen, share, layers, make_spec, identity.folder, folder, options.environment, wish)
 
         first = make_spec(())
         served = Served(model.name, share.digest, agent.port, options.environment, log_level=first.log_level)
@@ -119,6 +119,7 @@ def deployment(
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     identity: Path,
     folder: Path,
+    environment: Mapping[str, str],
     transport: str | None = None,
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers."""
@@ -136,7 +137,8 @@ def deployment(
         pipeline = spec.parallel == "pipeline"
         chosen = {"identity": identity, "model": share.model, "split": split if pipeline else None}
         final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
-        return rank_programs(final, folder)[0]
+        program = rank_programs(final, folder)[0]
+        return replace(program, environment={**program.environment, **environment})
 
     return Deployment(orders, leader)
 

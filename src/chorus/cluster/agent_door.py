@@ -116,7 +116,9 @@ class Door:
         except (trust_join.JoinRefused, NotTrusted) as refusal:
             log.warning("refused %s: %s", host, refusal)
         except (ssl.SSLError, TimeoutError) as error:
-            log.warning("refused %s: %s", host, getattr(error, "reason", None) or error)
+            # A coordinator knocks as a member first, which a node without a certificate cannot answer.
+            level = logging.WARNING if self._identity else logging.INFO
+            log.log(level, "refused %s: %s", host, getattr(error, "reason", None) or error)
         except OSError as error:
             log.info("%s went away: %s", host, error)
         except Exception:

@@ -185,7 +185,7 @@ def _of_command_line(overrides: Mapping[str, Any], folder: Path) -> Translation:
 
 def _from_text(key: str, text: str) -> Any:
     """Lists and mappings are written as YAML or, for plain lists, with commas; the rest is left to the tree."""
-    if key == "engine.split":
+    if key in ("engine.split", "engine.weights"):
         return text
     section, _, name = key.rpartition(".")
     owner: Any = Settings.model_fields[section].annotation if section else Settings

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import grpc
 import grpc.aio
 
 from chorus.cluster.coordinator import Node, Nodes, NodesMissing
@@ -107,11 +106,11 @@ class ClusterGroup(Group):
             done, _ = await asyncio.wait([leader, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
             if leader in done:
                 return leader.result()
-            lost = next(task for task in self._watchers if task in done)
+            lost, order = next((task, order) for task, order in self._watchers.items() if task in done)
             log.warning("%s", lost.result())
             # The leader notices by itself and can still tell its clients; it is given a moment.
             await asyncio.wait([leader], timeout=self._grace)
-            return self._names_of(lost), EXIT_RANK_LOST
+            return f"rank {order.rank} on {order.node.name}", EXIT_RANK_LOST
         finally:
             leader.cancel()
             await asyncio.gather(leader, return_exceptions=True)
@@ -140,10 +139,6 @@ class ClusterGroup(Group):
             log.warning("going on with %s: %s", ", ".join(node.name for node in left) or "this machine alone", error)
             return left
 
-    def _names_of(self, task: asyncio.Task[str]) -> str:
-        order = self._watchers[task]
-        return f"rank {order.rank} on {order.node.name}"
-
     async def _spawn(self, order: RankOrder) -> str:
         node, served = order.node, self._served
         request = wire.SpawnRequest(
@@ -162,15 +157,16 @@ class ClusterGroup(Group):
                 if progress.HasField("started"):
                     return f"{node.host}:{progress.started.port}"
                 self._report(f"{node.name}: {progress.detail} {progress.done_bytes / max(progress.total_bytes, 1):.0%}")
-        except grpc.aio.AioRpcError as error:
-            raise _CannotSpawn(f"rank {order.rank} on {node.name}: {error.details() or 'the agent is gone'}") from None
+        except _GONE as error:
+            raise _CannotSpawn(f"rank {order.rank} on {node.name}: {_details(error)}") from None
         raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
 
     async def _watch(self, order: RankOrder) -> str:
         """Until the rank or its node is lost; says how."""
         who = f"rank {order.rank} on {order.node.name}"
-        beats = order.node.stub.Watch(wire.WatchRequest(session=self._session))
+        beats = None
         try:
+            beats = order.node.stub.Watch(wire.WatchRequest(session=self._session))
             async for beat in beats:
                 mine = [r for r in beat.node.ranks if r.session == self._session and r.rank == order.rank]
                 if not mine:
@@ -178,15 +174,29 @@ class ClusterGroup(Group):
                 if not mine[0].running:
                     return f"{who} ended with {mine[0].exit_code}: {mine[0].last_words}"
             return f"{who}: its agent ended"
-        except grpc.aio.AioRpcError as error:
-            return f"{who}: its agent is gone ({error.details() or error.code().name})"
+        except _GONE as error:
+            return f"{who}: {_details(error)}"
         finally:
-            beats.cancel()
+            if beats:
+                beats.cancel()
 
     async def _kill(self, node: Node) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await node.stub.Kill(wire.KillRequest(session=self._session), timeout=KILL_SECONDS)
+        """On the connection of now, if there is one: a node that is gone ends forgotten ranks by itself."""
+        there = self._nodes.find(node.card.node_id)
+        if there is None:
+            return
+        with contextlib.suppress(*_GONE):
+            await there.stub.Kill(wire.KillRequest(session=self._session), timeout=KILL_SECONDS)
 
 
 class _CannotSpawn(Exception):
     pass
+
+
+_GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError)
+"""The second comes from a connection that we closed ourselves, because the node fell silent."""
+
+
+def _details(error: Exception) -> str:
+    told = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
+    return told or "its agent is gone"

@@ -24,11 +24,14 @@ from chorus.cluster.planner_split import evenest, runs_only
 
 TENSOR_ARCHITECTURES = frozenset(
     {
-        *("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma2", "gemma3"),
-        *("gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "minimax", "olmo2"),
+        *("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma", "gemma2"),
+        *("gemma3", "gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "granite", "minimax", "olmo2", "olmo3"),
+        *("seed_oss", "smollm3"),
     }
 )
 """Model types that can be divided by weights."""
+WHOLE_CACHES = frozenset({"deepseek_v3"})
+"""Latent attention: all heads read the same cache, so that every rank keeps it whole."""
 SUMS_PER_LAYER = 2
 
 
@@ -71,11 +74,11 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
     activations = int(whole.activations[0, layers])
     shares = [g / groups for g in range(groups + 1)]
     room = node.memory - activations - work.reserve
-    unpacked = tuple(bodies[0] * share + ends[0] + cache * share <= room for share in shares)
+    held = tuple(int(cache if facts.model_type in WHOLE_CACHES else cache * share) for share in shares)
+    unpacked = tuple(bodies[0] * share + ends[0] + kept <= room for kept, share in zip(held, shares, strict=True))
     weights = tuple(
         int(bodies[not fits] * share + ends[not fits]) for fits, share in zip(unpacked, shares, strict=True)
     )
-    held = tuple(int(cache * share) for share in shares)
     launches = node.layer_seconds * layers
     times = [
         [

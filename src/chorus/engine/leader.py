@@ -20,7 +20,7 @@ from typing import Protocol, TextIO
 import mlx.core as mx
 import numpy as np
 
-from chorus.engine.requests import Progress, Request, Sampling, TokenLogprobs
+from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler
 from chorus.shard.graph_tokens import GraphTokens
@@ -100,6 +100,8 @@ class Flight:
     """Sampled tokens (one row per feed), or what else must be computed for the step to be over."""
     sampled: bool
     scores: Scores | None = None
+    embedded: bool = False
+    """The outputs are the pooled hidden states of a whole prompt."""
 
 
 class Leader:
@@ -122,6 +124,7 @@ class Leader:
         self._sent: deque[Step] = deque()
         self._flight: Flight | None = None
         self._graph_tokens = GraphTokens()
+        self._pooled: dict[int, mx.array] = {}
 
     def post(self, command: Command) -> None:
         """The only call that is made from other threads."""
@@ -190,13 +193,32 @@ class Leader:
 
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
-            return Flight(step, outputs, sampled=False)
+            return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
         tokens = sample(outputs[0], [self._draw(number) for number in step.sequences])
         tokens = self._followers.share(tokens, outputs)
         scores = self._score(step, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
         self._graph_tokens.note(step, tokens)
         return Flight(step, [tokens], sampled=True, scores=scores)
+
+    def _pool(self, step: Step, outputs: list[mx.array]) -> Flight | None:
+        """Hidden states of a prompt that is to be embedded, chunk by chunk."""
+        sequence = self.scheduler.sequence(step.sequences[0]) if step.feeds else None
+        if sequence is None or sequence.request.pooling is None:
+            return None
+        norm, number = self._runner.stage.final_norm, sequence.number
+        if norm is None:
+            self._publish(self.scheduler.fail((number,), "this architecture has no final norm that we know of"))
+            return None
+        hidden = norm(outputs[0])[0].astype(mx.float32)
+        if sequence.request.pooling is Pooling.LAST:
+            pooled = hidden[-1]
+        else:
+            pooled = hidden.sum(axis=0) / len(sequence.request.prompt) + self._pooled.get(number, 0.0)
+        mx.async_eval(pooled)
+        # A request may end between two of its chunks: nothing of those that did is kept.
+        self._pooled = {n: sum_ for n, sum_ in self._pooled.items() if self.scheduler.sequence(n)} | {number: pooled}
+        return Flight(step, [pooled], sampled=False, embedded=sequence.prompt_left == 0)
 
     def _draw(self, number: int) -> Draw:
         sequence = self.scheduler.sequence(number)
@@ -233,6 +255,10 @@ class Leader:
         sampled = map(int, np.array(flight.outputs[0])) if flight.sampled else ()
         tokens = dict(zip(flight.step.sequences, sampled, strict=False))
         self.finished_step = flight.step.number
+        if flight.embedded:
+            values = tuple(map(float, np.array(flight.outputs[0])))
+            self._publish(self.scheduler.finish_embedding(flight.step.sequences[0], values))
+            return
         logprobs = self._read_scores(flight)
         self._advance_constraints(tokens)
         self._publish(self.scheduler.finish(flight.step, tokens, logprobs))

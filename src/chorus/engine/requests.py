@@ -40,6 +40,11 @@ class Sampling:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
+class Pooling(enum.Enum):
+    MEAN = "mean"
+    LAST = "last"
+
+
 class GrammarKind(enum.Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -64,6 +69,8 @@ class Request:
     logprobs: int | None = None
     """How many of the best candidates to report with each token; 0: the token's own log probability alone."""
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
+    """Wanted are the final hidden states of the prompt, pooled, and no tokens."""
     owner: str = ""
     """Whom the request is counted for; turns are shared fairly among owners."""
 
@@ -106,3 +113,4 @@ class Progress:
     error: str = ""
     timing: Timing | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] = ()

@@ -145,6 +145,10 @@ class Scheduler:
                 news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
 
+    def finish_embedding(self, number: int, embedding: tuple[float, ...]) -> list[Progress]:
+        sequence = self._by_number.get(number)
+        return [replace(self._end(sequence, Finish.STOP), embedding=embedding)] if sequence else []
+
     def _ready_to_decode(self, running: list[Sequence]) -> list[Sequence]:
         if self.limits.lookahead:
             return running
@@ -205,13 +209,11 @@ class Scheduler:
         return min(self._waiting, key=lambda sequence: (served[sequence.request.owner], sequence.number))
 
     def _next_chunk(self, streams_running: bool) -> tuple[Sequence, int] | None:
-        if not self._filling:
+        filling = [sequence for sequence in self._filling if sequence.prompt_left]
+        if not filling:
             return None
         # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
-        if self._oldest_first:
-            sequence = self._filling[0]
-        else:
-            sequence = min(self._filling, key=lambda s: (s.prompt_left, s.number))
+        sequence = filling[0] if self._oldest_first else min(filling, key=lambda s: (s.prompt_left, s.number))
         size = min(sequence.prompt_left, self.limits.prefill_chunk)
         spent = self._prefilled_since_decode
         if streams_running and spent and spent + size > self.limits.prefill_chunk:
@@ -227,6 +229,9 @@ class Scheduler:
         self._prefilled_since_decode += size
         self._oldest_first = not self._oldest_first
         complete = sequence.prompt_left == 0
+        if complete and sequence.request.pooling:
+            # Nothing is decoded: the sequence ends when this step comes home.
+            return self._step((Feed(sequence.number, tokens),))
         if complete:
             sequence.expected += 1
             self._filling.remove(sequence)

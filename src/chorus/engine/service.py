@@ -15,7 +15,7 @@ from typing import Protocol
 import grpc.aio
 
 from chorus.engine.leader import Cancel, Command, Submit
-from chorus.engine.requests import Constraint, Finish, GrammarKind, Progress, Request, Sampling
+from chorus.engine.requests import Constraint, Finish, GrammarKind, Pooling, Progress, Request, Sampling
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
 
@@ -33,6 +33,12 @@ GRAMMAR_KINDS = {
     wire.Grammar.LLGUIDANCE: GrammarKind.LLGUIDANCE,
 }
 MAX_TOP_LOGPROBS = 20
+EMBED_CODES = {
+    wire.REJECTED: grpc.StatusCode.INVALID_ARGUMENT,
+    wire.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    wire.CANCELLED: grpc.StatusCode.CANCELLED,
+    wire.FAILED: grpc.StatusCode.INTERNAL,
+}
 
 
 class EngineFace(Protocol):
@@ -76,6 +82,24 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             del self._sessions[session.number]
             for request_id in session.open:
                 self._post(Cancel(f"{session.number}:{request_id}"))
+
+    async def Embed(self, request: wire.EmbedRequest, context: grpc.aio.ServicerContext) -> wire.EmbedReply:
+        """A session of one request: it shares the queue and its limits with all others."""
+        session = OpenSession(next(self._numbers))
+        self._sessions[session.number] = session
+        pooling = Pooling.LAST if request.pooling == wire.EmbedRequest.LAST else Pooling.MEAN
+        try:
+            self._post(Submit(Request(f"{session.number}:e", tuple(request.prompt), 1, pooling=pooling)))
+            while event := await session.events.get():
+                for progress in event.progress:
+                    if progress.finish == wire.STOP:
+                        return wire.EmbedReply(values=progress.embedding)
+                    if progress.finish:
+                        await context.abort(EMBED_CODES[progress.finish], progress.error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is stopping")
+        finally:
+            del self._sessions[session.number]
+            self._post(Cancel(f"{session.number}:e"))
 
     async def _read(self, session: OpenSession, requests: AsyncIterator[wire.Command]) -> None:
         try:
@@ -234,4 +258,5 @@ def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
             )
             for entry in progress.logprobs
         ],
+        embedding=progress.embedding,
     )

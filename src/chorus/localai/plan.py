@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chorus.cluster.config import ConfigError, Loaded, Settings, load
+from chorus.cluster.config import ConfigError, DeviceConfig, Loaded, Settings, load
+from chorus.cluster.hostfile import Host
 from chorus.cluster.origins import DEFAULT
+from chorus.cluster.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import SamplingOptions, parse_options
 from chorus.proto import localai_pb2 as wire
@@ -133,18 +135,22 @@ def _tensor_over_rdma(loaded: Loaded) -> Settings:
 def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
     if len(settings.devices) < 2:
         return ()
-    addresses = []
-    for rank, device in enumerate(settings.devices):
-        if device.hostname is None:
-            raise LoadFailed(
-                f"hostfile {hostfile}: rank {rank} has RDMA devices and no address; write each host as "
-                '{"ips": ["10.0.0.1:5555"], "rdma": [null, "rdma_en5"]}'
-            )
-        host = f"[{device.hostname}]" if ":" in device.hostname else device.hostname
-        addresses.append(f"{host}:{device.port}")
     if settings.engine.transport == "mpi":
         raise LoadFailed("transport mpi needs mpirun to start every rank: with a hostfile use grpc, ring or jaccl")
-    return tuple(addresses)
+    hosts = [
+        Host(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
+        for device in settings.devices
+    ]
+    try:
+        return rank_addresses(hosts)
+    except NoAddress as error:
+        raise LoadFailed(f"{hostfile}: {error}" if hostfile else str(error)) from None
+
+
+def _address(device: DeviceConfig) -> tuple[str, ...]:
+    if device.hostname is None or device.ssh:
+        return ()
+    return (f"{device.hostname}:{device.port}",)
 
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:

@@ -19,6 +19,7 @@ from chorus.shard.parameters import Key, Placeholders, Witness, hide_contents, k
 
 Cache = list[Any]
 
+_FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "norm_f", "final_norm", "final_layer_norm", "embedding_norm")
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
 adapters.register_all()
@@ -59,6 +60,12 @@ class Stage:
         if not whole:
             self._give_away_far_parts()
         self._seat_edges()
+
+    @property
+    def final_norm(self) -> nn.Module | None:
+        """What follows the last layer, for those who want hidden states; None where no known name is found."""
+        found = (getattr(self._span.decoder, name, None) for name in _FINAL_NORMS)
+        return next((norm for norm in found if isinstance(norm, nn.Module)), None)
 
     @property
     def batches(self) -> bool:

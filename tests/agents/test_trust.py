@@ -1,0 +1,213 @@
+"""Tokens, certificates and the join protocol, without processes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chorus.cluster import trust_enrol, trust_join
+from chorus.cluster.agent_door import PROTOCOLS
+from chorus.cluster.token import BadToken, Token
+from chorus.cluster.trust import Authority, NoAuthority
+from chorus.cluster.trust_enrol import Card
+from chorus.cluster.trust_identity import (
+    COORDINATOR,
+    NODE,
+    Identity,
+    NotTrusted,
+    make_key,
+    make_request,
+    member_of,
+    stranger_client_context,
+    stranger_server_context,
+)
+
+CARD = Card("mini", "0123456789abcdef", 1, 2)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "authority")
+
+
+def test_a_token_has_at_least_128_bits_and_survives_being_written_down() -> None:
+    token = Token.new()
+    assert len(token.secret) * 8 >= 128
+    assert Token.parse(f"  {token.text.upper()}\n") == token
+    assert token.secret.hex() not in repr(token)
+
+
+def test_a_mistyped_token_is_told_apart_from_a_wrong_one() -> None:
+    text = Token.new().text
+    typo = text[:12] + ("a" if text[12] != "a" else "b") + text[13:]
+    with pytest.raises(BadToken, match="mistyped"):
+        Token.parse(typo)
+
+
+def test_a_token_of_localai_is_refused_by_name() -> None:
+    theirs = base64.b64encode(b"otp:\n  dht:\n    interval: 360\n  key: x\nroom: y\nrendezvous: z\n").decode()
+    with pytest.raises(BadToken, match=r"LocalAI's own p2p.*chorus token new"):
+        Token.parse(theirs)
+
+
+def test_nothing_public_gives_the_token_away(authority: Authority) -> None:
+    token = authority.token
+    assert token.tag not in token.text
+    assert token.secret not in token.key
+    assert token.secret.hex()[:8] not in token.tag
+
+
+def test_secrets_are_readable_by_their_owner_only(authority: Authority, tmp_path: Path) -> None:
+    authority.issue(tmp_path / "identity", "mini", "id1", NODE)
+    for file in (*authority.folder.iterdir(), *(tmp_path / "identity").iterdir()):
+        if file.name in ("ca.key", "token", "key.pem"):
+            assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_a_second_cluster_does_not_replace_the_first(authority: Authority) -> None:
+    with pytest.raises(NoAuthority, match="already holds a cluster"):
+        Authority.create(authority.folder)
+
+
+def test_a_certificate_says_only_what_the_authority_decided(authority: Authority) -> None:
+    """A node that asks to be a coordinator is still a node."""
+    request = make_request(make_key(), "coordinator")
+    member = member_of(authority.sign(request, "mini", "id1"))
+    assert (member.name, member.node_id, member.role) == ("mini", "id1", NODE)
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", "x" * 64, "a b", ".hidden"])
+def test_names_that_could_be_paths_get_no_certificate(authority: Authority, name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        authority.sign(make_request(make_key(), "x"), name, "id1")
+
+
+def test_an_expelled_node_is_refused_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+    mine = authority.issue(tmp_path / "me", "studio", "id0", COORDINATOR)
+    theirs = authority.issue(tmp_path / "them", "mini", "id1", NODE)
+    assert mine.check(theirs.certificate).name == "mini"
+    assert len(authority.expel("mini")) == 1
+    mine.update_revoked(authority.revoked())
+    with pytest.raises(NotTrusted, match="expelled"):
+        mine.check(theirs.certificate)
+
+
+def test_a_rotated_token_opens_nothing(authority: Authority, tmp_path: Path) -> None:
+    old = authority.token
+    authority.rotate()
+    with listener(authority, tmp_path) as (address, _), pytest.raises((trust_join.JoinRefused, OSError)):
+        trust_enrol.dial_as_candidate(address, old, tmp_path / "identity", CARD)
+
+
+def test_the_right_token_gives_a_certificate_of_this_cluster(authority: Authority, tmp_path: Path) -> None:
+    with listener(authority, tmp_path) as (address, _):
+        identity = trust_enrol.dial_as_candidate(address, authority.token, tmp_path / "identity", CARD)
+    assert identity.member.name == "mini"
+    assert identity.authority == authority.certificate_pem
+    assert Identity.find(tmp_path / "identity") is not None
+
+
+def test_a_wrong_token_learns_nothing_and_leaves_nothing(authority: Authority, tmp_path: Path) -> None:
+    with listener(authority, tmp_path) as (address, failures):
+        with pytest.raises((trust_join.JoinRefused, OSError)) as caught:
+            trust_enrol.dial_as_candidate(address, Token.new(), tmp_path / "identity", CARD)
+    assert "wrong token" not in str(caught.value)
+    assert ["wrong token"] == [str(failure) for failure in failures]
+    assert Identity.find(tmp_path / "identity") is None
+    assert not authority.issued()
+
+
+def test_a_replayed_join_is_refused(authority: Authority, tmp_path: Path) -> None:
+    """Everything a successful candidate sent, sent again on another connection."""
+    sent: list[bytes] = []
+    with listener(authority, tmp_path) as (address, _):
+        with connected(address) as connection:
+            trust_join.dial(_recording(connection, sent), authority.token.key)
+    assert len(sent) == 2
+    with listener(authority, tmp_path) as (address, failures), connected(address) as connection:
+        for frame in sent:
+            connection.sendall(frame)
+        trust_join.receive(connection)  # its fresh nonce, which the replay could not know
+        with pytest.raises((trust_join.JoinRefused, OSError)):
+            trust_join.receive(connection)
+    assert [str(failure) for failure in failures] == ["wrong token"]
+
+
+def test_somebody_in_the_middle_breaks_both_proofs(authority: Authority, tmp_path: Path) -> None:
+    """A relay must show its own certificate, and the proofs cover the certificate."""
+    with listener(authority, tmp_path) as (address, failures):
+
+        def relay(candidate: ssl.SSLSocket) -> None:
+            with connected(address) as onwards:
+                trust_join.send(onwards, trust_join.receive(candidate))
+                trust_join.send(candidate, trust_join.receive(onwards))
+                trust_join.send(onwards, trust_join.receive(candidate))
+                trust_join.send(candidate, trust_join.receive(onwards))
+
+        with serving(stranger_server_context(tmp_path / "middle", PROTOCOLS), relay) as (middle, _):
+            with pytest.raises((trust_join.JoinRefused, OSError)):
+                trust_enrol.dial_as_candidate(middle, authority.token, tmp_path / "identity", CARD)
+    assert [str(failure) for failure in failures] == ["wrong token"]
+
+
+@contextlib.contextmanager
+def listener(authority: Authority, folder: Path) -> Iterator[tuple[tuple[str, int], list[Exception]]]:
+    """An authority that answers joins, and what it refused."""
+    own = authority.issue(folder / "listener", "studio", "id0", NODE)
+    certificate = ssl.PEM_cert_to_DER_cert(own.certificate.decode())
+    authority.folder.joinpath("issued.jsonl").unlink()
+
+    def answer(connection: ssl.SSLSocket) -> None:
+        trust_join.answer(connection, certificate, {"token": authority.token.key})
+        trust_enrol.admit(connection, authority)
+
+    with serving(own.server_context(PROTOCOLS), answer) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(
+    context: ssl.SSLContext, handle: Callable[[ssl.SSLSocket], None]
+) -> Iterator[tuple[tuple[str, int], list[Exception]]]:
+    failures: list[Exception] = []
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(10)
+
+    def run() -> None:
+        plain, _ = server.accept()
+        plain.settimeout(10)
+        with contextlib.closing(context.wrap_socket(plain, server_side=True)) as connection:
+            try:
+                handle(connection)
+            except (trust_join.JoinRefused, OSError) as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[:2], failures
+    finally:
+        thread.join(15)
+        server.close()
+
+
+def connected(address: tuple[str, int]) -> ssl.SSLSocket:
+    return trust_enrol.connect(address, stranger_client_context([trust_join.PROTOCOL]), 10, None)
+
+
+def _recording(connection: ssl.SSLSocket, sent: list[bytes]) -> ssl.SSLSocket:
+    original = connection.sendall
+
+    def sendall(data: bytes, flags: int = 0) -> None:
+        sent.append(bytes(data))
+        original(data, flags)
+
+    connection.sendall = sendall  # type: ignore[method-assign]
+    return connection

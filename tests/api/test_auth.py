@@ -1,0 +1,189 @@
+"""API keys: who is let in, how often, how much at once, and what is told to those who are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from chorus.api.auth import Meter, find_key, key_hash, needs_keys, new_key, refusal_to_listen
+from chorus.api.errors import ApiError
+from chorus.api.settings import ApiKey
+from tests.api.conftest import ApiProcess, eventually
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "a secret question"}]}
+ALICE, BOB = new_key(), new_key()
+
+
+@pytest.fixture
+def guarded(start_api: Callable[..., ApiProcess]) -> Iterator[tuple[ApiProcess, httpx.Client]]:
+    keys = [
+        {"id": "alice", "sha256": key_hash(ALICE)},
+        {"id": "bob", "sha256": key_hash(BOB), "requests_per_minute": 2, "max_concurrent": 1},
+    ]
+    api = start_api(keys=keys)
+    with httpx.Client(base_url=api.url, timeout=DEADLINE) as http:
+        yield api, http
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_known_key_is_let_in_and_owns_its_requests(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    for headers in (bearer(ALICE), {"x-api-key": ALICE}):
+        assert http.post(CHAT, json=HELLO, headers=headers).status_code == 200
+        assert engine.last.owner == "alice"
+    assert http.post(CHAT, json=HELLO, headers=bearer(BOB)).status_code == 200
+    assert engine.last.owner == "bob"
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, bearer("wrong"), bearer(""), bearer(ALICE[:-1]), {"authorization": f"Basic {ALICE}"}]
+)
+def test_anybody_else_is_refused_in_each_protocols_shape(
+    guarded: Any, engine: ScriptedEngine, headers: dict[str, str]
+) -> None:
+    _, http = guarded
+    response = http.post(CHAT, json=HELLO, headers=headers)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] in ("missing_api_key", "invalid_api_key")
+    anthropic = http.post("/v1/messages", json={}, headers=headers)
+    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (401, "authentication_error")
+    for path in ("/v1/models", "/", "/model/info", "/openapi.json", "/nothing"):
+        assert http.get(path, headers=headers).status_code == 401
+    assert engine.runs == []
+
+
+def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:
+    _, http = guarded
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert http.get(path).status_code == 200
+    assert "configuration" not in http.get("/health").json()
+    assert "configuration" in http.get("/health", headers=bearer(ALICE)).json()
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_back(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    statuses = [http.post(CHAT, json=HELLO, headers=bearer(BOB)).status_code for _ in range(2)]
+    refused = http.post(CHAT, json=HELLO, headers=bearer(BOB))
+    assert [*statuses, refused.status_code] == [200, 200, 429]
+    assert 0 < int(refused.headers["retry-after"]) <= 30
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert http.get("/v1/models", headers=bearer(BOB)).status_code == 200
+    assert http.post(CHAT, json=HELLO, headers=bearer(ALICE)).status_code == 200
+
+
+def test_a_key_may_not_have_more_open_than_its_limit(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.next(say_until_cancelled([70]))
+    with ThreadPoolExecutor(1):
+        body = {**HELLO, "stream": True}
+        with http.stream("POST", CHAT, json=body, headers=bearer(BOB)) as stream:
+            next(stream.iter_lines())
+            refused = http.post(CHAT, json=HELLO, headers=bearer(BOB))
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
+            assert refused.headers["retry-after"]
+    engine.default = say([70])
+    eventually(lambda: http.post(CHAT, json=HELLO, headers=bearer(BOB)).status_code == 200, "room again")
+
+
+def test_one_key_cannot_continue_anothers_response(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    made = http.post("/v1/responses", json={"input": "x"}, headers=bearer(ALICE)).json()
+    path = f"/v1/responses/{made['id']}"
+    assert http.get(path, headers=bearer(ALICE)).status_code == 200
+    assert http.get(path, headers=bearer(BOB)).status_code == 404
+
+
+def test_neither_keys_nor_prompts_are_in_the_log(guarded: Any, engine: ScriptedEngine) -> None:
+    api, http = guarded
+    engine.default = say([70])
+    http.post(CHAT, json=HELLO, headers={**bearer(ALICE), "x-request-id": "the-good"})
+    http.post(CHAT, json=HELLO, headers={**bearer("stolen-key"), "x-request-id": "the-bad"})
+    eventually(lambda: "the-bad" in api.log.read_text(), "both lines")
+    log = api.log.read_text()
+    for text in (ALICE, key_hash(ALICE), "stolen-key", "secret"):
+        assert text not in log
+    lines = {line.get("request_id"): line for line in map(json.loads, log.splitlines())}
+    assert lines["the-good"]["key"] == "alice"
+    assert lines["the-bad"]["status"] == 401
+
+
+def test_answers_carry_security_headers(http: httpx.Client) -> None:
+    headers = http.get("/health").headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_other_origins_are_let_in_only_where_they_are_named(start_api: Callable[..., ApiProcess]) -> None:
+    keys = [{"id": "alice", "sha256": key_hash(ALICE)}]
+    api = start_api(cors_origins=["https://chat.example"], keys=keys)
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    allowed = httpx.options(api.url + CHAT, headers={"origin": "https://chat.example", **asked})
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+    other = httpx.options(api.url + CHAT, headers={"origin": "https://evil.example", **asked})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_key_is_found_by_its_hash() -> None:
+    keys = [ApiKey(id="alice", sha256=key_hash(ALICE)), ApiKey(id="bob", sha256=key_hash(BOB))]
+    assert find_key(keys, BOB) == keys[1]
+    assert find_key(keys, ALICE) == keys[0]
+    assert find_key(keys, "") is None
+    assert new_key() != new_key()
+
+
+def test_an_allowance_refills_evenly() -> None:
+    now = [0.0]
+    meter = Meter(ApiKey(id="x", sha256="0" * 64, requests_per_minute=6), clock=lambda: now[0])
+    for _ in range(6):
+        meter.enter()
+    with pytest.raises(ApiError) as refused:
+        meter.enter()
+    assert refused.value.headers["retry-after"] == "10"
+    now[0] = 10.0
+    meter.enter()
+    with pytest.raises(ApiError):
+        meter.enter()
+    now[0] = 1000.0
+    for _ in range(6):
+        meter.enter()
+    with pytest.raises(ApiError):
+        meter.enter()
+
+
+@pytest.mark.parametrize(
+    ("host", "reachable"),
+    [
+        ("127.0.0.1", False),
+        ("127.8.0.1", False),
+        ("::1", False),
+        ("[::1]", False),
+        ("localhost", False),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("192.168.1.5", True),
+        ("studio.local", True),
+        ("", True),
+    ],
+)
+def test_an_address_that_others_can_reach_needs_keys(host: str, reachable: bool) -> None:
+    assert needs_keys(host) == reachable
+    assert (refusal_to_listen(host, [], insecure=False) is not None) == reachable
+    assert refusal_to_listen(host, [], insecure=True) is None
+    assert refusal_to_listen(host, ["key"], insecure=False) is None

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from chorus.api.responses.store import ResponseStore
+
+
+def test_the_one_unused_longest_goes_first() -> None:
+    store = ResponseStore(most_entries=2, most_bytes=10_000)
+    store.put("", {"id": "a"}, [])
+    store.put("", {"id": "b"}, [])
+    assert store.get("", "a")
+    store.put("", {"id": "c"}, [])
+    assert store.get("", "b") is None
+    assert store.get("", "a")
+    assert store.get("", "c")
+
+
+def test_bytes_are_bounded_too() -> None:
+    store = ResponseStore(most_entries=100, most_bytes=3000)
+    for name in "abcdef":
+        store.put("", {"id": name}, [{"content": "x" * 1000}])
+    assert len(store) == 2
+    store.put("", {"id": "huge"}, [{"content": "x" * 5000}])
+    assert len(store) == 0
+    store.put("", {"id": "small"}, [])
+    assert store.get("", "small")
+
+
+def test_nobody_sees_what_another_owner_stored() -> None:
+    store = ResponseStore(10, 10_000)
+    store.put("alice", {"id": "a"}, [])
+    assert store.get("bob", "a") is None
+    assert not store.remove("bob", "a")
+    assert store.remove("alice", "a")
+    assert len(store) == 0

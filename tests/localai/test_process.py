@@ -1,0 +1,115 @@
+"""The process as LocalAI starts, guards and stops it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from chorus.localai.engine_host import STOP_SECONDS
+from chorus.localai.server import GOODBYE_SECONDS
+from tests.localai.process import COMMAND, Backend
+from tests.localai.table import Client
+
+FOLDER = Path(__file__).parents[2] / "backends" / "mlx-distributed"
+MEGABYTE = 1024 * 1024
+
+
+def test_the_backend_folder_is_started_with_only_an_address(tmp_path: Path) -> None:
+    """A copy, as LocalAI has it, so that no checkout is near; Chorus is found on the PATH."""
+    folder = tmp_path / "backends" / "mlx-distributed"
+    shutil.copytree(FOLDER, folder)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "PYTHON_GRPC_MAX_WORKERS": "4"}
+    with Backend(tmp_path, command=[str(folder / "run.sh")], cwd=folder, environment=environment) as backend:
+        assert "run.sh" not in " ".join(psutil.Process(backend.process.pid).cmdline()), "run.sh must hand over"
+        assert "PYTHON_GRPC_MAX_WORKERS=4" in backend.log
+
+
+def test_a_backend_folder_without_chorus_says_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "mlx-distributed"
+    shutil.copytree(FOLDER, folder)
+    done = subprocess.run(
+        [str(folder / "run.sh"), "--addr", "127.0.0.1:1"],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "install.sh" in done.stderr
+
+
+def test_where_a_token_is_set_only_its_bearer_is_served(tmp_path: Path) -> None:
+    with Backend(tmp_path, environment={"LOCALAI_GRPC_AUTH_TOKEN": "s3cret"}, token="s3cret") as backend:
+        for token in (None, "", "other", "s3cret "):
+            stranger = Client(backend.address, token)
+            for call in (stranger.Health, lambda stranger=stranger: list(stranger.PredictStream(Prompt="Hi"))):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call()
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            stranger.close()
+        assert backend.client.Health().message == b"OK"
+        with pytest.raises(grpc.RpcError) as caught:
+            backend.client.Predict(Prompt="x" * (49 * MEGABYTE))
+        # It was read: had it been too large, that would be the complaint.
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_stop_takes_less_than_the_five_seconds_that_localai_waits() -> None:
+    assert GOODBYE_SECONDS + STOP_SECONDS < 5
+
+
+def test_a_stop_in_mid_stream_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
+    with Backend(tmp_path) as backend:
+        backend.load(tiny_model, "ranks:2")
+        stream = backend.client.PredictStream(Prompt="on and on", IgnoreEOS=True)
+        next(stream)
+        children = backend.children()
+        assert len(children) == 2
+        backend.process.send_signal(signal.SIGTERM)
+        assert backend.process.wait(20) == 0
+        assert not psutil.wait_procs(children, timeout=5)[1]
+        with pytest.raises(grpc.RpcError):
+            list(stream)
+
+
+def test_the_backend_ends_with_the_process_that_started_it(tmp_path: Path, tiny_model: Path) -> None:
+    starter = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
+    command = [sys.executable, "-c", starter, *COMMAND]
+    with Backend(tmp_path, command=command, environment={"LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "100ms"}) as backend:
+        backend.load(tiny_model)
+        family = backend.children()
+        assert len(family) >= 2, "the backend and its engine"
+        os.kill(backend.process.pid, signal.SIGKILL)
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert not left, backend.log
+        assert "is gone: ending" in backend.log
+
+
+def test_an_address_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
+    with Backend(tmp_path) as backend:
+        second = subprocess.run(
+            [*COMMAND, "--addr", backend.address], capture_output=True, text=True, check=False, timeout=60
+        )
+    assert second.returncode == 1
+    assert f"cannot listen on {backend.address}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_rank_zero_honours_its_flags(tmp_path: Path, tiny_model: Path) -> None:
+    missing = tmp_path / "gone.json"
+    missing.write_text('["127.0.0.1:5555"]')
+    with Backend(tmp_path, "--hostfile", str(missing), "--backend", "grpc", "--rank", "0") as backend:
+        missing.unlink()
+        result = backend.client.LoadModel(Model=str(tiny_model))
+        assert not result.success
+        assert str(missing) in result.message

@@ -1,0 +1,174 @@
+"""The same request over gRPC and over HTTP gives the same answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.localai.process import Backend
+from tests.localai.table import message
+from tests.support.server import ChorusServer
+
+QUESTION = [
+    {"role": "system", "content": "Answer in one word."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather in a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    with ChorusServer(tiny_model, [], tmp_path_factory.mktemp("http")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def loaded(backend: Backend, tiny_model: Path) -> Backend:
+    backend.load(tiny_model)
+    return backend
+
+
+def post(server: ChorusServer, path: str, body: dict[str, Any]) -> Any:
+    response = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def streamed(server: ChorusServer, path: str, body: dict[str, Any]) -> list[Any]:
+    with httpx.stream("POST", f"{server.url}/v1/{path}", json={**body, "stream": True}, timeout=120) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def shown(text: str) -> str:
+    """LocalAI is never sent half a character."""
+    return text.replace("\ufffd", "")
+
+
+SAMPLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"Temperature": 0}, {"temperature": 0}),
+    (
+        {"Temperature": 1.0, "Seed": 7, "TopP": 0.9, "TopK": 50},
+        {"temperature": 1, "seed": 7, "top_p": 0.9, "top_k": 50},
+    ),
+    (
+        {"Temperature": 0.7, "Seed": 3, "Penalty": 1.2, "PresencePenalty": 0.5, "LogitBias": '{"300": 5}'},
+        {
+            "temperature": 0.7,
+            "seed": 3,
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "logit_bias": {"300": 5},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("grpc_fields", "http_fields"), SAMPLINGS, ids=["greedy", "seeded", "penalties"])
+def test_completions_are_equal(
+    loaded: Backend, server: ChorusServer, grpc_fields: dict[str, Any], http_fields: dict[str, Any]
+) -> None:
+    ours = {"Prompt": "Many machines, one", "Tokens": 24, **grpc_fields}
+    theirs = {"prompt": "Many machines, one", "max_tokens": 24, **http_fields}
+    reply, answer = loaded.client.Predict(**ours), post(server, "completions", theirs)
+    assert reply.message.decode() == shown(answer["choices"][0]["text"])
+    assert (reply.prompt_tokens, reply.tokens) == (
+        answer["usage"]["prompt_tokens"],
+        answer["usage"]["completion_tokens"],
+    )
+    chunks = [chunk.message.decode() for chunk in loaded.client.PredictStream(**ours)]
+    events = [event["choices"][0]["text"] for event in streamed(server, "completions", theirs) if event["choices"]]
+    assert "".join(chunks) == shown("".join(events)) == reply.message.decode()
+
+
+def test_chats_are_equal(loaded: Backend, server: ChorusServer) -> None:
+    ours = {
+        "Messages": [message(**entry) for entry in QUESTION],
+        "UseTokenizerTemplate": True,
+        "Tokens": 24,
+        "Temperature": 1.0,
+        "Seed": 5,
+    }
+    theirs = {"messages": QUESTION, "max_tokens": 24, "temperature": 1, "seed": 5}
+    reply, answer = loaded.client.Predict(**ours), post(server, "chat/completions", theirs)
+    assert reply.chat_deltas[0].content == shown(answer["choices"][0]["message"]["content"])
+    assert reply.prompt_tokens == answer["usage"]["prompt_tokens"]
+    deltas = [delta.content for chunk in loaded.client.PredictStream(**ours) for delta in chunk.chat_deltas]
+    events = streamed(server, "chat/completions", theirs)
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+    assert "".join(deltas) == shown(text)
+
+
+def test_log_probabilities_are_equal(loaded: Backend, server: ChorusServer) -> None:
+    reply = loaded.client.Predict(
+        Messages=[message(**entry) for entry in QUESTION],
+        Tokens=6,
+        Logprobs=1,
+        TopLogprobs=2,
+        UseTokenizerTemplate=True,
+    )
+    answer = post(
+        server,
+        "chat/completions",
+        {"messages": QUESTION, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 2},
+    )
+    ours = json.loads(reply.logprobs)["content"]
+    theirs = answer["choices"][0]["logprobs"]["content"]
+    assert [entry["bytes"] for entry in ours] == [entry["bytes"] for entry in theirs]
+    assert [entry["logprob"] for entry in ours] == pytest.approx([entry["logprob"] for entry in theirs], abs=1e-4)
+
+
+def test_forced_tool_calls_are_equal(backend: Backend, tiny_model: Path, tmp_path: Path) -> None:
+    """With a template that shows how calls are written, as models that call tools have."""
+    folder = tmp_path / "caller"
+    folder.mkdir()
+    for file in tiny_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{# <tool_call> #}" + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    backend.load(folder)
+    theirs = {
+        "messages": QUESTION,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "max_tokens": 400,
+        "temperature": 1,
+        "seed": 2,
+    }
+    ours = {
+        "Messages": [message(**entry) for entry in QUESTION],
+        "UseTokenizerTemplate": True,
+        "Tools": json.dumps(TOOLS),
+        "ToolChoice": "required",
+        "Tokens": 400,
+        "Temperature": 1.0,
+        "Seed": 2,
+    }
+    with ChorusServer(folder, [], tmp_path) as server:
+        calls = post(server, "chat/completions", theirs)["choices"][0]["message"]["tool_calls"]
+    found = backend.client.Predict(**ours).chat_deltas[0].tool_calls
+    assert [(call.name, call.arguments) for call in found] == [
+        (call["function"]["name"], call["function"]["arguments"]) for call in calls
+    ]
+    assert found[0].name == "weather"
