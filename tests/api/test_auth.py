@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,23 +13,33 @@ import pytest
 from chorus.api.auth import Meter, find_key, key_hash, needs_keys, new_key, refusal_to_listen
 from chorus.api.errors import ApiError
 from chorus.api.settings import ApiKey
-from tests.api.conftest import ApiProcess, eventually
+from tests.api.conftest import ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "a secret question"}]}
-ALICE, BOB = new_key(), new_key()
+ALICE, BOB, CAROL = new_key(), new_key(), new_key()
+
+
+@pytest.fixture(scope="module")
+def guarded_api(
+    shared_engine: ScriptedEngine, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    keys = [
+        {"id": "alice", "sha256": key_hash(ALICE)},
+        {"id": "bob", "sha256": key_hash(BOB), "max_concurrent": 1},
+        {"id": "carol", "sha256": key_hash(CAROL), "requests_per_minute": 2},
+    ]
+    api = ApiProcess(tmp_path_factory.mktemp("guarded"), settings_for(shared_engine, model_path, keys=keys))
+    api.wait_until_live()
+    yield api
+    api.stop()
 
 
 @pytest.fixture
-def guarded(start_api: Callable[..., ApiProcess]) -> Iterator[tuple[ApiProcess, httpx.Client]]:
-    keys = [
-        {"id": "alice", "sha256": key_hash(ALICE)},
-        {"id": "bob", "sha256": key_hash(BOB), "requests_per_minute": 2, "max_concurrent": 1},
-    ]
-    api = start_api(keys=keys)
-    with httpx.Client(base_url=api.url, timeout=DEADLINE) as http:
-        yield api, http
+def guarded(guarded_api: ApiProcess, engine: ScriptedEngine) -> Iterator[tuple[ApiProcess, httpx.Client]]:
+    with httpx.Client(base_url=guarded_api.url, timeout=DEADLINE) as http:
+        yield guarded_api, http
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -47,7 +57,8 @@ def test_a_known_key_is_let_in_and_owns_its_requests(guarded: Any, engine: Scrip
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, bearer("wrong"), bearer(""), bearer(ALICE[:-1]), {"authorization": f"Basic {ALICE}"}]
+    "headers",
+    [{}, bearer("wrong"), {"authorization": "Bearer"}, bearer(ALICE[:-1]), {"authorization": f"Basic {ALICE}"}],
 )
 def test_anybody_else_is_refused_in_each_protocols_shape(
     guarded: Any, engine: ScriptedEngine, headers: dict[str, str]
@@ -75,26 +86,25 @@ def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(guarded: Any, engine: ScriptedEngine) -> None:
     _, http = guarded
     engine.default = say([70])
-    statuses = [http.post(CHAT, json=HELLO, headers=bearer(BOB)).status_code for _ in range(2)]
-    refused = http.post(CHAT, json=HELLO, headers=bearer(BOB))
+    statuses = [http.post(CHAT, json=HELLO, headers=bearer(CAROL)).status_code for _ in range(2)]
+    refused = http.post(CHAT, json=HELLO, headers=bearer(CAROL))
     assert [*statuses, refused.status_code] == [200, 200, 429]
     assert 0 < int(refused.headers["retry-after"]) <= 30
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-    assert http.get("/v1/models", headers=bearer(BOB)).status_code == 200
+    assert http.get("/v1/models", headers=bearer(CAROL)).status_code == 200
     assert http.post(CHAT, json=HELLO, headers=bearer(ALICE)).status_code == 200
 
 
 def test_a_key_may_not_have_more_open_than_its_limit(guarded: Any, engine: ScriptedEngine) -> None:
     _, http = guarded
     engine.next(say_until_cancelled([70]))
-    with ThreadPoolExecutor(1):
-        body = {**HELLO, "stream": True}
-        with http.stream("POST", CHAT, json=body, headers=bearer(BOB)) as stream:
-            next(stream.iter_lines())
-            refused = http.post(CHAT, json=HELLO, headers=bearer(BOB))
-            assert refused.status_code == 429
-            assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
-            assert refused.headers["retry-after"]
+    with http.stream("POST", CHAT, json={**HELLO, "stream": True}, headers=bearer(BOB)) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        refused = http.post(CHAT, json=HELLO, headers=bearer(BOB))
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
+        assert refused.headers["retry-after"]
     engine.default = say([70])
     eventually(lambda: http.post(CHAT, json=HELLO, headers=bearer(BOB)).status_code == 200, "room again")
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorus.cluster.config import ConfigError, Loaded, find_device, known_keys, load, load_settings, use_cache_dir
+from chorus.cluster.legacy_config import MEANINGLESS, RENAMED
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(path for path in (HERE / "golden").iterdir() if not path.name.endswith(".tree.json"))
@@ -195,3 +196,9 @@ def test_a_slip_in_any_key_suggests_a_known_one(
     tree = {section: {slip: 1}} if section else {slip: 1}
     with pytest.raises(ConfigError, match="did you mean"):
         load(overrides=tree, environment={}, folder=tmp_path_factory.getbasetemp())
+
+
+def test_every_setting_and_variable_is_documented() -> None:
+    page = (HERE.parents[1] / "docs" / "configuration.md").read_text()
+    for name in (*known_keys(), *RENAMED, *MEANINGLESS, "WORKER_HOSTS", "WORKER_SSH"):
+        assert f"`{name}`" in page, name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
@@ -348,3 +350,13 @@ def test_sixty_four_nodes_get_a_plan_that_says_it_is_a_heuristic() -> None:
     assert made.notes == ("64 nodes: found by a heuristic; up to 6 the search is exact",)
     balanced = plan(model(100, 1500 * MB), nodes, Links(), Workload(prompt=4096), Wish("balanced"))
     assert made.prediction.request_seconds <= balanced.prediction.request_seconds
+
+
+def test_planning_and_configuration_load_no_mlx() -> None:
+    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")
+    lines = [*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]
+    check = "print(sorted(name for name in sys.modules if name.partition('.')[0] in ('mlx', 'mlx_lm')))"
+    done = subprocess.run(
+        [sys.executable, "-c", "; ".join([*lines, check])], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,26 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
-    with ChorusServer(tiny_model, [], tmp_path_factory.mktemp("http")) as running:
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a template that shows how calls are written, as models that call tools have."""
+    folder = tmp_path_factory.mktemp("model") / "caller"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{# <tool_call> #}" + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    environment = {"CHORUS_API__EMBEDDINGS": "true"}
+    with ChorusServer(model, [], tmp_path_factory.mktemp("http"), environment) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def loaded(backend: Backend, tiny_model: Path) -> Backend:
-    backend.load(tiny_model)
+def loaded(backend: Backend, model: Path) -> Backend:
+    backend.load(model, Embeddings=True)
     return backend
 
 
@@ -138,16 +151,7 @@ def test_log_probabilities_are_equal(loaded: Backend, server: ChorusServer) -> N
     assert [entry["logprob"] for entry in ours] == pytest.approx([entry["logprob"] for entry in theirs], abs=1e-4)
 
 
-def test_forced_tool_calls_are_equal(backend: Backend, tiny_model: Path, tmp_path: Path) -> None:
-    """With a template that shows how calls are written, as models that call tools have."""
-    folder = tmp_path / "caller"
-    folder.mkdir()
-    for file in tiny_model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{# <tool_call> #}" + settings["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    backend.load(folder)
+def test_forced_tool_calls_are_equal(loaded: Backend, server: ChorusServer) -> None:
     theirs = {
         "messages": QUESTION,
         "tools": TOOLS,
@@ -165,10 +169,19 @@ def test_forced_tool_calls_are_equal(backend: Backend, tiny_model: Path, tmp_pat
         "Temperature": 1.0,
         "Seed": 2,
     }
-    with ChorusServer(folder, [], tmp_path) as server:
-        calls = post(server, "chat/completions", theirs)["choices"][0]["message"]["tool_calls"]
-    found = backend.client.Predict(**ours).chat_deltas[0].tool_calls
+    calls = post(server, "chat/completions", theirs)["choices"][0]["message"]["tool_calls"]
+    found = loaded.client.Predict(**ours).chat_deltas[0].tool_calls
     assert [(call.name, call.arguments) for call in found] == [
         (call["function"]["name"], call["function"]["arguments"]) for call in calls
     ]
     assert found[0].name == "weather"
+
+
+def test_embeddings_are_equal(loaded: Backend, server: ChorusServer) -> None:
+    result = loaded.client.Embedding(Embeddings="Many machines, one voice")
+    answer = post(server, "embeddings", {"input": "Many machines, one voice"})
+    assert list(result.embeddings) == pytest.approx(answer["data"][0]["embedding"], abs=1e-5)
+    assert result.dim == len(result.embeddings) > 0
+    assert result.prompt_tokens == result.tokens == answer["usage"]["prompt_tokens"]
+    tokens = loaded.client.TokenizeString(Prompt="Many machines, one voice").tokens
+    assert list(loaded.client.Embedding(EmbeddingTokens=tokens).embeddings) == list(result.embeddings)

@@ -27,6 +27,8 @@ from chorus.transport.channel import is_private
 
 log = logging.getLogger(__name__)
 
+WARM_UP_SECONDS = 120.0
+
 
 def localai(
     addr: Annotated[str, typer.Option(help="HOST:PORT that LocalAI connects to.")] = "localhost:50051",
@@ -89,10 +91,11 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
         programs = rank_programs(spec, folder)
     except CannotLaunch as error:
         raise LoadFailed(str(error)) from None
-    if not plan.ranks:
-        return Launch(spec.address, programs)
-    leader = programs[0]
-    return Launch(spec.address, [replace(leader, environment={**leader.environment, **settings.cluster.env})])
+    if plan.ranks:
+        leader = programs[0]
+        programs = [replace(leader, environment={**leader.environment, **settings.cluster.env})]
+    # The ranks' own deadline holds for meeting and then for loading.
+    return Launch(spec.address, programs, 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS)
 
 
 def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:

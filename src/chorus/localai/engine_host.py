@@ -39,6 +39,8 @@ class Launch:
 
     address: str
     programs: Sequence[Program]
+    start_seconds: float
+    """After this long a start is taken for stuck, whatever the ranks themselves think."""
 
 
 Launcher = Callable[[Path], Launch]
@@ -54,6 +56,7 @@ class EngineHost:
         self._lifeline = Lifeline()
         launch = launcher(self._lifeline.path.parent)
         self.client = EngineClient(launch.address)
+        self._start_seconds = launch.start_seconds
         self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS)
         self._policy = policy or RestartPolicy()
         self._changed = asyncio.Condition()
@@ -101,8 +104,7 @@ class EngineHost:
                 await self._group.start()
             except OSError as error:
                 return await self._enter(State.FAILED, f"the ranks cannot be started: {error}")
-            served, name, code = await self._run_once()
-            reason = self._group_reason(name, code)
+            served, reason = await self._run_once()
             # A group that never served will not serve on a second try; one that did may be waiting for a rank.
             if not served and not restarts:
                 return await self._enter(State.FAILED, reason)
@@ -112,24 +114,28 @@ class EngineHost:
             log.warning("%s; forming the group again", reason)
             await self._enter(State.RECOVERING, reason)
 
-    async def _run_once(self) -> tuple[bool, str, int]:
-        """From a started group to its end: whether it served, and who ended how."""
+    async def _run_once(self) -> tuple[bool, str]:
+        """From a started group to its end: whether it served, and why it ended."""
         ended = asyncio.create_task(self._group.ended())
         ready = asyncio.create_task(self._until_ready())
         try:
-            await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, ready}, timeout=self._start_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done() and not ready.done():
+                # A rank that waits for others inside a collective never returns by itself.
+                await self._group.stop()
+                return False, f"the ranks did not form a group within {self._start_seconds:g} s: {self.detail}"
             served = ready.done() and not ended.done()
             if served:
                 await self._enter(State.READY, "ready")
             name, code = await ended
-            return served, name, code
+            return served, self._group_reason(name, code)
         finally:
             for task in (ended, ready):
                 task.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
 
     async def _until_ready(self) -> None:
-        # The engine answers Describe while it loads; its own deadlines end a start that hangs.
+        # The engine answers Describe while it loads.
         while True:
             try:
                 seen = await self.client.describe(_DESCRIBE_SECONDS)

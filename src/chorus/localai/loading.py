@@ -28,6 +28,7 @@ EngineLauncher = Callable[[LoadPlan, LocalModel, Path], Launch]
 @dataclass(frozen=True)
 class Loaded:
     plan: LoadPlan
+    path: Path
     tokenizer: ServedTokenizer
     parsers: ParserFamily
     host: EngineHost
@@ -99,7 +100,7 @@ class Models:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
-        return Loaded(plan, tokenizer, parsers, host, description.context_length, description.vocabulary)
+        return Loaded(plan, model.path, tokenizer, parsers, host, description.context_length, description.vocabulary)
 
 
 def _find(name: str) -> LocalModel:

@@ -38,6 +38,8 @@ class LoadPlan:
     sampling: SamplingOptions
     special_tokens: Mapping[str, str]
     tool_parser: str | None
+    embeddings: bool
+    """The owner says that this model is for embeddings, whatever its files say."""
     notes: tuple[str, ...]
 
 
@@ -68,6 +70,7 @@ def plan_load(
         sampling=options.sampling,
         special_tokens=options.special_tokens,
         tool_parser=options.tool_parser,
+        embeddings=request.Embeddings,
         notes=(*loaded.warnings, *_unused_fields(request), *options.notes),
     )
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 import grpc
 
 from chorus.frontend.answer import AnswerDelta, AnswerEnd
+from chorus.frontend.embedding import NoEmbeddings, embedding_of, finish
 from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
 from chorus.localai.engine_host import State
 from chorus.localai.errors import BadRequest, LoadFailed, NotServing
@@ -88,9 +89,14 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     async def Embedding(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.EmbeddingResult:
         async with _outcomes(context):
             loaded = await self._loaded(request.ModelIdentity, context)
+            try:
+                embedding = embedding_of(loaded.path, loaded.plan.embeddings or None)
+            except NoEmbeddings as error:
+                await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             await loaded.host.ready(RECOVERY_SECONDS)
             tokens = await asyncio.to_thread(embedding_tokens, loaded, request)
-            values = await loaded.host.client.embed(tokens, "mean", EMBED_SECONDS)
+            pooled = await loaded.host.client.embed(tokens, embedding.pooling, EMBED_SECONDS)
+            values = finish(pooled, embedding, None)
             return wire.EmbeddingResult(
                 embeddings=values, dim=len(values), tokens=len(tokens), prompt_tokens=len(tokens)
             )
