@@ -97,6 +97,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                     if progress.finish:
                         await context.abort(EMBED_CODES[progress.finish], progress.error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is stopping")
+            raise AssertionError("abort always raises")
         finally:
             del self._sessions[session.number]
             self._post(Cancel(f"{session.number}:e"))
