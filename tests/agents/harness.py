@@ -65,7 +65,9 @@ class Process:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log_file = folder / f"{name}-{time.monotonic_ns()}.log"
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("CHORUS_") or key == "CHORUS_CACHE"}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith("CHORUS_") or key == "CHORUS_CACHE"
+        }
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],

@@ -54,7 +54,7 @@ def digest(file: Path) -> str:
 
 
 def test_a_file_arrives_as_it_was(tmp_path: Path, model: Path) -> None:
-    with holder(tmp_path, model) as (door, files, identity, share):
+    with holder(tmp_path, model) as (door, _, identity, share):
         fetcher = Fetcher(("127.0.0.1", door.port), identity, share)
         fetcher.fetch(SharedFile("model.safetensors", SIZE), tmp_path / "copy")
         fetcher.close()
@@ -69,7 +69,8 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(tmp_path: Path, model: 
             "from chorus.cluster.transfer import *; from chorus.cluster.trust_identity import Identity\n"
             f"f = Fetcher(('127.0.0.1', {door.port}), Identity(Path({str(identity.folder)!r})), {share!r})\n"
             # Slow enough to be caught in the middle.
-            f"f.fetch(SharedFile('model.safetensors', {SIZE}), Path({str(tmp_path / 'copy')!r}), lambda n: time.sleep(0.02))"
+            f"target = Path({str(tmp_path / 'copy')!r})\n"
+            f"f.fetch(SharedFile('model.safetensors', {SIZE}), target, lambda n: time.sleep(0.02))"
         )
         child = subprocess.Popen([sys.executable, "-c", program])
         journal = tmp_path / "copy.ranges"
@@ -91,7 +92,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(tmp_path: Path, model: 
 
 def test_what_rotted_on_disk_is_sent_again(tmp_path: Path, model: Path) -> None:
     original = (model / "model.safetensors").read_bytes()
-    with holder(tmp_path, model) as (door, files, identity, share):
+    with holder(tmp_path, model) as (door, _, identity, share):
 
         def cut(count: int) -> None:
             raise OSError("cut off")
@@ -140,7 +141,9 @@ def test_only_what_is_offered_can_be_had(tmp_path: Path, model: Path, request_: 
                 trust_join.receive(connection)
 
 
-def test_a_node_takes_no_file_names_that_leave_its_folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_takes_no_file_names_that_leave_its_folder(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
     with holder(tmp_path, model) as (door, _, identity, share):
         with pytest.raises(agent_models.NoModel, match="node mini"):
@@ -156,7 +159,9 @@ def test_a_node_takes_no_file_names_that_leave_its_folder(tmp_path: Path, model:
     assert not list(tmp_path.rglob("evil.json"))
 
 
-def test_a_model_that_nobody_has_names_the_node_and_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_nobody_has_names_the_node_and_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
     with pytest.raises(agent_models.NoModel, match=r"node mini has no .*/model.*cache"):
         agent_models.provide("mini", "/some/model", "", [], "", None, lambda *_: None)

@@ -119,7 +119,7 @@ def test_a_wrong_token_learns_nothing_and_leaves_nothing(authority: Authority, t
         with pytest.raises((trust_join.JoinRefused, OSError)) as caught:
             trust_enrol.dial_as_candidate(address, Token.new(), tmp_path / "identity", CARD)
     assert "wrong token" not in str(caught.value)
-    assert ["wrong token"] == [str(failure) for failure in failures]
+    assert [str(failure) for failure in failures] == ["wrong token"]
     assert Identity.find(tmp_path / "identity") is None
     assert not authority.issued()
 
@@ -127,9 +127,8 @@ def test_a_wrong_token_learns_nothing_and_leaves_nothing(authority: Authority, t
 def test_a_replayed_join_is_refused(authority: Authority, tmp_path: Path) -> None:
     """Everything a successful candidate sent, sent again on another connection."""
     sent: list[bytes] = []
-    with listener(authority, tmp_path) as (address, _):
-        with connected(address) as connection:
-            trust_join.dial(_recording(connection, sent), authority.token.key)
+    with listener(authority, tmp_path) as (address, _), connected(address) as connection:
+        trust_join.dial(_recording(connection, sent), authority.token.key)
     assert len(sent) == 2
     with listener(authority, tmp_path) as (address, failures), connected(address) as connection:
         for frame in sent:

@@ -13,7 +13,7 @@ import pytest
 
 from chorus.cluster.hostfile import Host
 from chorus.cluster.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
-from tests.agents.harness import Cluster, Process, complete, free_ports, url_of
+from tests.agents.harness import Cluster, Process, complete, eventually, free_ports, url_of
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_a_killed_rank_comes_back_and_the_group_forms_again(nodes: Cluster, stor
     rank.kill()
     workers[1].wait_for("starting it again")
     workers[0].wait_for("starting the leader again")
+    assert eventually(lambda: workers[0].log.count("ready: ready") == 2, 60), workers[0].log
     assert complete(url) == text
 
 

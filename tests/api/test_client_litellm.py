@@ -72,8 +72,6 @@ def test_tools(options: dict[str, Any], engine: ScriptedEngine, tokenizer: Token
 
 
 def test_structured_output(options: dict[str, Any], engine: ScriptedEngine, grammar_tokens: LLTokenizer) -> None:
-    if options["model"].startswith("anthropic"):
-        pytest.skip("for names it does not know LiteLLM turns the format into a tool, with a choice of its own")
     engine.default = obey(grammar_tokens)
     answer = litellm.completion(messages=HELLO, response_format=Report, **options)
     Report.model_validate_json(answer.choices[0].message.content)

@@ -41,7 +41,7 @@ def events_of(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
 def test_an_answer_in_one_body(tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.next(says(tokenizer, "Sunny.", cached=4))
     answer = create(tool_http, system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
-    assert answer["content"] == [{"type": "text", "text": "Sunny."}]
+    assert answer["content"] == [{"type": "text", "text": "Sunny.", "citations": None}]
     assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "end_turn")
     assert answer["usage"]["cache_read_input_tokens"] == 4
     assert answer["usage"]["input_tokens"] == len(engine.last.prompt) - 4

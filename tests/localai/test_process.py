@@ -105,6 +105,33 @@ def test_an_address_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in second.stderr
 
 
+def test_an_address_that_others_can_reach_needs_a_token_or_a_word(tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [*COMMAND, "--addr", "0.0.0.0:0"], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+    )
+    assert refused.returncode == 1
+    assert "LOCALAI_GRPC_AUTH_TOKEN" in refused.stderr
+    assert "--insecure" in refused.stderr
+
+
+def test_a_worker_needs_to_know_its_place(tmp_path: Path) -> None:
+    for arguments, named in ((["--worker"], "--hostfile"), (["--worker", "--hostfile", "h.json"], "--rank")):
+        refused = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+        )
+        assert refused.returncode == 1
+        assert named in refused.stderr
+
+
+def test_the_hostfile_of_localais_p2p_is_refused_when_a_model_is_loaded(tmp_path: Path, tiny_model: Path) -> None:
+    tunnels = tmp_path / "localai_mlx_hostfile.json"
+    tunnels.write_text("null")
+    with Backend(tmp_path, environment={"MLX_DISTRIBUTED_HOSTFILE": str(tunnels)}) as backend:
+        result = backend.client.LoadModel(Model=str(tiny_model))
+        assert not result.success
+        assert "chorus worker p2p-mlx" in result.message
+
+
 def test_rank_zero_honours_its_flags(tmp_path: Path, tiny_model: Path) -> None:
     missing = tmp_path / "gone.json"
     missing.write_text('["127.0.0.1:5555"]')

@@ -38,25 +38,28 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a template that shows how calls are written, as models that call tools have."""
+    """Shows in its template how it writes calls, and in its files that it is good for embeddings."""
     folder = tmp_path_factory.mktemp("model") / "caller"
     shutil.copytree(tiny_model, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{# <tool_call> #}" + settings["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    modules = [{"type": "models.Pooling", "path": "pooling"}, {"type": "models.Normalize", "path": ""}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "pooling").mkdir()
+    (folder / "pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
-    environment = {"CHORUS_API__EMBEDDINGS": "true"}
-    with ChorusServer(model, [], tmp_path_factory.mktemp("http"), environment) as running:
+    with ChorusServer(model, [], tmp_path_factory.mktemp("http")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def loaded(backend: Backend, model: Path) -> Backend:
-    backend.load(model, Embeddings=True)
+    backend.load(model)
     return backend
 
 

@@ -16,8 +16,10 @@ from tests.support.architectures import UNSUPPORTED
 from tests.tensor.cases import BFLOAT16_TOLERANCE, EXACT_TOLERANCE, OWN, UPSTREAM
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 280
+SECONDS = 840
 RANKS = (2, 3)
+
+pytestmark = pytest.mark.timeout(900)
 
 Outcomes = list[dict[str, Any]]
 

@@ -35,11 +35,11 @@ class Conversation:
         return tools + sum(len(message["content"]) for message in self.messages)
 
 
-def thinking_arguments(effort: str | None) -> dict[str, Any]:
+def thinking_arguments(effort: str | None, thinks: bool | None = None) -> dict[str, Any]:
     """Templates know the effort by one name, and whether to think at all by another."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    wanted = False if effort == "none" else thinks
+    arguments: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return arguments if wanted is None else {**arguments, "enable_thinking": wanted}
 
 
 def prompt_of(conversation: Conversation, service: Service) -> Prompt:

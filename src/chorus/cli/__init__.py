@@ -9,7 +9,10 @@ import typer
 from chorus import __version__
 from chorus.cli.config import app as config_app
 from chorus.cli.doctor import doctor
+from chorus.cli.localai import localai
 from chorus.cli.models import app as models_app
+from chorus.cli.models_preshard import preshard
+from chorus.cli.plan import plan
 from chorus.cli.serve import serve
 
 app = typer.Typer(
@@ -37,7 +40,10 @@ def _options(
 
 
 app.command()(serve)
+app.command()(plan)
 app.command()(doctor)
+app.command()(localai)
+models_app.command()(preshard)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import grpc.aio
@@ -10,6 +11,7 @@ import typer
 
 from chorus.cli.logs import find_nodes
 from chorus.cli.output import fail
+from chorus.cli.up import on_first_host
 from chorus.cluster.coordinator_calls import CannotCall, agent_at
 from chorus.cluster.trust import NoAuthority
 from chorus.proto import agent_pb2 as wire
@@ -20,11 +22,15 @@ CALL_SECONDS = 30.0
 def drain(
     node: Annotated[str, typer.Argument(help="Name of the node, or its host:port.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="In the cluster of this file, by SSH.")] = None,
 ) -> None:
     """End a node's ranks and give it no more; what is served goes on over the others.
 
     Example: chorus drain mini2
     """
+    if config:
+        on_first_host(config, ["drain", node, *(["--undo"] if undo else [])], CALL_SECONDS * 2)
+        return
     (address,) = find_nodes(node).values()
     try:
         state = asyncio.run(_drain(address, not undo))

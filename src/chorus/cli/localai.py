@@ -13,9 +13,10 @@ import typer
 
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, rank_addresses, rank_programs
-from chorus.cli.serve import engine_spec
+from chorus.cli.serve import engine_spec, is_loopback
 from chorus.cluster.config import ConfigError, load_settings
-from chorus.cluster.hostfile import BACKENDS
+from chorus.cluster.hostfile import BACKENDS, split_address
+from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import Launch
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
@@ -39,6 +40,7 @@ def localai(
     hostfile: Annotated[Path | None, typer.Option(help="Addresses of all ranks, in rank order (JSON).")] = None,
     rank: Annotated[int, typer.Option(min=0, help="This machine's place in the hostfile; 0 serves LocalAI.")] = 0,
     coordinator: Annotated[str | None, typer.Option(help="jaccl: HOST:PORT of rank 0 where the ranks meet.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a token.")] = False,
 ) -> None:
     """Serve LocalAI's backend protocol; the model and its options come from LocalAI.
 
@@ -49,15 +51,25 @@ def localai(
     if worker or rank:
         follow(backend, hostfile, rank, coordinator)
     else:
-        lead(addr, backend, hostfile, coordinator)
+        lead(addr, backend, hostfile, coordinator, insecure)
 
 
-def lead(addr: str, backend: str | None, hostfile: Path | None, coordinator: str | None) -> None:
+def lead(
+    addr: str, backend: str | None, hostfile: Path | None, coordinator: str | None, insecure: bool = False
+) -> None:
     """Rank 0: LocalAI's server. What its model options do not say is taken from these flags."""
+    # The environment's hostfile is LocalAI's to set, and a bad one is told when a model is loaded.
+    environment = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
     try:
-        settings = load_settings(None, {"cluster": {"hostfile": str(hostfile) if hostfile else None}})
-    except ConfigError as error:
+        settings = load_settings(None, {"cluster": {"hostfile": str(hostfile) if hostfile else None}}, environment)
+        host, _ = split_address(addr)
+    except (ConfigError, ValueError) as error:
         fail(str(error))
+    if not insecure and not is_loopback(host) and not os.environ.get(TOKEN_VARIABLE):
+        fail(
+            f"{addr} can be reached from other machines and there is no token: set {TOKEN_VARIABLE} here and for "
+            "LocalAI, or say --insecure if everybody there may use the model"
+        )
     logs.setup(settings.log.level, settings.log.json_lines)
     flags: dict[str, dict[str, Any]] = {
         "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},

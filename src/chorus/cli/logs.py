@@ -11,6 +11,7 @@ import grpc.aio
 import typer
 
 from chorus.cli.output import fail
+from chorus.cli.up import on_first_host
 from chorus.cli.up_options import parse_peer
 from chorus.cluster import status as cluster_status
 from chorus.cluster.agent_paths import state_dir
@@ -19,16 +20,23 @@ from chorus.cluster.coordinator_record import find_serving
 from chorus.cluster.trust import NoAuthority
 from chorus.proto import agent_pb2 as wire
 
+FOLLOW_SECONDS = 7 * 86400.0
+
 
 def logs(
     node: Annotated[str | None, typer.Argument(help="Name of one node, or its host:port; all without it.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is added.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines to show.")] = 50,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Of the cluster of this file, by SSH.")] = None,
 ) -> None:
     """Print the logs of the nodes; with several, each line says whose it is.
 
     Example: chorus logs -f mini2
     """
+    if config:
+        words = ["logs", *([node] if node else []), *(["--follow"] if follow else []), "--lines", str(lines)]
+        on_first_host(config, words, FOLLOW_SECONDS)
+        return
     chosen = find_nodes(node)
     try:
         asyncio.run(_print_all(chosen, follow, lines))

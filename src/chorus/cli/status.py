@@ -12,21 +12,27 @@ from rich.console import Console
 from rich.table import Table
 
 from chorus.cli.output import fail
+from chorus.cli.up import on_first_host
 from chorus.cluster import status as cluster_status
 from chorus.cluster.agent_paths import state_dir
 from chorus.cluster.coordinator_record import Serving, find_serving
 
+ASK_SECONDS = 60.0
 DEFAULT_URL = "http://127.0.0.1:8100"
 
 
 def status(
     url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.
 
     Example: chorus status
     """
+    if config:
+        on_first_host(config, ["status", *(["--json"] if as_json else [])], ASK_SECONDS)
+        return
     found = gather_status(url)
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
 
 from chorus.cli.output import fail
-from chorus.cli.status import DEFAULT_URL
+from chorus.cli.status import ASK_SECONDS, DEFAULT_URL
+from chorus.cli.up import on_first_host
 from chorus.cluster.agent_paths import state_dir
 from chorus.cluster.coordinator_record import find_serving
 
@@ -23,12 +25,17 @@ def try_served(
     tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 64,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the answer.")] = 120.0,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask the served model something and print the answer, the speeds and the time to the first token.
 
     Example: chorus test
     """
+    if config:
+        words = ["test", "--prompt", prompt, "--tokens", str(tokens), "--timeout", str(timeout)]
+        on_first_host(config, [*words, *(["--json"] if as_json else [])], timeout + ASK_SECONDS)
+        return
     serving = None if url else find_serving(state_dir())
     base = url or (serving.url if serving else DEFAULT_URL)
     found = ask(base, prompt, tokens, api_key, timeout)

@@ -10,12 +10,24 @@ from chorus.cli.logs import logs
 from chorus.cli.status import status
 from chorus.cli.test import try_served
 from chorus.cli.token import app as token_app
+from chorus.cli.up import down, restart, up
 from chorus.cli.worker import app as worker_app
 
 
 def register(app: typer.Typer) -> None:
-    for command in (join, status, logs, drain):
+    for command in (up, down, restart, join, status, logs, drain):
         app.command()(command)
     app.command("test")(try_served)
     app.add_typer(token_app, name="token")
     app.add_typer(worker_app, name="worker")
+
+
+def main() -> None:
+    """Also a program of its own: what hosts that were reached by SSH run."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    register(app)
+    app()
+
+
+if __name__ == "__main__":
+    main()

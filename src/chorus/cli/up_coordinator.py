@@ -30,6 +30,7 @@ from chorus.cluster.agent_paths import DOOR_PORT, state_dir
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.coordinator_record import recorded
 from chorus.cluster.facts import read_facts
+from chorus.cluster.logs_copy import copy_output
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.cluster.trust import NoAuthority
 from chorus.models import LocalModel, ModelError
@@ -50,6 +51,8 @@ def coordinate(
     listen: Annotated[str, typer.Option(help="Where agents may call in.")] = f"0.0.0.0:{DOOR_PORT}",
     log_dir: Annotated[Path, typer.Option(help="Folder for the log of this node.")] = Path("logs"),
     start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for nodes and ranks.")] = None,
+    leader_port: Annotated[int | None, typer.Option(help="Control port of rank 0 (any free one).")] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Write everything to this file too, rotated.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback API without a key.")] = False,
 ) -> None:
     """Serve a model from this machine and the nodes that joined its cluster.
@@ -65,9 +68,11 @@ def coordinate(
         settings = load_settings(config, overrides)
         if split:
             settings = _with_split(settings, split)
-        options = cluster_options(settings, peer or [], nodes, env or [], listen, log_dir)
+        options = cluster_options(settings, peer or [], nodes, env or [], listen, log_dir, leader_port)
     except (ConfigError, ValueError) as error:
         fail(str(error))
+    if log_file:
+        copy_output(log_file)
     logs.setup(settings.log.level, settings.log.json_lines)
     if not insecure and not is_loopback(settings.api.host):
         fail(f"{settings.api.host} can be reached from other machines: listen on 127.0.0.1, or say --insecure")
@@ -76,12 +81,20 @@ def coordinate(
 
 
 def cluster_options(
-    settings: Settings, peers: list[str], nodes: int | None, env: list[str], listen: str, log_dir: Path
+    settings: Settings,
+    peers: list[str],
+    nodes: int | None,
+    env: list[str],
+    listen: str,
+    log_dir: Path,
+    leader_port: int | None = None,
 ) -> ClusterOptions:
     host, port = parse_peer(listen)
     return ClusterOptions(
         peers=tuple(parse_peer(text) for text in peers),
         nodes=nodes,
+        names=tuple(device.device_id for device in settings.devices[1:]),
+        leader_port=leader_port,
         environment={**settings.cluster.env, **environment_of(env)},
         host=host,
         port=port,
@@ -103,6 +116,8 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
     lifeline = Lifeline()
     folder = lifeline.path.parent
     address = engine_address(folder)
+    # One rank to a machine: none of them shares its cores with another.
+    alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
     layers = len(read_facts(model.path, model.name).layers)
     front_end = front_end_program(api_settings(settings, model, address, listener), folder)
     shown = ""
@@ -120,7 +135,7 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
         async with ranks_on_nodes(
             model,
             layers,
-            lambda ranks: engine_spec(settings, model, folder, ranks),
+            lambda ranks: engine_spec(alone, model, folder, ranks),
             lifeline,
             ENGINE_GRACE_SECONDS,
             options,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class ClusterOptions:
     nodes: int | None = None
     """How many besides this machine; None: those named, or those found."""
     names: tuple[str, ...] = ()
+    """In rank order, where that matters."""
+    leader_port: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
     port: int = DOOR_PORT
@@ -87,7 +89,7 @@ async def ranks_on_nodes(
 
         def deploy(chosen: list[Node]) -> Deployment:
             wish = common_backend(chosen) if options.nodes_choose_transport else None
-            return deployment(chosen, share, layers, make_spec, identity.folder, folder, options.environment, wish)
+            return deployment(chosen, share, layers, make_spec, identity.folder, folder, options, wish)
 
         first = make_spec(())
         served = Served(model.name, share.digest, agent.port, options.environment, log_level=first.log_level)
@@ -119,7 +121,7 @@ def deployment(
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     identity: Path,
     folder: Path,
-    environment: Mapping[str, str],
+    options: ClusterOptions,
     transport: str | None = None,
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers."""
@@ -133,12 +135,13 @@ def deployment(
     )
 
     def leader(addresses: tuple[str, ...]) -> Program:
-        own = (f"{nodes[0].own_ip}:{_free_port(nodes[0].own_ip)}", *addresses) if nodes else ()
+        port = options.leader_port or (_free_port(nodes[0].own_ip) if nodes else 0)
+        own = (f"{nodes[0].own_ip}:{port}", *addresses) if nodes else ()
         pipeline = spec.parallel == "pipeline"
         chosen = {"identity": identity, "model": share.model, "split": split if pipeline else None}
         final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
         program = rank_programs(final, folder)[0]
-        return replace(program, environment={**program.environment, **environment})
+        return replace(program, environment={**program.environment, **options.environment})
 
     return Deployment(orders, leader)
 

@@ -120,9 +120,7 @@ def read_hosts(hostfile: Path, rank: int) -> Hostfile:
     except (ConfigError, HostfileError) as error:
         fail(f"{hostfile}: {error}".replace(f"{hostfile}: {hostfile}", str(hostfile)))
     if rank >= len(hosts.hosts):
-        fail(
-            f"{hostfile} has {len(hosts.hosts)} hosts, so there is no rank {rank}: the highest is {len(hosts.hosts) - 1}"
-        )
+        fail(f"{hostfile} has {len(hosts.hosts)} hosts, so there is no rank {rank}: ranks count from 0")
     return hosts
 
 

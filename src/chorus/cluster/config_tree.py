@@ -113,6 +113,8 @@ class DeviceConfig(Section):
     role: Literal["coordinator", "worker"] = "worker"
     capabilities: Capabilities = Capabilities()
     ssh: str | None = None
+    python: str = Field(default="python3", min_length=1)
+    """The interpreter to use there, with everything Chorus needs."""
     addresses: tuple[str, ...] = ()
     rdma: tuple[str | tuple[str, ...] | None, ...] = ()
 

@@ -114,8 +114,9 @@ class Nodes:
         return next((node for node in self._nodes.values() if name in (node.name, node.card.node_id)), None)
 
     async def gather(self, count: int | None, names: Iterable[str], timeout: float) -> list[Node]:
-        """Wait for the named nodes, for every peer of the command line, and for so many in all."""
-        wanted = set(names)
+        """Wait for the named nodes, for every peer of the command line, for so many in all; names give the order."""
+        order = tuple(names)
+        wanted = set(order)
 
         def enough() -> bool:
             usable = [node for node in self.present if not node.state.draining]
@@ -135,8 +136,15 @@ class Nodes:
         except TimeoutError:
             raise NodesMissing(self._explain(count, wanted, timeout)) from None
         self._check_names()
-        usable = [node for node in self.present if not node.state.draining]
+        usable = self.usable(order)
         return usable[:count] if count is not None else usable
+
+    def usable(self, order: tuple[str, ...]) -> list[Node]:
+        """The nodes that may get ranks: those named, in that order, or all of them by node id."""
+        there = [node for node in self.present if not node.state.draining]
+        if not order:
+            return there
+        return sorted((node for node in there if node.name in order), key=lambda node: order.index(node.name))
 
     def problems(self) -> dict[Address, str]:
         return {address: why for address, why in self._problems.items() if why != _OURSELVES}

@@ -135,7 +135,7 @@ class ClusterGroup(Group):
         try:
             return await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS)
         except NodesMissing as error:
-            left = [node for node in self._nodes.present if not node.state.draining]
+            left = self._nodes.usable(self._names)
             log.warning("going on with %s: %s", ", ".join(node.name for node in left) or "this machine alone", error)
             return left
 

@@ -20,6 +20,7 @@ from chorus.platform.memory import device_memory
 from chorus.platform.probe import COLLECTIVES
 
 _SECONDS_EACH = 0.4
+_FEWEST_RUNS = 3
 _ROWS = 256
 _PACKED_ROWS = 16
 """Fewer: where packed products are slow, many rows would take minutes."""
@@ -126,13 +127,13 @@ def _layer_seconds(mx: ModuleType, dtype: Any) -> float:
 
 def _best(action: Callable[[], object]) -> float:
     action()
-    best = float("inf")
+    runs: list[float] = []
     end = time.perf_counter() + _SECONDS_EACH
-    while time.perf_counter() < end:
+    while len(runs) < _FEWEST_RUNS or time.perf_counter() < end:
         begin = time.perf_counter()
         action()
-        best = min(best, time.perf_counter() - begin)
-    return best
+        runs.append(time.perf_counter() - begin)
+    return min(runs)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One host of a cluster that is brought up by SSH: checked, given the code, started, stopped. Only in its own folder."""
+"""One host of a cluster that is brought up by SSH: checked, given the code, started, stopped; all in one folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def problems(plan: HostPlan, facts: Facts, here: dict[str, str | None]) -> list[
     if facts.python[:2] < MIN_PYTHON:
         found.append(f"{plan.python} is Python {shown}: give `python:` a path to 3.11 or newer")
     if facts.missing:
-        found.append(f"{plan.python} lacks {', '.join(facts.missing)}: run there: {plan.python} -m pip install mlx-chorus")
+        found.append(
+            f"{plan.python} lacks {', '.join(facts.missing)}: run there: {plan.python} -m pip install mlx-chorus"
+        )
     for name, version in facts.versions.items():
         if version and here.get(name) and version != here[name]:
             found.append(f"{name} is {version} there and {here[name]} here: install the same on both")
@@ -91,7 +93,11 @@ class Host:
     @property
     def folder(self) -> str:
         assert self.facts is not None, "check the host first"
-        return f"{self.facts.home}/.chorus/{self._cluster}"
+        return f"{self.facts.home}/.chorus/{self._cluster}/{self.plan.device_id}"
+
+    @property
+    def is_synced(self) -> bool:
+        return bool(self._app)
 
     async def check(self) -> Facts:
         probe = Path(__file__).with_name("ssh_probe.py").read_bytes()
@@ -127,7 +133,9 @@ class Host:
             await self._must(f"umask 077 && mkdir -p {parent} {shlex.quote(self.folder + '/state')}")
             await write_file(self.shell, f"{self.folder}/app/{name}", wheel)
             python, file = shlex.quote(self.plan.python), shlex.quote(f"{self.folder}/app/{name}")
-            await self._must(f"rm -rf {quoted}.new && {python} -m zipfile -e {file} {quoted}.new && mv {quoted}.new {quoted}")
+            await self._must(
+                f"rm -rf {quoted}.new && {python} -m zipfile -e {file} {quoted}.new && mv {quoted}.new {quoted}"
+            )
         await write_file(self.shell, f"{self.folder}/app/current", digest.encode())
         self._app = app
         return not present
@@ -135,11 +143,9 @@ class Host:
     async def forget_old_code(self) -> None:
         keep = shlex.quote(Path(self._app).name)
         folder = shlex.quote(f"{self.folder}/app")
-        await self._must(f"cd {folder} && for d in */; do [ \"$d\" = {keep}/ ] || rm -rf \"$d\"; done")
+        await self._must(f'cd {folder} && for d in */; do [ "$d" = {keep}/ ] || rm -rf "$d"; done')
 
-    async def start(
-        self, name: str, ready: str, arguments: Sequence[str], timeout: float
-    ) -> AsyncIterator[str]:
+    async def start(self, name: str, ready: str, arguments: Sequence[str], timeout: float) -> AsyncIterator[str]:
         """What the process says until it is ready; raises HostFailed when it ends instead."""
         command = [self.plan.python, "-m", *arguments]
         launch = self._python("chorus.cluster.ssh_launch", "start", self.folder, name, ready, *command)
@@ -159,8 +165,9 @@ class Host:
 
     async def purge(self) -> None:
         """Remove everything that was ever put here."""
-        parent = shlex.quote(str(Path(self.folder).parent))
-        await self._must(f"rm -rf {shlex.quote(self.folder)} && {{ rmdir {parent} 2>/dev/null || true; }}")
+        parents = [shlex.quote(str(parent)) for parent in list(Path(self.folder).parents)[:2]]
+        empty = " && ".join(f"rmdir {parent}" for parent in parents)
+        await self._must(f"rm -rf {shlex.quote(self.folder)} && {{ {{ {empty}; }} 2>/dev/null || true; }}")
 
     async def chorus(self, *arguments: str) -> str:
         return await self._must(self._python(COMMANDS, *arguments))

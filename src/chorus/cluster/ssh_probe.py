@@ -1,4 +1,4 @@
-"""What a host is and lacks, told by its own interpreter. Sent there as text: the standard library only, any Python 3."""
+"""What a host is and lacks, told by its own interpreter. Sent there as text: only the standard library, any Python 3."""
 
 import importlib.util
 import json
@@ -9,12 +9,12 @@ import socket
 import sys
 
 try:
-    from importlib.metadata import PackageNotFoundError, version
+    import importlib.metadata as metadata
 except ImportError:  # older than 3.8: too old anyway, but it must be able to say so
-    version = None
+    metadata = None  # type: ignore[assignment]
 
 
-def port_is_free(port):
+def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -24,16 +24,16 @@ def port_is_free(port):
     return True
 
 
-def package_version(name):
-    if version is None:
+def package_version(name):  # type: ignore[no-untyped-def]
+    if metadata is None:
         return None
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
 
 
-def main():
+def main() -> None:
     wanted = json.loads(sys.argv[1])
     home = os.path.expanduser("~")
     print(

@@ -14,7 +14,7 @@ from chorus.cluster.hostfile import Host
 from chorus.cluster.origins import DEFAULT
 from chorus.cluster.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
-from chorus.localai.options import SamplingOptions, parse_options
+from chorus.localai.options import Options, SamplingOptions, parse_options
 from chorus.proto import localai_pb2 as wire
 
 HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
@@ -71,7 +71,7 @@ def plan_load(
         special_tokens=options.special_tokens,
         tool_parser=options.tool_parser,
         embeddings=request.Embeddings,
-        notes=(*loaded.warnings, *_unused_fields(request), *options.notes),
+        notes=(*loaded.warnings, *_unused_fields(request), *_unused_strategy(options), *options.notes),
     )
 
 
@@ -161,4 +161,16 @@ def _unused_fields(request: wire.ModelOptions) -> list[str]:
         f"{name} {value!r} is ignored: keys and values are kept in the model's own precision"
         for name in ("CacheTypeKey", "CacheTypeValue")
         if (value := getattr(request, name)).lower() not in _FULL_PRECISION_CACHE
+    ]
+
+
+def _unused_strategy(options: Options) -> list[str]:
+    strategy = options.settings.get("sharding", {}).get("strategy", "auto")
+    if strategy in ("auto", "uniform") or "split" in options.settings.get("engine", {}):
+        return []
+    if strategy == "custom":
+        raise LoadFailed("option strategy: custom needs the option split, e.g. split:20,7,3")
+    return [
+        f"option strategy:{strategy} is ignored, layers are divided evenly: a hostfile tells nothing of the machines' "
+        "memory and speed; take the split that `chorus plan --nodes` prints, and give it as split"
     ]

@@ -148,6 +148,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                             yield reply
                     case AnswerEnd():
                         self._metrics = _metrics(event)
+                        _log_end(prepared.request.label, event, self._metrics.tokens_per_second)
                         yield writer.last(event)
 
     async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> Loaded:
@@ -207,3 +208,13 @@ def _metrics(end: AnswerEnd) -> wire.MetricsResponse:
         tokens_generated=end.usage.completion_tokens,
         prompt_tokens_processed=end.usage.prompt_tokens,
     )
+
+
+def _log_end(label: str, end: AnswerEnd, speed: float) -> None:
+    figures = {
+        "prompt_tokens": end.usage.prompt_tokens,
+        "generated_tokens": end.usage.completion_tokens,
+        "tokens_per_second": speed,
+        "finish": end.reason,
+    }
+    log.info("request %s", label, extra={"fields": figures})

@@ -111,15 +111,15 @@ def from_leader(
 
 
 def _divide_vocabulary(model: nn.Module, rule: Rule, share: Share) -> Iterator[Change]:
+    """The embedding and the head, by rows; where there is no head, the embedding is both."""
     path, decoder = _decoder(model)
     embedding = decoder[rule.embedding]
-    heads = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] == rule.head]
-    rows, smallest = embedding["weight"].shape[0], len(share.weights)
-    if embedding["weight"].nbytes < VOCABULARY_PAYS_FROM or rows < smallest:
+    if embedding["weight"].nbytes < VOCABULARY_PAYS_FROM:
         return
     yield from vocabulary_changes(f"{path}.{rule.embedding}", embedding, modules.SplitEmbedding, share)
-    for name, head in heads:
-        yield from vocabulary_changes(name, head, modules.SplitHead, share)
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == rule.head:
+            yield from vocabulary_changes(name, module, modules.SplitHead, share)
 
 
 def _apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:

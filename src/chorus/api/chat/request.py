@@ -15,6 +15,9 @@ from chorus.frontend.messages import Grammar
 FunctionName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -194,6 +197,15 @@ class RoleMapping(Strict):
     stop: str = "\n"
 
 
+class ReasoningField(Strict):
+    """The same wish as reasoning_effort, in the words of other servers."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """No summary is made: reasoning_content holds all that the model thought."""
+
+
 class ChatRequest(SamplingFields):
     unserved: ClassVar[dict[str, Harmless]] = {
         "functions": ([],),
@@ -214,7 +226,8 @@ class ChatRequest(SamplingFields):
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningField | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     role_mapping: RoleMapping | None = None
     # Notes of the client's own. They change nothing in the answer, so they are taken and not kept.
@@ -244,6 +257,14 @@ class ChatRequest(SamplingFields):
     @property
     def asked_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def asked_effort(self) -> str | None:
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def asked_thinking(self) -> bool | None:
+        return self.reasoning.enabled if self.reasoning else None
 
     @property
     def asked_choice(self) -> ToolChoice | None:

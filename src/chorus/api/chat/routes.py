@@ -63,7 +63,10 @@ async def chat_wish(body: ChatRequest, service: Service) -> Wish:
         messages=[template_message(message) for message in body.messages],
         toolbox=toolbox(tools, body.asked_choice, body.parallel_tool_calls, service.settings.limits.max_tools),
         grammar=grammar,
-        template_arguments={**thinking_arguments(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        template_arguments={
+            **thinking_arguments(body.asked_effort, body.asked_thinking),
+            **(body.chat_template_kwargs or {}),
+        },
         role_mapping=body.role_mapping.model_dump() if body.role_mapping else None,
     )
     return Wish(

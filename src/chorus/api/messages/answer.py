@@ -7,11 +7,20 @@ from typing import Any, Literal
 from chorus.api.answers import Described
 
 
+class ThinkingTokens(Described):
+    thinking_tokens: int
+
+
 class MessageUsage(Described):
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
+    cache_creation: None
     output_tokens: int
+    output_tokens_details: ThinkingTokens
+    server_tool_use: None
+    service_tier: Literal["standard"]
+    inference_geo: None
 
 
 class AnthropicMessage(Described):
@@ -22,6 +31,8 @@ class AnthropicMessage(Described):
     content: list[dict[str, Any]]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
 
 

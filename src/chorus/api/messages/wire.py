@@ -66,6 +66,8 @@ class MessageFormat:
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
+            "stop_details": None,
+            "container": None,
             "usage": usage,
         }
 
@@ -80,7 +82,12 @@ def usage_body(usage: TotalUsage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation_input_tokens": 0,
+        "cache_creation": None,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }
 
 
@@ -98,11 +105,12 @@ def _events(changes: Iterator[Change]) -> Iterator[dict[str, Any]]:
 def _empty(block: Block) -> dict[str, Any]:
     match block.kind:
         case "text":
-            return {"type": "text", "text": ""}
+            return {"type": "text", "text": "", "citations": None}
         case "reasoning":
             return {"type": "thinking", "thinking": "", "signature": ""}
         case "call":
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
+            caller = {"type": "direct"}
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}, "caller": caller}
 
 
 def _grown(block: Block, text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from chorus.api.chat.request import FunctionName
+from chorus.api.chat.request import Effort, FunctionName
 from chorus.api.strict import (
     Harmless,
     NonEmpty,
@@ -188,7 +188,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """No summary is made: a reasoning item holds all that the model thought."""
 

@@ -62,6 +62,11 @@ def router(service: Service) -> APIRouter:
         )
         return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
 
+    # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> Response:
+        raise ApiError(404, "Compaction is not offered here.", code="unknown_path")
+
     @routes.get("/v1/responses/{response_id}", **operation(None, ResponseObject))
     async def retrieve_response(response_id: str, request: Request) -> Response:
         return JSONResponse(stored(request, response_id, None).body)
