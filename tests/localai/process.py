@@ -17,7 +17,7 @@ import psutil
 from chorus.shard.worker import free_port
 from tests.localai.table import Client
 
-COMMAND = [sys.executable, "-c", "import typer; from chorus.cli.localai import localai; typer.run(localai)"]
+COMMAND = [sys.executable, "-c", "from chorus.cli import main; main()", "localai"]
 
 
 START_SECONDS = 60.0

@@ -107,7 +107,7 @@ def test_an_address_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_an_address_that_others_can_reach_needs_a_token_or_a_word(tmp_path: Path) -> None:
     refused = subprocess.run(
-        [*COMMAND, "--addr", "0.0.0.0:0"], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
+        [*COMMAND, "--addr", "0.0.0.0:50051"], capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path
     )
     assert refused.returncode == 1
     assert "LOCALAI_GRPC_AUTH_TOKEN" in refused.stderr

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
-from chorus.cluster.config import ConfigError, Settings, load_settings
+from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError, resolve
@@ -89,6 +89,7 @@ def serve(
     except ConfigError as error:
         fail(str(error))
     logs.setup(settings.log.level, settings.log.json_lines)
+    use_cache_dir(settings)
     if not insecure and not is_loopback(settings.api.host):
         fail(
             f"{settings.api.host} can be reached from other machines and there is no key: "

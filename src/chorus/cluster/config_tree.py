@@ -73,8 +73,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _split_fits_ranks(self) -> Self:
-        if self.split is not None and "ranks" not in self.model_fields_set:
-            object.__setattr__(self, "ranks", len(self.split))  # a split says how many ranks there are
+        division = self.split or self.weights
+        if division is not None and "ranks" not in self.model_fields_set:
+            object.__setattr__(self, "ranks", len(division))  # a division says how many ranks there are
         if self.split is not None and self.ranks != len(self.split):
             raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
         return self

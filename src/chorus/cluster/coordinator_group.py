@@ -107,7 +107,8 @@ class ClusterGroup(Group):
             if leader in done:
                 return leader.result()
             lost, order = next((task, order) for task, order in self._watchers.items() if task in done)
-            log.warning("%s", lost.result())
+            # Closing the connection of a silent node cancels the calls on it.
+            log.warning("%s", f"{order.node.name} is gone" if lost.cancelled() else lost.result())
             # The leader notices by itself and can still tell its clients; it is given a moment.
             await asyncio.wait([leader], timeout=self._grace)
             return f"rank {order.rank} on {order.node.name}", EXIT_RANK_LOST

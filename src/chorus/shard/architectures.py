@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 import mlx.core as mx
@@ -107,6 +108,20 @@ class Architecture:
 
 PLAIN = Architecture()
 _registry: dict[str, Architecture] = {}
+
+
+ENTRY_POINTS = "chorus.architectures"
+
+
+def register_packages() -> None:
+    """Other people's packages bring their architectures by an entry point that names a function to call."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()()
+        except Exception as error:
+            raise RuntimeError(
+                f"the architectures of entry point {entry.name} ({entry.value}) failed: {error}"
+            ) from error
 
 
 def register(architecture: Architecture, *modules: str) -> None:

@@ -23,6 +23,7 @@ _FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "norm_f", "final_norm", "fina
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
 adapters.register_all()
+architectures.register_packages()
 
 
 class _Cut(Exception):

@@ -116,7 +116,7 @@ def _plain(module: nn.Module, form: type[nn.Module], dtype: mx.Dtype) -> nn.Modu
         bits=module.bits,
         mode=module.mode,
     ).astype(dtype)
-    made: Any = object.__new__(form)
+    made: Any = dict.__new__(form)
     nn.Module.__init__(made)
     made.weight = weight
     if "bias" in module:
