@@ -25,8 +25,6 @@ MARK = "chtst"
 
 
 PACKAGES = sysconfig.get_path("purelib")
-SOURCE = Path(chorus.__file__).parents[1]
-"""Chorus itself, for the first command on the first host; the others must get it from there."""
 
 
 def interpreter() -> str | None:
@@ -34,9 +32,7 @@ def interpreter() -> str | None:
     own = Path(sys.executable).resolve()
     if all(folder.stat().st_mode & 0o001 for folder in own.parents):
         return sys.executable
-    found = shutil.which(
-        f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin:/bin"
-    )
+    return shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin:/bin")
     return found
 
 
@@ -77,6 +73,11 @@ class Host:
         return self.folder / f"python-of-host-{self.number}"
 
     @property
+    def source(self) -> Path:
+        """Chorus itself, for the first command on the first host; the others must get it from there."""
+        return self.folder / "source"
+
+    @property
     def uid(self) -> int:
         return pwd.getpwnam(self.user).pw_uid
 
@@ -90,7 +91,7 @@ class Host:
 
     def chorus(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         return self.run(
-            str(self.python), "-m", "chorus.cli.up_commands", *words, timeout=timeout, PYTHONPATH=str(SOURCE)
+            str(self.python), "-m", "chorus.cli.up_commands", *words, timeout=timeout, PYTHONPATH=str(self.source)
         )
 
     def run(self, *words: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,6 +145,9 @@ def three_hosts() -> Iterator[list[Host]]:
     # pytest keeps its own folders to itself; other users must be able to pass through this one.
     folder = Path(tempfile.mkdtemp(prefix="chorus-hosts-"))
     folder.chmod(0o755)
+    shutil.copytree(
+        Path(chorus.__file__).parent, folder / "source" / "chorus", ignore=shutil.ignore_patterns("__pycache__")
+    )
     hosts = [Host(number, folder) for number in (1, 2, 3)]
     _remove(hosts)
     try:

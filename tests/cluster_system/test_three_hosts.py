@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_system.hosts import SOURCE, Host, block_multicast
+from tests.cluster_system.hosts import Host, block_multicast
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -145,7 +145,7 @@ def serve_by_token(
             f"host{host.number}",
             *join_words,
             CHORUS_TOKEN=token,
-            PYTHONPATH=str(SOURCE),
+            PYTHONPATH=str(first.source),
         )
         for host, log in zip(hosts[1:], logs[1:], strict=True)
     ]
@@ -158,7 +158,7 @@ def serve_by_token(
         "--port",
         "0",
         *serve_words,
-        PYTHONPATH=str(SOURCE),
+        PYTHONPATH=str(first.source),
     )
     shown = lambda: "\n".join(log.read_text(errors="replace") for log in logs)  # noqa: E731
     found = eventually(lambda: re.search(r"ready .* at +(http://\S+)/v1", logs[0].read_text()) or server.poll(), 240)

@@ -30,5 +30,5 @@ def test_a_package_brings_its_architectures_by_an_entry_point(monkeypatch: pytes
 
 def test_a_package_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "bring_trouble")
-    with pytest.raises(RuntimeError, match="entry point theirs .* no such layer"):
+    with pytest.raises(RuntimeError, match=r"entry point theirs .* no such layer"):
         architectures.register_packages()

@@ -140,6 +140,8 @@ def _particular(ranks: int) -> Iterator[Case]:
         # Quantized on disk, divided, then unpacked as the dtype policy of a CPU does.
         yield Case(label, _sized(label, FOUR_GROUPS), "unpacked", four)
     yield Case("llama", _sized("llama", WIDE_HEADS), "unpacked", straddling)
+    sizes = {} if ranks == 2 else BY_THREE
+    yield Case("exaone_moe", _sized("exaone_moe", sizes), "unpacked", even, group_size=32)
     yield Case("qwen2", _sized("qwen2", FOUR_GROUPS), "4-bit", {2: (3, 1), 3: (1, 2, 1)}[ranks])
     for label, fault in (("llama", "shifted columns"), ("phi", "biases on every rank"), ("qwen2", "foreign rows")):
         yield Case(label, _sized(label, FOUR_GROUPS), "float32", four, fault=fault)

@@ -152,6 +152,7 @@ def run(case: Case, group: mx.distributed.Group) -> Outcome:
         divided(case, model, group)
         if case.format == "unpacked":
             dequantize(model, mx.float32)
+            assert not any("scales" in module for _, module in model.named_modules())
     except tensor.TensorError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
     choose = greedy if case.format == "float32" and case.fault is None else scripted

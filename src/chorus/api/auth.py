@@ -49,7 +49,7 @@ def refusal_to_listen(host: str, keys: Sequence[object], insecure: bool) -> str 
     if keys or insecure or not needs_keys(host):
         return None
     return (
-        f"{host} can be reached from other machines and no API key is set: make one with `chorus keys new`, "
+        f"{host} can be reached from other machines and no API key is set: make one with `chorus keys new NAME`, "
         "or allow everybody with --insecure"
     )
 

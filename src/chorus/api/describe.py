@@ -15,6 +15,12 @@ _REFS = "#/components/schemas/{model}"
 _MARK = "x-chorus-body"
 # FastAPI takes only plain values along with a route, so the types wait here under their names.
 _BODIES: dict[str, type[BaseModel]] = {}
+# Of each event in a stream: what its data holds depends on the protocol.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _ERRORS = {
     400: "The request cannot be served as it is; the error names the field.",
     401: "An API key is missing or unknown.",
@@ -35,7 +41,7 @@ def operation(
     error = AnthropicErrorBody if anthropic else ErrorBody
     content: dict[str, Any] = {"application/json": {}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     responses: dict[int | str, dict[str, Any]] = {
         200: {"model": answer, "description": "The answer.", "content": content},
         **{status: {"model": error, "description": text} for status, text in _ERRORS.items()},

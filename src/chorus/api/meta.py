@@ -12,7 +12,9 @@ from fastapi.responses import JSONResponse
 
 import chorus
 from chorus.api.access import record_of
+from chorus.api.describe import operation
 from chorus.api.errors import RETRY_AFTER_SECONDS
+from chorus.api.meta_answers import Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.proto import engine_pb2 as pb
 
@@ -23,7 +25,7 @@ def router(service: Service) -> APIRouter:
     started = int(time.time())
     architecture = read_architecture(settings.model_path)
 
-    @routes.get("/")
+    @routes.get("/", **operation(None, Summary))
     async def summary(request: Request) -> dict[str, Any]:
         return {
             "service": "chorus",
@@ -33,7 +35,7 @@ def router(service: Service) -> APIRouter:
             "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
 
-    @routes.get("/health")
+    @routes.get("/health", **operation(None, Health))
     async def health(request: Request) -> dict[str, Any]:
         view = await service.look()
         # Everybody may ask for the health; who has no key is told no more than that.
@@ -47,11 +49,11 @@ def router(service: Service) -> APIRouter:
             **({"configuration": settings.configuration} if known else {}),
         }
 
-    @routes.get("/health/live")
+    @routes.get("/health/live", **operation(None, Live))
     async def live() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/health/ready")
+    @routes.get("/health/ready", response_model=None, responses={200: {"model": Ready}, 503: {"model": Ready}})
     async def ready() -> JSONResponse:
         view = await service.look()
         body = {"state": view.state, "progress": view.progress, "detail": view.detail}
@@ -59,7 +61,7 @@ def router(service: Service) -> APIRouter:
             return JSONResponse(body)
         return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
-    @routes.get("/model/info")
+    @routes.get("/model/info", **operation(None, ModelInfo))
     async def model_info() -> dict[str, Any]:
         view = await service.look()
         if view.description is None:
@@ -72,12 +74,12 @@ def router(service: Service) -> APIRouter:
             **describe_model(view.description, service.context_length(view.description)),
         }
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", **operation(None, ModelList))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [await model_entry()]}
 
     # An id may hold slashes, as those of Hugging Face do.
-    @routes.get("/v1/models/{model:path}")
+    @routes.get("/v1/models/{model:path}", **operation(None, ModelEntry))
     async def model(model: str) -> dict[str, Any]:
         service.check_model(model)
         return await model_entry()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import ssl
@@ -91,8 +92,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         private_folder(options.state)
         with contextlib.ExitStack() as cleanup:
-            if options.lock:
-                cleanup.enter_context(only_agent(options.state))
+            lock = cleanup.enter_context(only_agent(options.state)) if options.lock else None
             self.node_id = node_id(options.state)
             self._authority = find_authority(options.state)
             self._identity = self._find_identity()
@@ -101,6 +101,8 @@ class Agent:
                     "this node belongs to no cluster yet: give the token of one, chorus join --token TOKEN"
                 )
             self._door = cleanup.enter_context(contextlib.closing(Door(options.host, options.port)))
+            if lock is not None:
+                _say_where(lock, options.host, self._door.port)
             output = cleanup.enter_context(contextlib.closing(RotatingLog(device_log(options.logs, options.name))))
             own_log = _log_to(output)
             cleanup.callback(logging.getLogger().removeHandler, own_log)
@@ -264,20 +266,31 @@ def find_authority(state: Path) -> Authority | None:
 
 
 @contextlib.contextmanager
-def only_agent(state: Path) -> Iterator[None]:
+def only_agent(state: Path) -> Iterator[int]:
     """One agent per machine: the lock goes with the process that holds it."""
     lock = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            raise CannotJoin(f"an agent runs here already (process {pid or 'unknown'}): stop it first") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        yield
+            holder = _holder(os.pread(lock, 4096, 0))
+            raise CannotJoin(f"an agent runs here already (process {holder}): stop it first") from None
+        yield lock
     finally:
         os.close(lock)
+
+
+def _say_where(lock: int, host: str, port: int) -> None:
+    """For whoever finds the lock taken: who has it, and where its door is."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps({"pid": os.getpid(), "door": [host, port]}).encode(), 0)
+
+
+def _holder(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["pid"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
 
 
 class _ToFile(logging.Handler):

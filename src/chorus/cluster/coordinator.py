@@ -33,7 +33,7 @@ log = logging.getLogger("chorus.coordinator")
 Address = tuple[str, int]
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 CALL_SECONDS = 10.0
-SILENCE_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
 """An agent that sends no heartbeat for so long is taken for lost."""
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""

@@ -7,6 +7,7 @@ regular expression) is found; `stop FOLDER` ends what was started from that fold
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -39,9 +40,9 @@ def main() -> int:
 
 def start(folder: Path, name: str, ready: str, command: list[str]) -> int:
     record, output = folder / f"{name}.pid", folder / "logs" / f"{name}_start.log"
-    before = read_record(record)
+    before, inputs = read_record(record), inputs_of(folder)
     if before and alive(before):
-        if before["command"] == command:
+        if (before["command"], before["inputs"]) == (command, inputs):
             print(f"{name} runs already")
             return 0
         end([psutil.Process(before["pid"])])
@@ -56,8 +57,14 @@ def start(folder: Path, name: str, ready: str, command: list[str]) -> int:
             start_new_session=True,
         )
     created = psutil.Process(process.pid).create_time()
-    record.write_text(json.dumps({"pid": process.pid, "created": created, "command": command}))
+    record.write_text(json.dumps({"pid": process.pid, "created": created, "command": command, "inputs": inputs}))
     return follow(process, output, re.compile(ready))
+
+
+def inputs_of(folder: Path) -> str:
+    """What a process was started from, besides its command: a change means that it must be started again."""
+    config = folder / "config.json"
+    return f"{os.environ.get('PYTHONPATH', '')} {hashlib.sha256(config.read_bytes()).hexdigest()}"
 
 
 def follow(process: subprocess.Popen[bytes], output: Path, ready: re.Pattern[str]) -> int:
@@ -70,7 +77,8 @@ def follow(process: subprocess.Popen[bytes], output: Path, ready: re.Pattern[str
             whole = stream.read().rpartition(b"\n")
         position += len(whole[0] + whole[1])
         for line in whole[0].decode(errors="replace").splitlines():
-            print(line, flush=True)
+            if line.strip():
+                print(line, flush=True)
             if ready.search(line):
                 return 0
         if ended is not None:

@@ -1,4 +1,4 @@
-"""What a host is and lacks, told by its own interpreter. Sent there as text: only the standard library, any Python 3."""
+"""What a host is and lacks, told by its own interpreter. Sent there as text: standard library only, any Python 3."""
 
 import importlib.util
 import json

@@ -206,6 +206,9 @@ def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distr
             f"{upstream.architecture_name(config)} does not divide evenly by {group.size()} ranks ({error}): "
             "use --parallel pipeline"
         ) from error
+    for _, module in model.named_modules():
+        if isinstance(module, nn.QuantizedAllToShardedLinear | nn.QuantizedShardedToAllLinear):
+            modules.become(module, modules.Grouped, group=group)
 
 
 def _upstream_owner(model: nn.Module) -> Any:

@@ -16,6 +16,10 @@ import mlx.nn as nn
 from chorus.shard.tensor_rules.shares import Range
 from chorus.shard.upstream_weights import PLAIN_FORMS
 
+# What mlx-lm's own division makes of linear layers.
+PLAIN_FORMS[nn.QuantizedAllToShardedLinear] = nn.AllToShardedLinear
+PLAIN_FORMS[nn.QuantizedShardedToAllLinear] = nn.ShardedToAllLinear
+
 
 def become(module: nn.Module, form: type, **constants: Any) -> None:
     """Put `form` in front of the module's class, and in front of the class it would have once unpacked."""
@@ -30,6 +34,12 @@ def become(module: nn.Module, form: type, **constants: Any) -> None:
 @memoize
 def _in_front(form: type, original: Any, constants: tuple[tuple[str, Any], ...]) -> type:
     return type(original.__name__, (form, original), {"__module__": original.__module__, **dict(constants)})
+
+
+class Grouped:
+    """A layer of upstream's that speaks with the group; its own class keeps that to the instance."""
+
+    group: mx.distributed.Group
 
 
 class Summed:

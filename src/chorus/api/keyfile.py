@@ -1,0 +1,83 @@
+"""Where API keys are kept: a small JSON file that only its owner can read, with hashes and no keys."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from chorus.api.auth import key_hash, new_key
+from chorus.api.settings import ApiKey
+
+
+class KeyFileError(Exception):
+    pass
+
+
+class _KeyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    keys: tuple[ApiKey, ...] = ()
+
+
+def default_key_file() -> Path:
+    if chosen := os.environ.get("CHORUS_KEYS_FILE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "chorus" / "keys.json"
+
+
+def load_keys(file: Path) -> tuple[ApiKey, ...]:
+    """No file means no keys."""
+    try:
+        return _KeyFile.model_validate_json(file.read_bytes()).keys
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise KeyFileError(f"cannot read the key file {file}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise KeyFileError(f"key file {file}: {where}: {first['msg']}; mend it or remove it") from None
+
+
+def add_key(file: Path, name: str, requests_per_minute: int | None, max_concurrent: int | None) -> str:
+    """Returns the key itself, which is shown once and kept nowhere."""
+    keys = load_keys(file)
+    if any(key.id == name for key in keys):
+        raise KeyFileError(f"there is a key named {name!r} already: remove it first, or choose another name")
+    secret = new_key()
+    try:
+        entry = ApiKey(
+            id=name,
+            sha256=key_hash(secret),
+            requests_per_minute=requests_per_minute,
+            max_concurrent=max_concurrent,
+        )
+    except ValidationError as error:
+        raise KeyFileError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from None
+    _write(file, [*keys, entry])
+    return secret
+
+
+def remove_key(file: Path, name: str) -> None:
+    keys = load_keys(file)
+    kept = [key for key in keys if key.id != name]
+    if len(kept) == len(keys):
+        raise KeyFileError(f"there is no key named {name!r}")
+    _write(file, kept)
+
+
+def _write(file: Path, keys: Sequence[ApiKey]) -> None:
+    """Aside, then renamed: a server that starts meanwhile reads the old file or the new one."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A temporary file is readable by its owner only, from the start.
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as aside:
+            aside.write(_KeyFile(keys=tuple(keys)).model_dump_json(indent=2, exclude_none=True) + "\n")
+        os.replace(aside.name, file)
+    except OSError as error:
+        raise KeyFileError(f"cannot write the key file {file}: {error.strerror}") from None

@@ -1,0 +1,72 @@
+"""What the server says of itself."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from chorus.api.answers import Described
+
+
+class Summary(Described):
+    service: Literal["chorus"]
+    version: str
+    model: str
+    status: str
+    endpoints: list[str]
+
+
+class Live(Described):
+    status: Literal["ok"]
+
+
+class Ready(Described):
+    state: str
+    progress: float
+    detail: str
+
+
+class Health(Described):
+    status: str
+    model: str
+    version: str
+    engine: dict[str, Any]
+    requests: dict[str, int]
+    configuration: dict[str, Any] | None = None
+    """Not told to those who have no key where keys are set."""
+
+
+class ModelEntry(Described):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: int | None
+    max_model_len: int | None
+    aliases: list[str]
+
+
+class ModelList(Described):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class RankInfo(Described):
+    rank: int
+    device: str
+    dtype: str
+    layers: list[int]
+    weight_bytes: int
+
+
+class ModelInfo(Described):
+    id: str
+    name: str
+    architecture: str | None
+    chat_template: bool
+    context_length: int
+    vocabulary: int
+    dtype: str | None
+    parallel: str
+    transport: str
+    number_of_devices: int
+    ranks: list[RankInfo]

@@ -1,0 +1,74 @@
+"""`chorus keys`: who may call the API from other machines."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from chorus.api.keyfile import KeyFileError, add_key, default_key_file, load_keys, remove_key
+from chorus.cli.output import console, fail
+
+app = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="What to call the key, in logs and limits.")]
+KeyFile = Annotated[Path | None, typer.Option("--file", help="The key file, if not the usual one.")]
+
+
+@app.command()
+def new(
+    name: Name,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="How often it may ask.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(min=1, help="How much it may have open at once.")] = None,
+    file: KeyFile = None,
+    json: AsJson = False,
+) -> None:
+    """Make a key and print it. Only its hash is kept, so this is the one time it can be seen.
+
+    Example: chorus keys new laptop --requests-per-minute 60
+    """
+    path = file or default_key_file()
+    try:
+        key = add_key(path, name, requests_per_minute, max_concurrent)
+    except KeyFileError as error:
+        fail(escape(str(error)))
+    typer.echo(json_format.dumps({"id": name, "key": key}) if json else key)
+    if not json:
+        console.print(f"Kept as {escape(name)} in {escape(str(path))}; servers read it when they start.")
+
+
+@app.command("list")
+def list_keys(file: KeyFile = None, json: AsJson = False) -> None:
+    """List the keys by name, with their limits.
+
+    Example: chorus keys list
+    """
+    try:
+        keys = load_keys(file or default_key_file())
+    except KeyFileError as error:
+        fail(escape(str(error)))
+    if json:
+        typer.echo(json_format.dumps([key.model_dump(exclude={"sha256"}) for key in keys]))
+        return
+    table = Table("name", "requests a minute", "open at once")
+    for key in keys:
+        table.add_row(escape(key.id), str(key.requests_per_minute or "any"), str(key.max_concurrent or "any"))
+    console.print(table if keys else "There are no keys: make one with `chorus keys new NAME`.")
+
+
+@app.command()
+def rm(name: Name, file: KeyFile = None) -> None:
+    """Remove a key; servers that are running forget it when they are restarted.
+
+    Example: chorus keys rm laptop
+    """
+    try:
+        remove_key(file or default_key_file(), name)
+    except KeyFileError as error:
+        fail(escape(str(error)))
+    console.print(f"Removed {escape(name)}.")
