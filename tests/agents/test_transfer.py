@@ -145,17 +145,10 @@ def test_a_node_takes_no_file_names_that_leave_its_folder(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
-    with holder(tmp_path, model) as (door, _, identity, share):
-        with pytest.raises(agent_models.NoModel, match="node mini"):
-            agent_models.provide(
-                "mini",
-                "/somewhere/model",
-                share,
-                [SharedFile("../../evil.json", 4)],
-                f"127.0.0.1:{door.port}",
-                identity,
-                lambda *_: None,
-            )
+    evil = [SharedFile("../../evil.json", 4)]
+    refused = pytest.raises(agent_models.NoModel, match="node mini")
+    with holder(tmp_path, model) as (door, _, identity, share), refused:
+        agent_models.provide("mini", "/a/model", share, evil, f"127.0.0.1:{door.port}", identity, lambda *_: None)
     assert not list(tmp_path.rglob("evil.json"))
 
 

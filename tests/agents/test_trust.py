@@ -115,9 +115,9 @@ def test_the_right_token_gives_a_certificate_of_this_cluster(authority: Authorit
 
 
 def test_a_wrong_token_learns_nothing_and_leaves_nothing(authority: Authority, tmp_path: Path) -> None:
-    with listener(authority, tmp_path) as (address, failures):
-        with pytest.raises((trust_join.JoinRefused, OSError)) as caught:
-            trust_enrol.dial_as_candidate(address, Token.new(), tmp_path / "identity", CARD)
+    refused = pytest.raises((trust_join.JoinRefused, OSError))
+    with listener(authority, tmp_path) as (address, failures), refused as caught:
+        trust_enrol.dial_as_candidate(address, Token.new(), tmp_path / "identity", CARD)
     assert "wrong token" not in str(caught.value)
     assert [str(failure) for failure in failures] == ["wrong token"]
     assert Identity.find(tmp_path / "identity") is None
@@ -150,9 +150,10 @@ def test_somebody_in_the_middle_breaks_both_proofs(authority: Authority, tmp_pat
                 trust_join.send(onwards, trust_join.receive(candidate))
                 trust_join.send(candidate, trust_join.receive(onwards))
 
-        with serving(stranger_server_context(tmp_path / "middle", PROTOCOLS), relay) as (middle, _):
-            with pytest.raises((trust_join.JoinRefused, OSError)):
-                trust_enrol.dial_as_candidate(middle, authority.token, tmp_path / "identity", CARD)
+        context = stranger_server_context(tmp_path / "middle", PROTOCOLS)
+        refused = pytest.raises((trust_join.JoinRefused, OSError))
+        with serving(context, relay) as (middle, _), refused:
+            trust_enrol.dial_as_candidate(middle, authority.token, tmp_path / "identity", CARD)
     assert [str(failure) for failure in failures] == ["wrong token"]
 
 

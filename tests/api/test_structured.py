@@ -97,3 +97,8 @@ def test_an_answer_cut_off_says_length(
     (choice,) = tool_http.post("/v1/chat/completions", json=body).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert re.fullmatch("[ab]{3,49}", choice["message"]["content"])
+
+
+def test_space_between_values_is_bounded(ask: Any) -> None:
+    text = ask(guided_json=SCHEMA)
+    assert not re.search(r"\s{18}", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +12,10 @@ from llguidance import LLTokenizer
 
 from chorus.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
+from tests.api.conftest import ApiProcess, settings_for
 from tests.api.grammar_engine import obey
 from tests.api.scripted_engine import ScriptedEngine, say, say_until_cancelled
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -196,3 +199,41 @@ def test_a_model_that_cannot_call_says_so(http: httpx.Client) -> None:
     response = http.post(CHAT, json={"messages": QUESTION, "tools": [CLOCK], "tool_choice": "required"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tool_choice"
+
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_of_them_in_the_system_message(
+    engine: ScriptedEngine, tmp_path: Path, tokenizer: Tokenizer, grammar_tokens: LLTokenizer
+) -> None:
+    write_tiny_tokenizer(tmp_path / "model", 512)
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": PLAIN_TEMPLATE}))
+    engine.description.context_length = 4000
+    api = ApiProcess(tmp_path, settings_for(engine, tmp_path / "model"))
+    try:
+        api.wait_until_live()
+        engine.next(obey(grammar_tokens), say(tokenizer.encode("Sunny.", special=False)))
+        with httpx.Client(base_url=api.url, timeout=20) as http:
+            messages = [{"role": "system", "content": "Be brief."}, *QUESTION]
+            forced = ask(http, messages=messages, tool_choice="required", parallel_tool_calls=False)
+            (call,) = forced["message"]["tool_calls"]
+            prompt = tokenizer.decode(engine.last.prompt)
+            assert prompt.startswith("system\nBe brief.\n\nYou can call these functions:\n")
+            assert '{"name": "weather", ' in prompt
+            history = [
+                *messages,
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": "sun"},
+            ]
+            assert ask(http, messages=history)["message"]["content"] == "Sunny."
+            prompt = tokenizer.decode(engine.last.prompt)
+            assert "user\n<tool_response>\nsun\n</tool_response>" in prompt
+            assert f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": ' in prompt
+    finally:
+        api.stop()
+        engine.description.context_length = 256

@@ -33,7 +33,6 @@ def interpreter() -> str | None:
     if all(folder.stat().st_mode & 0o001 for folder in own.parents):
         return sys.executable
     return shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin:/bin")
-    return found
 
 
 def must(*command: str, data: str | None = None, timeout: float = 60) -> str:
@@ -249,8 +248,9 @@ def _remove(hosts: list[Host]) -> None:
 
 
 def block_multicast(host: Host) -> None:
-    rules = (
-        "table inet chorus_test { chain out { type filter hook output priority 0; "
-        "ip daddr 224.0.0.0/4 drop; } chain in { type filter hook input priority 0; ip daddr 224.0.0.0/4 drop; } }"
-    )
+    chains = [
+        f"chain {hook} {{\ntype filter hook {hook} priority 0;\nip daddr 224.0.0.0/4 drop\n}}\n"
+        for hook in ("input", "output")
+    ]
+    rules = f"table inet chorus_test {{\n{''.join(chains)}}}\n"
     must("ip", "netns", "exec", host.namespace, "nft", "-f", "-", data=rules)

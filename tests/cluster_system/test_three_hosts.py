@@ -90,7 +90,8 @@ def test_up_says_all_that_is_wrong_before_it_touches_anything(hosts: list[Host],
     first, second, third = hosts
     config = json.loads(write_config(hosts, model_on_first).read_text())
     config["devices"][1]["python"] = "/no/such/python"
-    config["devices"].append({"device_id": "ghost", "hostname": third.address, "ssh": f"nobody@{third.address}"})
+    ghost = {"device_id": "ghost", "hostname": third.address, "port": 50052, "ssh": f"nobody@{third.address}"}
+    config["devices"].append(ghost)
     config.pop("engine")
     file = first.home / "wrong.json"
     file.write_text(json.dumps(config))
@@ -183,7 +184,7 @@ def nothing_runs(hosts: list[Host], ports: list[set[str]]) -> None:
         eventually(lambda host=host: not host.own_processes(), 10)
         assert not [" ".join(p.cmdline()) for p in host.own_processes()], host.user
         assert host.listening() == before
-        assert not [file for file in host.files() if "lifeline" in file or file.endswith(".sock")]
+        assert not [file for file in host.files() if "chorus-lifeline-" in file or file.endswith(".sock")]
 
 
 def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -97,7 +97,18 @@ def test_an_unknown_option_is_ignored_with_a_log_line(loaded: Backend) -> None:
 
 def test_free_ends_a_load_and_the_model_can_be_loaded_again(loaded: Backend, tiny_model: Path, steps: Path) -> None:
     text, backend = loaded.text(), loaded
-    assert backend.client.Free().success
+    gone = threading.Event()
+
+    def look_on() -> None:
+        while not gone.is_set():
+            backend.client.Status(timeout=10)
+
+    with ThreadPoolExecutor(4) as pool:
+        watchers = [pool.submit(look_on) for _ in range(4)]
+        assert backend.client.Free().success
+        gone.set()
+        for watcher in watchers:
+            watcher.result()
     assert backend.children() == []
     assert code_of(lambda: backend.client.Predict(Prompt="Hi"))[0] is grpc.StatusCode.FAILED_PRECONDITION
     with ThreadPoolExecutor(1) as pool:

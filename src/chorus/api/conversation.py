@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorus.api.errors import invalid
+from chorus.api.plain_tools import spelled_out
 from chorus.api.service import Service, check_grammar
 from chorus.api.tools import NO_TOOLS, Toolbox
 from chorus.api.wish import Prompt, Reading
@@ -43,17 +44,18 @@ def thinking_arguments(effort: str | None, thinks: bool | None = None) -> dict[s
 
 
 def prompt_of(conversation: Conversation, service: Service) -> Prompt:
-    tokenizer = service.tokenizer
+    tokenizer, messages, tools = service.tokenizer, conversation.messages, conversation.toolbox.for_template()
+    if not service.template_shows_tools:
+        messages, tools = spelled_out(messages, conversation.toolbox.tools), None
     if conversation.role_mapping is not None:
-        text = mapped_text(conversation.messages, conversation.role_mapping)
+        text = mapped_text(messages, conversation.role_mapping)
         return Prompt(lambda: tokenizer.encode(text), len(text))
-    messages = conversation.messages
     if not tokenizer.knows_developers:
         messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
     return Prompt(
         lambda: tokenizer.chat_prompt(
             messages,
-            tools=conversation.toolbox.for_template(),
+            tools=tools,
             template_arguments=dict(conversation.template_arguments),
             continue_last=conversation.continue_last,
         ),
@@ -79,7 +81,7 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
     for place, tool in enumerate(toolbox.tools):
         await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
     kind_and_source = service.parsers.tool_grammar(
-        toolbox.for_template() or [],
+        [replace(tool, parameters=grammars.tidy(tool.parameters or {})).for_template() for tool in toolbox.tools],
         (toolbox.choice.name and {"name": toolbox.choice.name}) or "required",
         toolbox.parallel,
         tokens=service.tokenizer.added_tokens,

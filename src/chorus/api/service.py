@@ -7,8 +7,10 @@ import hashlib
 from dataclasses import dataclass, replace
 
 import chorus
+from chorus.api import plain_tools
 from chorus.api.errors import ApiError, from_context, invalid, unavailable
 from chorus.api.lifetime import Lifetimes
+from chorus.api.plain_tools import template_shows_tools
 from chorus.api.settings import ApiSettings
 from chorus.api.wish import Prompt, Wish, choose_sampling
 from chorus.frontend import grammar as grammars
@@ -55,7 +57,9 @@ class Service:
         self.settings = settings
         self.client = client
         self.tokenizer = tokenizer
-        self.parsers: ParserFamily = choose(tokenizer.chat_template, settings.tool_parser)
+        self.template_shows_tools = template_shows_tools(tokenizer.chat_template)
+        parser = settings.tool_parser or (None if self.template_shows_tools else plain_tools.PARSER)
+        self.parsers: ParserFamily = choose(tokenizer.chat_template, parser)
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self._ready: pb.Description | None = None
 

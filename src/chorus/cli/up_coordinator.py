@@ -29,7 +29,6 @@ from chorus.cluster import status
 from chorus.cluster.agent_paths import DOOR_PORT, state_dir
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.coordinator_record import recorded
-from chorus.cluster.facts import read_facts
 from chorus.cluster.logs_copy import copy_output
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.cluster.trust import NoAuthority
@@ -118,7 +117,6 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    layers = len(read_facts(model.path, model.name).layers)
     front_end = front_end_program(api_settings(settings, model, address, listener), folder)
     shown = ""
 
@@ -134,7 +132,7 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
     try:
         async with ranks_on_nodes(
             model,
-            layers,
+            settings.sharding,
             lambda ranks: engine_spec(alone, model, folder, ranks),
             lifeline,
             ENGINE_GRACE_SECONDS,

@@ -9,13 +9,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from chorus.cli.processes import rank_programs
+from chorus.cli.up_plan import plan_for
 from chorus.cluster import status
 from chorus.cluster.agent import Agent, AgentOptions
 from chorus.cluster.agent_paths import DOOR_PORT, node_id, own_name, state_dir
+from chorus.cluster.config_tree import ShardingConfig
 from chorus.cluster.coordinator import Address, Node, Nodes
 from chorus.cluster.coordinator_group import ClusterGroup, Deployment, RankOrder, Served
+from chorus.cluster.facts import read_facts
 from chorus.cluster.supervisor import Group, Program
 from chorus.cluster.transfer import Share, SharedFile, share_folder
 from chorus.cluster.trust import Authority
@@ -49,7 +53,7 @@ class ClusterOptions:
 @contextlib.asynccontextmanager
 async def ranks_on_nodes(
     model: LocalModel,
-    layers: int,
+    sharding: ShardingConfig,
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     lifeline: Lifeline,
     grace_seconds: float,
@@ -78,6 +82,7 @@ async def ranks_on_nodes(
         authority, identity, node_id(state), options.peers, options.discover and not options.peers, agent.registry
     )
     writer: asyncio.Task[None] | None = None
+    predicted: dict[str, Any] = {}
     try:
         ready = asyncio.create_task(agent.ready.wait())
         await asyncio.wait([ready, running], timeout=READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -87,11 +92,19 @@ async def ranks_on_nodes(
         await nodes.start()
         folder = lifeline.path.parent
 
-        def deploy(chosen: list[Node]) -> Deployment:
-            wish = common_backend(chosen) if options.nodes_choose_transport else None
-            return deployment(chosen, share, layers, make_spec, identity.folder, folder, options, wish)
-
         first = make_spec(())
+        facts = await asyncio.to_thread(read_facts, model.path, model.name)
+
+        async def deploy(chosen: list[Node]) -> Deployment:
+            nonlocal predicted
+            backend = common_backend(chosen) if options.nodes_choose_transport else None
+            report("planning")
+            made = await plan_for(chosen, facts, first, sharding)
+            split, predicted = (made.split, made.to_json()) if made else (None, {})
+            return deployment(
+                chosen, share, len(facts.layers), make_spec, identity.folder, folder, options, split, backend
+            )
+
         served = Served(model.name, share.digest, agent.port, options.environment, log_level=first.log_level)
         group = ClusterGroup(
             nodes,
@@ -104,7 +117,9 @@ async def ranks_on_nodes(
             options.start_timeout_seconds,
             report,
         )
-        writer = asyncio.create_task(status.keep_written(folder / status.FILE_NAME, nodes, time.time()))
+        writer = asyncio.create_task(
+            status.keep_written(folder / status.FILE_NAME, nodes, time.time(), lambda: predicted)
+        )
         yield group
     finally:
         if writer:
@@ -122,13 +137,13 @@ def deployment(
     identity: Path,
     folder: Path,
     options: ClusterOptions,
+    split: tuple[int, ...] | None = None,
     transport: str | None = None,
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers."""
     ranks = len(nodes) + 1
     spec = make_spec(())
-    wanted = spec.split if spec.split and len(spec.split) == ranks else None
-    split = choose_split(wanted, layers, ranks)
+    split = choose_split(split, layers, ranks)
     orders = tuple(
         RankOrder(node, rank, needed_files(share, layers_of(rank, split), layers, spec.parallel == "tensor"))
         for rank, node in enumerate(nodes, 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import shutil
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from chorus import __version__
 from chorus.cluster import agent_models
 from chorus.cluster.agent_ranks import NoPort, Ranks
 from chorus.cluster.logs import follow, tail
+from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.cluster.transfer import SharedFile
 from chorus.cluster.trust_guard import caller
 from chorus.cluster.trust_identity import Identity, NotTrusted
@@ -65,6 +67,15 @@ class AgentService(agent_pb2_grpc.AgentServicer):
     async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Node:
         await self._check(context)
         return self._node()
+
+    async def Profile(self, request: wire.ProfileRequest, context: grpc.aio.ServicerContext) -> wire.ProfileReply:
+        await self._check(context)
+        try:
+            found = await asyncio.to_thread(profile, cores.threads_per_rank(cores.usable_cores(), 1))
+        except ProfileError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._facts.name}: {error}")
+        node = node_of(found, self._facts.name, request.memory_fraction)
+        return wire.ProfileReply(node=json.dumps(asdict(node)), chip=found.chip)
 
     async def Spawn(
         self, request: wire.SpawnRequest, context: grpc.aio.ServicerContext

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -57,7 +57,7 @@ class ClusterGroup(Group):
     def __init__(
         self,
         nodes: Nodes,
-        deploy: Callable[[list[Node]], Deployment],
+        deploy: Callable[[list[Node]], Awaitable[Deployment]],
         served: Served,
         lifeline: Lifeline,
         grace_seconds: float,
@@ -84,7 +84,7 @@ class ClusterGroup(Group):
         return known.get(name, Program(name, ()))
 
     async def start(self) -> None:
-        deployment = self._deploy(await self._gather())
+        deployment = await self._deploy(await self._gather())
         self._session, self._orders = uuid.uuid4().hex, deployment.orders
         try:
             async with asyncio.timeout(self._timeout):

@@ -12,12 +12,10 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-import asyncssh
 import psutil
 
 from chorus.cluster.hostfile import split_address
 
-CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 120.0
 
 
@@ -91,6 +89,8 @@ async def open_shell(host: str, ssh: str | None) -> Shell:
     here = is_this_machine(host, own_addresses(), own_names(), await asyncio.to_thread(resolve, host))
     if here and login.user in (None, getpass.getuser()):
         return LocalShell(host)
+    from chorus.cluster.ssh_remote import SshShell  # a large library, which most commands never need
+
     return await SshShell.connect(host, login)
 
 
@@ -110,7 +110,7 @@ class LocalShell:
         except TimeoutError:
             process.kill()
             await process.wait()
-            raise HostFailed(f"{self.host}: {_short(command)} took longer than {timeout:g} s") from None
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
         return Done(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
 
     async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
@@ -129,72 +129,16 @@ class LocalShell:
                     yield last
                 code = await process.wait()
         except TimeoutError:
-            raise HostFailed(f"{self.host}: {_short(command)} took longer than {timeout:g} s") from None
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if code:
-            raise HostFailed(f"{self.host}: {last or f'{_short(command)} ended with {code}'}")
+            raise HostFailed(f"{self.host}: {last or f'{short(command)} ended with {code}'}")
 
     async def close(self) -> None:
         return
-
-
-class SshShell:
-    def __init__(self, host: str, connection: asyncssh.SSHClientConnection) -> None:
-        self.host = host
-        self._connection = connection
-
-    @classmethod
-    async def connect(cls, host: str, login: Login) -> SshShell:
-        options = {"username": login.user} if login.user else {}
-        place = f"{login.user + '@' if login.user else ''}{login.host}{f':{login.port}' if login.port else ''}"
-        try:
-            connection = await asyncio.wait_for(
-                asyncssh.connect(login.host, login.port or (), keepalive_interval=15, **options), CONNECT_SECONDS
-            )
-        except TimeoutError:
-            raise HostFailed(
-                f"{place}: no answer to ssh within {CONNECT_SECONDS:g} s: is it switched on, is a firewall in between?"
-            ) from None
-        except asyncssh.HostKeyNotVerifiable:
-            raise HostFailed(f"{place}: its host key is not known here: run `ssh {place}` once and accept it") from None
-        except asyncssh.PermissionDenied:
-            raise HostFailed(f"{place}: ssh let us not in: run `ssh-copy-id {place}`") from None
-        except (OSError, asyncssh.Error) as error:
-            raise HostFailed(f"{place}: ssh failed: {error}") from error
-        return cls(host, connection)
-
-    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done:
-        try:
-            done = await asyncio.wait_for(self._connection.run(command, input=data, encoding=None), timeout)
-        except TimeoutError:
-            raise HostFailed(f"{self.host}: {_short(command)} took longer than {timeout:g} s") from None
-        except (OSError, asyncssh.Error) as error:
-            raise HostFailed(f"{self.host}: the ssh connection broke: {error}") from error
-        code = done.exit_status if done.exit_status is not None else -1
-        return Done(code, _text(done.stdout), _text(done.stderr))
-
-    async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
-        last = ""
-        try:
-            async with asyncio.timeout(timeout):
-                process = await self._connection.create_process(f"{command} 2>&1", stdin=asyncssh.DEVNULL)
-                async for line in process.stdout:
-                    last = str(line).rstrip("\n")
-                    yield last
-                done = await process.wait()
-        except TimeoutError:
-            raise HostFailed(f"{self.host}: {_short(command)} took longer than {timeout:g} s") from None
-        except (OSError, asyncssh.Error) as error:
-            raise HostFailed(f"{self.host}: the ssh connection broke: {error}") from error
-        if done.exit_status:
-            raise HostFailed(f"{self.host}: {last or f'{_short(command)} ended with {done.exit_status}'}")
-
-    async def close(self) -> None:
-        self._connection.close()
-        await self._connection.wait_closed()
 
 
 async def write_file(shell: Shell, path: str, data: bytes) -> None:
@@ -205,9 +149,5 @@ async def write_file(shell: Shell, path: str, data: bytes) -> None:
         raise HostFailed(f"{shell.host}: cannot write {path}: {done.errors.strip()}")
 
 
-def _text(data: object) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else str(data or "")
-
-
-def _short(command: str) -> str:
+def short(command: str) -> str:
     return command if len(command) < 80 else f"{command[:77]}..."

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,11 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
     }
 
 
-async def keep_written(path: Path, nodes: Nodes, started_at: float) -> None:
+async def keep_written(path: Path, nodes: Nodes, started_at: float, plan: Callable[[], dict[str, Any]]) -> None:
     """Front ends read the file; they know nothing of agents."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     while True:
-        aside.write_text(json.dumps(snapshot(nodes, started_at)))
+        aside.write_text(json.dumps({**snapshot(nodes, started_at), "plan": plan()}))
         aside.rename(path)
         await asyncio.sleep(WRITE_SECONDS)
 

@@ -15,6 +15,8 @@ from chorus.text.parsers.lark import Lark
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _LONGEST_REASON = 300
+# One space, or a line break with its indentation: all that printed JSON needs.
+_SPACE = r"(\n[ \t]{0,16}|[ ])?"
 
 
 class GrammarError(ValueError):
@@ -25,8 +27,13 @@ def json_object() -> Grammar:
     return json_schema({"type": "object"})
 
 
-def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+def json_schema(schema: Mapping[str, Any]) -> Grammar:
+    return Grammar("json_schema", json.dumps(tidy(schema), ensure_ascii=False))
+
+
+def tidy(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Without a bound on the space between values, a hot sampler can fill an answer with nothing but space."""
+    return {"x-guidance": {"whitespace_pattern": _SPACE}, **schema}
 
 
 def regex(pattern: str) -> Grammar:

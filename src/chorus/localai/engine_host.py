@@ -6,14 +6,18 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
+
+import grpc
 
 from chorus.cluster.supervisor import EXIT_CANNOT_START, Group, Program, RestartPolicy, describe_exit
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import EngineLost
+from chorus.frontend.messages import Pooling
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as pb
@@ -24,6 +28,9 @@ STOP_SECONDS = 2.0
 """How long the ranks may take to end when asked, before they are killed."""
 _LOOK_SECONDS = 0.05
 _DESCRIBE_SECONDS = 2.0
+
+
+Answer = TypeVar("Answer")
 
 
 class State(Enum):
@@ -72,10 +79,21 @@ class EngineHost:
         return await self.describe()
 
     async def describe(self) -> pb.Description:
+        return await self._asked(self.client.describe(_DESCRIBE_SECONDS))
+
+    async def embed(self, prompt: Sequence[int], pooling: Pooling, seconds: float) -> tuple[float, ...]:
+        return await self._asked(self.client.embed(prompt, pooling, seconds))
+
+    async def _asked(self, answer: Awaitable[Answer]) -> Answer:
         try:
-            return await self.client.describe(_DESCRIBE_SECONDS)
+            return await answer
         except EngineLost as error:
             raise NotServing(str(error)) from None
+        except ZeroDivisionError:
+            # A channel that is closed takes its calls with it, as if whoever waits for them had been cancelled.
+            if (waiting := asyncio.current_task()) and waiting.cancelling():
+                raise
+            raise NotServing("the model was freed meanwhile") from None
 
     async def ready(self, seconds: float) -> None:
         """Wait until the group has formed again, if it is about to."""

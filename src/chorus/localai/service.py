@@ -95,7 +95,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             await loaded.host.ready(RECOVERY_SECONDS)
             tokens = await asyncio.to_thread(embedding_tokens, loaded, request)
-            pooled = await loaded.host.client.embed(tokens, embedding.pooling, EMBED_SECONDS)
+            pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
             values = finish(pooled, embedding, None)
             return wire.EmbeddingResult(
                 embeddings=values, dim=len(values), tokens=len(tokens), prompt_tokens=len(tokens)
@@ -130,6 +130,8 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 yield reply
         except EngineLost as error:
             raise NotServing(str(error)) from None
+        except grpc.aio.UsageError:
+            raise NotServing("the model was freed meanwhile") from None
         except (EngineOverloaded, RequestRejected):
             raise
         except EngineError as error:

@@ -44,6 +44,20 @@ class Node(_message.Message):
     models_folder: str
     def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ...) -> None: ...
 
+class ProfileRequest(_message.Message):
+    __slots__ = ("memory_fraction",)
+    MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    memory_fraction: float
+    def __init__(self, memory_fraction: _Optional[float] = ...) -> None: ...
+
+class ProfileReply(_message.Message):
+    __slots__ = ("node", "chip")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CHIP_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    chip: str
+    def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
+
 class SpawnRequest(_message.Message):
     __slots__ = ("session", "rank", "model", "share", "files", "source", "environment", "threads", "log_level")
     class EnvironmentEntry(_message.Message):

@@ -39,6 +39,11 @@ class AgentStub(object):
                 request_serializer=chorus_dot_proto_dot_agent__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_agent__pb2.Node.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/chorus.agent.v1.Agent/Profile',
+                request_serializer=chorus_dot_proto_dot_agent__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=chorus_dot_proto_dot_agent__pb2.ProfileReply.FromString,
+                _registered_method=True)
         self.Spawn = channel.unary_stream(
                 '/chorus.agent.v1.Agent/Spawn',
                 request_serializer=chorus_dot_proto_dot_agent__pb2.SpawnRequest.SerializeToString,
@@ -86,6 +91,13 @@ class AgentServicer(object):
 
     def Describe(self, request, context):
         """What the node is and has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """How much and how fast: measured once, which takes seconds, then remembered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +167,11 @@ def add_AgentServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.DescribeRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_agent__pb2.Node.SerializeToString,
             ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=chorus_dot_proto_dot_agent__pb2.ProfileRequest.FromString,
+                    response_serializer=chorus_dot_proto_dot_agent__pb2.ProfileReply.SerializeToString,
+            ),
             'Spawn': grpc.unary_stream_rpc_method_handler(
                     servicer.Spawn,
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.SpawnRequest.FromString,
@@ -223,6 +240,33 @@ class Agent(object):
             '/chorus.agent.v1.Agent/Describe',
             chorus_dot_proto_dot_agent__pb2.DescribeRequest.SerializeToString,
             chorus_dot_proto_dot_agent__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.agent.v1.Agent/Profile',
+            chorus_dot_proto_dot_agent__pb2.ProfileRequest.SerializeToString,
+            chorus_dot_proto_dot_agent__pb2.ProfileReply.FromString,
             options,
             channel_credentials,
             insecure,

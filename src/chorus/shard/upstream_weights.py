@@ -15,6 +15,7 @@ from mlx.utils import tree_unflatten
 from chorus.platform.filelimit import keep_file_limit
 
 with keep_file_limit():  # mlx_lm.utils lowers it for the whole process
+    from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _get_classes, load_config, load_model
 
@@ -80,6 +81,7 @@ PLAIN_FORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.QuantizedLinear: nn.Linear,
     nn.QuantizedEmbedding: nn.Embedding,
     QuantizedSwitchLinear: SwitchLinear,
+    QuantizedMultiLinear: MultiLinear,
 }
 
 

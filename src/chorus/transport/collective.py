@@ -8,7 +8,9 @@ collective only for what is already on its way. An idle rank therefore waits on 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,11 @@ import mlx.core as mx
 from chorus.transport import frames
 from chorus.transport.grpc_link import FrameSender
 from chorus.transport.links import Inbox
+
+log = logging.getLogger("chorus.transport")
+
+JOIN_SECONDS = 120
+"""A group forms in a moment or, when a rank is missing, never."""
 
 
 class CollectiveLink:
@@ -116,7 +123,12 @@ def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]
                 json.dump(content, file)
             os.environ[variable] = name
         os.environ.update(settings)
+        log.info("joining the %s group, for at most %d s", backend, JOIN_SECONDS)
+        # MLX waits for its peers without a deadline and keeps Python's lock meanwhile: only this timer still runs.
+        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True)
         try:
             return mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
             raise CannotJoin(f"the {backend} group did not form: {error}") from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,75 @@
+"""Who holds which layers, planned from what the nodes themselves measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import get_args
+
+import grpc.aio
+
+from chorus.cluster.config_tree import ShardingConfig, Strategy
+from chorus.cluster.coordinator import Node
+from chorus.cluster.costs import ETHERNET, Link, Links, Workload
+from chorus.cluster.costs import Node as Machine
+from chorus.cluster.facts import ModelFacts
+from chorus.cluster.plan import Plan, PlanError
+from chorus.cluster.planner import Wish, plan
+from chorus.cluster.profile import ProfileError, node_of, profile
+from chorus.cluster.supervisor import GaveUp
+from chorus.engine.spec import EngineSpec
+from chorus.platform import cores
+from chorus.proto import agent_pb2 as wire
+
+log = logging.getLogger("chorus.coordinator")
+
+PROFILE_SECONDS = 240.0
+CONTEXT = 8192
+HERE = "here"
+
+
+async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig) -> Plan | None:
+    """A pipeline over this machine and the nodes, in their order; None where it is not ours to plan."""
+    if spec.parallel == "tensor" or not nodes:
+        return None
+    try:
+        machines = await _measured(nodes, spec.memory_fraction)
+    except (ProfileError, grpc.aio.AioRpcError) as error:
+        told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+        log.warning("the layers are divided evenly: %s", told)
+        return None
+    links = Links(ETHERNET, tuple((HERE, node.name, _link(node)) for node in nodes))
+    context = min(spec.context or CONTEXT, facts.context)
+    work = Workload(context=context, chunk=spec.prefill_chunk, dtype=spec.dtype, prompt=min(512, context // 2))
+    try:
+        made = plan(facts, machines, links, work, wish_of(spec, sharding, len(machines)))
+    except PlanError as error:
+        raise GaveUp(str(error)) from None
+    for rank in made.ranks:
+        log.info("rank %d on %s: layers %d-%d", rank.rank, rank.node, rank.first_layer, rank.last_layer)
+    return made
+
+
+def wish_of(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Wish:
+    """What was laid down for so many ranks holds; who named nodes wants all of them used."""
+    if spec.split and len(spec.split) == ranks:
+        return Wish("custom", layers=spec.split, tensor=False)
+    if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
+        return Wish("custom", proportions=sharding.custom_proportions, tensor=False)
+    usable = [strategy for strategy in get_args(Strategy) if strategy not in ("auto", "custom")]
+    return Wish(sharding.strategy if sharding.strategy in usable else "balanced", tensor=False)
+
+
+async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
+    threads = cores.threads_per_rank(cores.usable_cores(), 1)
+    own, *others = await asyncio.gather(
+        asyncio.to_thread(profile, threads),
+        *(node.stub.Profile(wire.ProfileRequest(memory_fraction=fraction), timeout=PROFILE_SECONDS) for node in nodes),
+    )
+    return [node_of(own, HERE, fraction), *(Machine(**json.loads(reply.node)) for reply in others)]
+
+
+def _link(node: Node) -> Link:
+    """As fast as Ethernet, with the latency that the agent's answers had."""
+    return Link(node.round_trip_ms / 2e3, ETHERNET.bandwidth, ETHERNET.all_reduce)
