@@ -48,6 +48,13 @@ def test_an_agent_that_is_told_the_coordinator_calls_in(nodes: Cluster, tiny: Pa
     assert complete(url_of(server))
 
 
+def test_a_given_split_is_kept(nodes: Cluster, tiny: Path) -> None:
+    _, port = nodes.agent("one")
+    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}", "--split", "2,5"])
+    url_of(server)
+    assert "rank 0 holds layers 5-6" in server.log
+
+
 def test_a_missing_node_is_named_in_time(nodes: Cluster, tiny: Path) -> None:
     port = free_block()
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}", "--start-timeout", "2"])

@@ -1,4 +1,4 @@
-"""Copying a model between nodes over loopback, against `cp` to the same disk: `python -m tests.agents.transfer_benchmark`.
+"""Copying a model between nodes, against `cp` to the same disk: `python -m tests.agents.transfer_benchmark`.
 
 Both write a gigabyte to the same file system, several times by turns, in one run; the figure is the ratio of medians.
 """
@@ -75,7 +75,8 @@ def _fetch(folder: Path, port: int, identity: Identity, share: str, file: Shared
     arguments = [str(port), str(identity.folder), share, file.name, str(file.size), str(target)]
     command = [sys.executable, "-c", FETCH, *arguments]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     child.stdout.readline()
     os.sync()
     started = time.perf_counter()

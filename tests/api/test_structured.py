@@ -93,10 +93,10 @@ def test_an_answer_cut_off_says_length(
     tool_http: httpx.Client, engine: ScriptedEngine, grammar_tokens: LLTokenizer
 ) -> None:
     engine.default = obey(grammar_tokens)
-    body = {"messages": QUESTION, "guided_regex": "[ab]{50}", "max_tokens": 3}
-    (choice,) = tool_http.post("/v1/chat/completions", json=body).json()["choices"]
+    body = {"prompt": "Tell me.", "guided_regex": "[ab]{50}", "max_tokens": 3}
+    (choice,) = tool_http.post("/v1/completions", json=body).json()["choices"]
     assert choice["finish_reason"] == "length"
-    assert re.fullmatch("[ab]{3,49}", choice["message"]["content"])
+    assert re.fullmatch("[ab]{3,49}", choice["text"])
 
 
 def test_space_between_values_is_bounded(ask: Any) -> None:

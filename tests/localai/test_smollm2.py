@@ -28,7 +28,9 @@ QUESTION: dict[str, Any] = {
     "Tokens": 12,
     "ModelIdentity": MODEL,
 }
-CITY_TOOL = {
+
+
+LOOK_UP = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -94,7 +96,7 @@ def two(backend: Backend, answer: str, tmp_path_factory: pytest.TempPathFactory)
     with Workers(tmp_path_factory.mktemp("two"), 2) as workers:
         with ThreadPoolExecutor(1) as pool:
             # The server asks before there is anybody to answer.
-            load = pool.submit(backend.load, MODEL, f"hostfile:{workers.hostfile}")
+            load = pool.submit(backend.load, MODEL, f"hostfile:{workers.hostfile}", "tool_parser:hermes")
             while state_name(backend.client.Status().state) != "BUSY":
                 assert not load.done()
             workers.start(1)
@@ -118,13 +120,22 @@ def test_eight_requests_at_once_are_all_answered(backend: Backend, two: Workers,
     assert all(reply.tokens == replies[0].tokens for reply in replies if reply.message.decode() == answer)
 
 
-def test_logprobs_and_tokens_and_forced_calls_work_over_two_ranks(backend: Backend, two: Workers) -> None:
+def test_logprobs_and_tokens_work_over_two_ranks(backend: Backend, two: Workers) -> None:
     reply = backend.client.Predict(**{**QUESTION, "Tokens": 4}, Logprobs=1, TopLogprobs=2)
     entries = json.loads(reply.logprobs)["content"]
     assert len(entries) == reply.tokens == 4
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == reply.message
     tokens = backend.client.TokenizeString(Prompt="The capital of France").tokens
     assert backend.client.Detokenize(tokens=tokens).content == "The capital of France"
+
+
+def test_a_forced_call_comes_out_as_a_call(backend: Backend, two: Workers) -> None:
+    request = {**QUESTION, "Tools": json.dumps([LOOK_UP]), "ToolChoice": "required", "Tokens": 60}
+    deltas = [delta for chunk in backend.client.PredictStream(**request) for delta in chunk.chat_deltas]
+    parts = [part for delta in deltas for part in delta.tool_calls if part.index == 0]
+    assert [part.name for part in parts if part.name] == ["look_up"]
+    assert json.loads("".join(part.arguments for part in parts))["city"] in ("Paris", "Rome")
+    assert not any("tool_call" in delta.content for delta in deltas)
 
 
 def test_a_cancelled_stream_makes_room(backend: Backend, two: Workers, answer: str) -> None:

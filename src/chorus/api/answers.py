@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict
 
 
@@ -57,11 +55,3 @@ class AnthropicErrorBody(BaseModel):
     type: str
     error: AnthropicErrorDetail
     request_id: str | None = None
-
-
-class AnyObject(BaseModel):
-    """An object whose keys are said elsewhere."""
-
-    model_config = ConfigDict(extra="allow")
-
-    __pydantic_extra__: dict[str, Any]

@@ -18,6 +18,8 @@ from chorus.text.parsers.pieces import OutputParser
 
 # Longer than any tag that opens a model's reasoning, with the line breaks after it.
 _TAIL_TOKENS = 24
+# The family of parsers whose models write a header before every part of an answer.
+_CHANNELS = "harmony"
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ def mapped_text(messages: list[dict[str, Any]], mapping: Mapping[str, str]) -> s
 
 async def answer_grammar(conversation: Conversation, service: Service, field: str) -> Grammar | None:
     """What the client asked for, joined with the calls that it forces or allows."""
-    toolbox = conversation.toolbox
-    await check_grammar(conversation.grammar, field)
-    if not toolbox.choice.forces and (conversation.grammar is None or not toolbox.tools):
-        return conversation.grammar
+    toolbox, document = conversation.toolbox, conversation.grammar
+    await check_grammar(document, field)
+    if document is not None and service.parsers.name == _CHANNELS:
+        document = grammars.in_final_channel(document, service.tokenizer.added_tokens)
+    if not toolbox.choice.forces and (document is None or not toolbox.tools):
+        return document
     for place, tool in enumerate(toolbox.tools):
         await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
     kind_and_source = service.parsers.tool_grammar(
@@ -89,9 +93,9 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
     if kind_and_source is None:
         raise invalid("tool_choice: it is not known how the served model calls tools.", "tool_choice")
     calls = Grammar("lark", kind_and_source[1])
-    if toolbox.choice.forces or conversation.grammar is None:
+    if toolbox.choice.forces or document is None:
         return calls
-    return grammars.either(calls, conversation.grammar)
+    return grammars.either(calls, document)
 
 
 def reading_of(conversation: Conversation, service: Service, call_ids: Callable[[], str]) -> Reading:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from chorus.api.access import record_of
 from chorus.api.answers import Described
@@ -19,14 +19,12 @@ from chorus.api.describe import operation
 from chorus.api.errors import ApiError, from_engine, invalid
 from chorus.api.lifetime import Interrupted
 from chorus.api.service import Service
-from chorus.api.strict import Harmless, PositiveCount, RequestBody
+from chorus.api.strict import PositiveCount, RequestBody
 from chorus.frontend.embedding import Embedding, NoEmbeddings, embedding_of, finish
 from chorus.frontend.errors import EngineError
 
 
 class EmbeddingsRequest(RequestBody):
-    unserved: ClassVar[dict[str, Harmless]] = {}
-
     input: PromptField
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -52,7 +50,7 @@ class EmbeddingsAnswer(Described):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    usage: EmbeddingsUsage = Field()
+    usage: EmbeddingsUsage
 
 
 def router(service: Service) -> APIRouter:

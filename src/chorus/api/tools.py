@@ -15,7 +15,6 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    strict: bool = False
 
     def for_template(self) -> dict[str, Any]:
         """In OpenAI's form, which is the one that chat templates are written for."""
@@ -46,10 +45,6 @@ class Toolbox:
 
     def for_template(self) -> list[dict[str, Any]] | None:
         return [tool.for_template() for tool in self.tools] or None
-
-    @property
-    def parser_choice(self) -> str:
-        return self.choice.name or self.choice.kind
 
 
 NO_TOOLS = Toolbox()

@@ -31,7 +31,7 @@ HERE = "here"
 
 async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig) -> Plan | None:
     """A pipeline over this machine and the nodes, in their order; None where it is not ours to plan."""
-    if spec.parallel == "tensor" or not nodes:
+    if spec.parallel == "tensor" or not nodes or is_given(spec, len(nodes) + 1):
         return None
     try:
         machines = await _measured(nodes, spec.memory_fraction)
@@ -41,7 +41,8 @@ async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, shard
         return None
     links = Links(ETHERNET, tuple((HERE, node.name, _link(node)) for node in nodes))
     context = min(spec.context or CONTEXT, facts.context)
-    work = Workload(context=context, chunk=spec.prefill_chunk, dtype=spec.dtype, prompt=min(512, context // 2))
+    prompt, output = min(512, context // 2), min(256, context // 4)
+    work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
     try:
         made = plan(facts, machines, links, work, wish_of(spec, sharding, len(machines)))
     except PlanError as error:
@@ -51,12 +52,17 @@ async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, shard
     return made
 
 
+def is_given(spec: EngineSpec, ranks: int) -> bool:
+    """Whether the user laid down every rank's layers: then nothing needs to be measured."""
+    return spec.split is not None and len(spec.split) == ranks
+
+
 def wish_of(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Wish:
     """What was laid down for so many ranks holds; who named nodes wants all of them used."""
-    if spec.split and len(spec.split) == ranks:
-        return Wish("custom", layers=spec.split, tensor=False)
     if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
         return Wish("custom", proportions=sharding.custom_proportions, tensor=False)
+    if spec.split or sharding.custom_proportions:
+        log.warning("the split that was asked for is not for %d ranks: dividing anew", ranks)
     usable = [strategy for strategy in get_args(Strategy) if strategy not in ("auto", "custom")]
     return Wish(sharding.strategy if sharding.strategy in usable else "balanced", tensor=False)
 

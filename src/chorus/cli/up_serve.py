@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chorus.cli.processes import rank_programs
-from chorus.cli.up_plan import plan_for
+from chorus.cli.up_plan import is_given, plan_for
 from chorus.cluster import status
 from chorus.cluster.agent import Agent, AgentOptions
 from chorus.cluster.agent_paths import DOOR_PORT, node_id, own_name, state_dir
@@ -100,7 +100,8 @@ async def ranks_on_nodes(
             backend = common_backend(chosen) if options.nodes_choose_transport else None
             report("planning")
             made = await plan_for(chosen, facts, first, sharding)
-            split, predicted = (made.split, made.to_json()) if made else (None, {})
+            given = first.split if is_given(first, len(chosen) + 1) else None
+            split, predicted = (made.split, made.to_json()) if made else (given, {})
             return deployment(
                 chosen, share, len(facts.layers), make_spec, identity.folder, folder, options, split, backend
             )

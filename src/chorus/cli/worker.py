@@ -19,7 +19,15 @@ from chorus.cluster.config import ConfigError
 from chorus.cluster.config_file import read_file
 from chorus.cluster.hostfile import BACKENDS, Hostfile, HostfileError, parse_hostfile
 from chorus.cluster.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
-from chorus.cluster.supervisor import EXIT_CANNOT_START, Group, Program, RestartPolicy, describe_exit, python
+from chorus.cluster.supervisor import (
+    EXIT_CANNOT_START,
+    EXIT_LEADER_GONE,
+    Group,
+    Program,
+    RestartPolicy,
+    describe_exit,
+    python,
+)
 from chorus.cluster.token import BadToken
 from chorus.platform import logs
 from chorus.platform.lifeline import Lifeline
@@ -190,6 +198,8 @@ async def _keep(group: Group, rank: int, address: str) -> None:
         _, code = await group.ended()
         if code == EXIT_CANNOT_START:
             raise _Ended(f"rank {rank} cannot start on {address}: its last log line says why")
+        if code == EXIT_LEADER_GONE:
+            continue
         if not RestartPolicy().allows(restarts, time.monotonic()):
             raise _Ended(f"rank {rank} at {address} ended again and again, last with {describe_exit(code)}")
         restarts.append(time.monotonic())

@@ -231,6 +231,7 @@ class Nodes:
         credentials = self._identity.channel_credentials()
         async with grpc.aio.secure_channel(target, credentials, [*_OPTIONS, *CHANNEL_OPTIONS]) as channel:
             stub = agent_pb2_grpc.AgentStub(channel)
+            await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)  # the first one also shakes hands
             started = time.perf_counter()
             state = await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
             node = Node(card, address, own_ip, stub, state, round_trip_ms=(time.perf_counter() - started) * 1e3)

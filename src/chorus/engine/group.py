@@ -78,8 +78,7 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     server.start()
     cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
     followers = [Follower(rank, address) for rank, address in enumerate(spec.ranks) if rank]
-    with ThreadPoolExecutor(len(followers)) as pool:
-        list(pool.map(lambda follower: follower.greet(spec.start_timeout_seconds), followers))
+    _greet_all(followers, spec.start_timeout_seconds)
     request = _load_request(spec, followers, weights)
     progress = _Progress(report)
     places: list[_Place] = []
@@ -95,6 +94,15 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     cleanup.callback(chain.close)
     _tell(place.shard)
     return Group(place.shard, chain, place.shard.stage.batches and all(f.loaded.batches for f in followers))
+
+
+def _greet_all(followers: list[Follower], timeout: float) -> None:
+    """All at once, and every rank that does not answer is named, not only the first."""
+    with ThreadPoolExecutor(len(followers)) as pool:
+        greetings = [pool.submit(follower.greet, timeout) for follower in followers]
+    failures = [str(error) for greeting in greetings if (error := greeting.exception())]
+    if failures:
+        raise CannotForm("; ".join(failures))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,13 @@ def after_reasoning(grammar: Grammar, tags: tuple[str, str], tokens: Mapping[str
     return _composed(lark.source(f"{thought} @answer"), answer=grammar)
 
 
+def in_final_channel(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
+    """For models that put every part of an answer into a channel (gpt-oss): the header first, then the grammar."""
+    lark = Lark(tokens)
+    again, header = lark.text("<|start|>assistant"), lark.text("<|channel|>final<|message|>")
+    return _composed(lark.source(f"({again})? {header} @answer"), answer=grammar)
+
+
 def check(grammar: Grammar) -> None:
     if problem := LLMatcher.validate_grammar(_compiled_form(grammar)):
         raise GrammarError(_one_line(problem))
@@ -87,10 +95,13 @@ def _compiled_form(grammar: Grammar) -> str:
 
 
 def _composed(lark: str, **parts: Grammar) -> Grammar:
-    grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
+    """Parts are named by what they hold, so that a composition can be part of another one."""
+    named: dict[str, dict[str, Any]] = {}
     for name, part in parts.items():
-        grammars += _named(name, part)
-    return Grammar("llguidance", json.dumps({"grammars": grammars}, ensure_ascii=False))
+        own = f"{name}_{hashlib.sha256(part.source.encode()).hexdigest()[:12]}"
+        lark = lark.replace(f"@{name}", f"@{own}")
+        named |= {entry["name"]: entry for entry in _named(own, part)}
+    return Grammar("llguidance", json.dumps({"grammars": [{"lark_grammar": lark}, *named.values()]}))
 
 
 def _named(name: str, grammar: Grammar) -> list[dict[str, Any]]:
@@ -98,8 +109,7 @@ def _named(name: str, grammar: Grammar) -> list[dict[str, Any]]:
         case "json_schema":
             return [{"name": name, "json_schema": json.loads(grammar.source)}]
         case "regex":
-            pattern = grammar.source.replace("/", r"\/")
-            return [{"name": name, "lark_grammar": f"start: /{pattern}/"}]
+            return [{"name": name, "lark_grammar": LLMatcher.grammar_from_regex(grammar.source)}]
         case "lark":
             return [{"name": name, "lark_grammar": grammar.source}]
         case "llguidance":

@@ -89,7 +89,7 @@ class EngineHost:
             return await answer
         except EngineLost as error:
             raise NotServing(str(error)) from None
-        except ZeroDivisionError:
+        except (asyncio.CancelledError, grpc.aio.UsageError):
             # A channel that is closed takes its calls with it, as if whoever waits for them had been cancelled.
             if (waiting := asyncio.current_task()) and waiting.cancelling():
                 raise

@@ -47,8 +47,7 @@ def main() -> int:
         return EXIT_CANNOT_START
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
-    worker.serve()
-    return 0
+    return worker.serve()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ log = logging.getLogger("chorus.rank")
 
 SERVICE_THREADS = 8
 PUT_TIMEOUT_SECONDS = 600.0
+EXIT_LEADER_GONE = 75
+"""A process belongs to one collective group for good: to follow another leader, it must be started again."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,16 @@ class Worker:
         rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands), self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._member: Member | None = None
+        self._in_collective = False
 
     def stop(self) -> None:
         self._commands.put(Stop())
 
-    def serve(self) -> None:
+    def serve(self) -> int:
+        """Follow until stopped; the exit code says whether somebody should start this rank again."""
         self._server.start()
         log.info("rank %d waits for its leader on %s", self._rank, self.address)
+        code = 0
         while True:
             match self._commands.get():
                 case Load(request, answers):
@@ -146,9 +151,13 @@ class Worker:
                     answers.put(self._run(step))
                 case Forget():
                     self._forget()
+                    if self._in_collective:
+                        code = EXIT_LEADER_GONE
+                        break
                 case Stop():
                     break
         self._server.stop(grace=0.5).wait(2.0)
+        return code
 
     def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
         if self._member:
@@ -176,6 +185,7 @@ class Worker:
     ) -> tuple[Member, LoadedShard]:
         """The group is formed first: every rank does it now, and one that cannot load says so a moment later."""
         path = self._find_model(request)
+        self._in_collective = request.transport != "grpc"
         if request.parallel == "tensor":
             group = join_group(self._rank, request)
             plan = TensorPlan(self._rank, tuple(request.weights))

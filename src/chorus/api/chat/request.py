@@ -140,7 +140,7 @@ class FunctionTool(Strict):
 
     def as_tool(self) -> Tool:
         function = self.function
-        return Tool(function.name, function.description, function.parameters, bool(function.strict))
+        return Tool(function.name, function.description, function.parameters)
 
 
 class NamedFunction(Strict):

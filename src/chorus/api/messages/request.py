@@ -19,6 +19,7 @@ class CacheControl(Strict):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 class _Block(Strict):
@@ -109,7 +110,7 @@ class ToolDefinition(BaseModel):
     eager_input_streaming: bool | None = None
 
     def as_tool(self) -> Tool:
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+        return Tool(self.name, self.description, self.input_schema)
 
 
 class OtherTool(Undescribed):

@@ -119,7 +119,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
     def as_tool(self) -> Tool:
-        return Tool(self.name, self.description, self.parameters, bool(self.strict))
+        return Tool(self.name, self.description, self.parameters)
 
 
 class OtherTool(Undescribed):

@@ -1,0 +1,61 @@
+"""Grammars on their own: composed, checked, and obeyed by a script."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLTokenizer
+
+from chorus.frontend import grammar as grammars
+from chorus.frontend.messages import GenerationRequest, Grammar, Sampling, submit_command
+from chorus.text.parsers import Content, choose, merged
+from chorus.text.tokenizer import Tokenizer
+from tests.api.grammar_engine import draw
+
+SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+
+
+def drawn(tokens: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, seed: int) -> str:
+    request = GenerationRequest((1,), 400, Sampling(seed=seed), tuple(tokenizer.eos_ids), grammar=grammar)
+    text, ended = draw(tokens, submit_command("1", request).submit)
+    assert ended
+    return tokenizer.decode(text, skip_special=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_document_in_the_final_channel_is_read_as_content(
+    grammar_tokens: LLTokenizer, tokenizer: Tokenizer, seed: int
+) -> None:
+    text = drawn(grammar_tokens, tokenizer, grammars.in_final_channel(grammars.json_schema(SCHEMA), {}), seed)
+    assert "<|channel|>final<|message|>" in text
+    parser = choose(None, "harmony").new(tools=None, thinks=True, starts_in_reasoning=False, id_factory=lambda: "1")
+    (piece,) = merged([*parser.push(text), *parser.flush()])
+    assert isinstance(piece, Content)
+    assert set(json.loads(piece.text)) == {"x"}
+
+
+def test_compositions_can_be_composed_again(grammar_tokens: LLTokenizer, tokenizer: Tokenizer) -> None:
+    document = grammars.in_final_channel(grammars.json_schema(SCHEMA), {})
+    grammar = grammars.after_reasoning(
+        grammars.either(grammars.regex(r"a/b\/yes"), document), ("<think>", "</think>"), {}, already_open=False
+    )
+    grammars.check(grammar)
+    for seed in range(6):
+        text = drawn(grammar_tokens, tokenizer, grammar, seed)
+        assert text.endswith(("a/b/yes", "}"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"type": "blob"}'),
+        Grammar("regex", "(a"),
+        Grammar("lark", "start: x"),
+        Grammar("llguidance", "{}"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_in_one_line(grammar: Grammar) -> None:
+    with pytest.raises(grammars.GrammarError) as caught:
+        grammars.check(grammar)
+    assert "\n" not in str(caught.value)
