@@ -4,6 +4,7 @@ RANKS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8100
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 # What this platform needs besides the package itself: nothing on a Mac, CUDA wheels where a driver answers.
@@ -22,7 +23,7 @@ serve: $(VENV)/installed ## Serve MODEL over RANKS local ranks on HOST:PORT.
 	$(BIN)/chorus serve $(MODEL) --ranks $(RANKS) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages.
-	$(BIN)/python -m pytest -m "not system"
+	$(BIN)/python -m pytest -m "not system" -n $(JOBS) --dist loadfile
 
 test-system: $(VENV)/installed-dev ## Run the tests that need root, system packages or a package registry.
 	$(BIN)/python -m pytest -m system
