@@ -109,7 +109,7 @@ def _named(name: str, grammar: Grammar) -> list[dict[str, Any]]:
         case "json_schema":
             return [{"name": name, "json_schema": json.loads(grammar.source)}]
         case "regex":
-            return [{"name": name, "lark_grammar": LLMatcher.grammar_from_regex(grammar.source)}]
+            return _named(name, Grammar("llguidance", LLMatcher.grammar_from_regex(grammar.source)))
         case "lark":
             return [{"name": name, "lark_grammar": grammar.source}]
         case "llguidance":
