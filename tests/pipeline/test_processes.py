@@ -64,9 +64,7 @@ def generate(spec: EngineSpec, together: bool) -> dict[str, list[int]]:
 
     with contextlib.ExitStack() as cleanup:
         group = form_group(spec, lambda fraction: None, cleanup)
-        limits = Limits(
-            context=256, prefill_chunk=16, lookahead=group.lookahead, max_batch=8 if group.batches else 1
-        )
+        limits = Limits(context=256, prefill_chunk=16, lookahead=group.lookahead, max_batch=8 if group.batches else 1)
         leader = Leader(Runner(group.shard.stage), Scheduler(limits), publish, group.followers)
         for request in requests():
             assert leader.scheduler.submit(request) is None
@@ -82,9 +80,7 @@ def generate(spec: EngineSpec, together: bool) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_three_processes_say_what_one_says(
-    kind: str, ranks: tuple[Ranks, tuple[str, ...]], tmp_path: Path
-) -> None:
+def test_three_processes_say_what_one_says(kind: str, ranks: tuple[Ranks, tuple[str, ...]], tmp_path: Path) -> None:
     started, addresses = ranks
     model = write_tiny_model(tmp_path / "model", KINDS[kind])
     one = started.spec(model, ())
@@ -95,4 +91,3 @@ def test_three_processes_say_what_one_says(
     for tokens in (batched, reference):
         tokens.pop("1:3", None)  # how far a cancelled one came is a matter of timing
     assert batched == reference
-

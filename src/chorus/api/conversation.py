@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from chorus.api.errors import invalid
@@ -84,15 +84,15 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
         return document
     for place, tool in enumerate(toolbox.tools):
         await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
-    kind_and_source = service.parsers.tool_grammar(
-        [replace(tool, parameters=grammars.tidy(tool.parameters or {})).for_template() for tool in toolbox.tools],
+    calls = grammars.forced_calls(
+        service.parsers,
+        [tool.for_template() for tool in toolbox.tools],
         (toolbox.choice.name and {"name": toolbox.choice.name}) or "required",
         toolbox.parallel,
-        tokens=service.tokenizer.added_tokens,
+        service.tokenizer.added_tokens,
     )
-    if kind_and_source is None:
+    if calls is None:
         raise invalid("tool_choice: it is not known how the served model calls tools.", "tool_choice")
-    calls = Grammar("lark", kind_and_source[1])
     if toolbox.choice.forces or document is None:
         return calls
     return grammars.either(calls, document)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 from pathlib import Path
@@ -15,6 +14,8 @@ import grpc.aio
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from chorus.api.auth import needs_keys, refusal_to_listen
+from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
@@ -90,11 +91,12 @@ def serve(
         fail(str(error))
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    if not insecure and not is_loopback(settings.api.host):
-        fail(
-            f"{settings.api.host} can be reached from other machines and there is no key: "
-            "listen on 127.0.0.1, or say --insecure if everybody there may use the model"
-        )
+    try:
+        keys = load_keys(default_key_file())
+    except KeyFileError as error:
+        fail(str(error))
+    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
+        fail(refusal)
     with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
         local = _find_model(settings.model)
         try:
@@ -104,12 +106,7 @@ def serve(
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return not needs_keys(host)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -211,6 +208,7 @@ def api_settings(settings: Settings, model: LocalModel, address: str, listener: 
         model_name=model.id.rpartition("/")[2],
         aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
         model_path=model.path,
+        keys=load_keys(default_key_file()),
         sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
         limits=Limits(
             max_body_bytes=api.max_body_bytes,

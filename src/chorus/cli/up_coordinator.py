@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from chorus.api.auth import refusal_to_listen
+from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program
 from chorus.cli.serve import (
@@ -21,13 +23,12 @@ from chorus.cli.serve import (
     api_settings,
     engine_address,
     engine_spec,
-    is_loopback,
 )
 from chorus.cli.up_options import environment_of, parse_peer
 from chorus.cli.up_serve import ClusterOptions, ranks_on_nodes
 from chorus.cluster import status
 from chorus.cluster.agent_paths import DOOR_PORT, state_dir
-from chorus.cluster.config import ConfigError, Settings, load_settings
+from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.cluster.coordinator_record import recorded
 from chorus.cluster.logs_copy import copy_output
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
@@ -73,8 +74,13 @@ def coordinate(
     if log_file:
         copy_output(log_file)
     logs.setup(settings.log.level, settings.log.json_lines)
-    if not insecure and not is_loopback(settings.api.host):
-        fail(f"{settings.api.host} can be reached from other machines: listen on 127.0.0.1, or say --insecure")
+    use_cache_dir(settings)
+    try:
+        keys = load_keys(default_key_file())
+    except KeyFileError as error:
+        fail(str(error))
+    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
+        fail(refusal)
     with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
         run_over_nodes(settings, _find_model(settings.model), listener, options)
 

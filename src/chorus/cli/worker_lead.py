@@ -7,6 +7,8 @@ import contextlib
 import signal
 import socket
 
+from chorus.api.auth import refusal_to_listen
+from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_programs
 from chorus.cli.serve import (
@@ -17,7 +19,6 @@ from chorus.cli.serve import (
     api_settings,
     engine_address,
     engine_spec,
-    is_loopback,
 )
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.hostfile import Hostfile, split_address
@@ -50,10 +51,11 @@ def lead_with_api(
             "log": {"level": log_level},
         }
         settings = load_settings(None, overrides, environment={})
-    except (ConfigError, ValueError) as error:
+        keys = load_keys(default_key_file())
+    except (ConfigError, KeyFileError, ValueError) as error:
         fail(str(error))
-    if not is_loopback(host):
-        fail(f"--addr {addr} can be reached from other machines and there is no key: use localhost and a proxy")
+    if refusal := refusal_to_listen(host, keys, insecure=False):
+        fail(refusal)
     with contextlib.closing(_listen(host, port or DEFAULT_PORT)) as listener:
         found = _find_model(model)
         try:

@@ -58,6 +58,7 @@ log = logging.getLogger("chorus.config")
 
 NOT_SETTINGS = {
     "CHORUS_CACHE",
+    "CHORUS_KEYS_FILE",
     "CHORUS_BLAS",
     "CHORUS_LIFELINE",
     "CHORUS_CONFIG",

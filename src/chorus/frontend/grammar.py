@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from chorus.frontend.messages import Grammar
+from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.lark import Lark
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -75,6 +76,19 @@ def in_final_channel(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
     lark = Lark(tokens)
     again, header = lark.text("<|start|>assistant"), lark.text("<|channel|>final<|message|>")
     return _composed(lark.source(f"({again})? {header} @answer"), answer=grammar)
+
+
+def forced_calls(
+    family: ParserFamily, tools: Sequence[Mapping[str, Any]], choice: Any, parallel: bool, tokens: Mapping[str, int]
+) -> Grammar | None:
+    """Calls in the served model's own markup; None where it is not known how it calls tools."""
+    made = family.tool_grammar([_tidy_tool(tool) for tool in tools], choice, parallel, tokens=dict(tokens))
+    return Grammar("lark", made[1]) if made else None
+
+
+def _tidy_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(tool["function"])
+    return {**tool, "function": {**function, "parameters": tidy(function.get("parameters") or {})}}
 
 
 def check(grammar: Grammar) -> None:

@@ -137,10 +137,9 @@ def answer_grammar(
     """What the client asked for, or the calls that it forces; the model may think first."""
     grammar = asked
     if chat.forced:
-        made = family.tool_grammar(chat.tools, chat.forced, True, tokens=tokenizer.added_tokens)
-        if made is None:
+        grammar = grammars.forced_calls(family, chat.tools, chat.forced, True, tokenizer.added_tokens)
+        if grammar is None:
             raise BadRequest("ToolChoice: it is not known how the loaded model calls tools; use auto")
-        grammar = Grammar("lark", made[1])
     if grammar is None or family.reasoning is None:
         return grammar
     inside = starts_in_reasoning(prompt, family, tokenizer)
