@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from pathlib import Path
@@ -19,6 +20,7 @@ from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
+from chorus.cli.up_options import environment_of
 from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
@@ -59,6 +61,12 @@ def serve(
     top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Another name for the model; may be repeated.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Over the nodes that joined this cluster.")] = False,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="With --cluster: host[:port] of a node's agent; may be repeated.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="With --cluster: wait for so many nodes besides this one.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a key.")] = False,
     step_log: Annotated[Path | None, typer.Option(help="Write one JSON line per engine step to this file.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
@@ -67,13 +75,17 @@ def serve(
     """Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C).
 
     Example: chorus serve smollm2-135m --port 8100
+
+    Example: chorus serve smollm2-135m --cluster --peer 192.168.1.20
     """
+    if (peer or nodes) and not cluster:
+        fail("--peer and --nodes go with --cluster")
     overrides = {
         "model": model,
         "api": {"host": host, "port": port, "aliases": tuple(alias) if alias else None},
         "engine": {
             "ranks": ranks,
-            "split": split,
+            "split": None if cluster else split,
             "parallel": parallel,
             "weights": weights,
             "transport": transport,
@@ -99,10 +111,33 @@ def serve(
         fail(refusal)
     with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
         local = _find_model(settings.model)
+        if cluster:
+            _serve_over_nodes(settings, local, listener, split, peer or [], nodes, env or [])
+            return
         try:
+            os.environ.update(environment_of(env or []))
             asyncio.run(_serve(settings, local, listener))
-        except (GaveUp, CannotLaunch) as error:
+        except (GaveUp, CannotLaunch, ValueError) as error:
             fail(str(error))
+
+
+def _serve_over_nodes(
+    settings: Settings,
+    model: LocalModel,
+    listener: socket.socket,
+    split: str | None,
+    peers: list[str],
+    nodes: int | None,
+    env: list[str],
+) -> None:
+    from chorus.cli.up_coordinator import DEFAULT_LISTEN, cluster_options, run_over_nodes, with_split
+
+    try:
+        divided = with_split(settings, split) if split else settings
+        options = cluster_options(divided, peers, nodes, env, DEFAULT_LISTEN, Path("logs"))
+    except ValueError as error:
+        fail(str(error))
+    run_over_nodes(divided, model, listener, options)
 
 
 def is_loopback(host: str) -> bool:

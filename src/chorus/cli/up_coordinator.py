@@ -37,6 +37,8 @@ from chorus.models import LocalModel, ModelError
 from chorus.platform import logs
 from chorus.platform.lifeline import Lifeline
 
+DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
+
 
 def coordinate(
     model: Annotated[str | None, typer.Argument(help="A folder, a Hugging Face id or a catalog name.")] = None,
@@ -48,7 +50,7 @@ def coordinate(
     peer: Annotated[list[str] | None, typer.Option(help="host:port of a node's agent; may be repeated.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Wait for so many nodes besides this one.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
-    listen: Annotated[str, typer.Option(help="Where agents may call in.")] = f"0.0.0.0:{DOOR_PORT}",
+    listen: Annotated[str, typer.Option(help="Where agents may call in.")] = DEFAULT_LISTEN,
     log_dir: Annotated[Path, typer.Option(help="Folder for the log of this node.")] = Path("logs"),
     start_timeout: Annotated[float | None, typer.Option(help="Seconds to wait for nodes and ranks.")] = None,
     leader_port: Annotated[int | None, typer.Option(help="Control port of rank 0 (any free one).")] = None,
@@ -67,7 +69,7 @@ def coordinate(
     try:
         settings = load_settings(config, overrides)
         if split:
-            settings = _with_split(settings, split)
+            settings = with_split(settings, split)
         options = cluster_options(settings, peer or [], nodes, env or [], listen, log_dir, leader_port)
     except (ConfigError, ValueError) as error:
         fail(str(error))
@@ -160,7 +162,7 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
         lifeline.cut()
 
 
-def _with_split(settings: Settings, split: str) -> Settings:
+def with_split(settings: Settings, split: str) -> Settings:
     """The number of nodes is not known yet, so the split is taken as it is and checked when they are."""
     try:
         counts = tuple(int(part) for part in split.split(","))
