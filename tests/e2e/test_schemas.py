@@ -1,0 +1,99 @@
+"""Documents that keep to a schema, drawn hot, over two ranks."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import jsonschema
+import llguidance.hf
+import pytest
+from llguidance import LLMatcher
+from transformers import AutoTokenizer
+
+from chorus.frontend.grammar import tidy
+from tests.support.server import ChorusServer
+
+Schema = dict[str, Any]
+
+
+def random_schema(random: Random, depth: int = 0) -> Schema:
+    """Nested objects, arrays, enums, references, patterns, numbers with bounds."""
+    simple = [
+        lambda: {"type": "string", "maxLength": random.randint(1, 8)},
+        lambda: {"type": "string", "pattern": random.choice(["^[a-c]{1,4}$", "^(yes|no)$", "^[0-9]{2}-[A-Z]$"])},
+        lambda: {"type": "integer", "minimum": random.randint(-9, 0), "maximum": random.randint(1, 99)},
+        lambda: {"type": "number", "minimum": 0, "maximum": 10},
+        lambda: {"type": "boolean"},
+        lambda: {"enum": random.sample(["red", "green", 3, None, True], 3)},
+        lambda: {"$ref": "#/$defs/word"},
+    ]
+    if depth >= 2 or random.random() < 0.5:
+        return random.choice(simple)()
+    if random.random() < 0.4:
+        return {"type": "array", "items": random_schema(random, depth + 1), "minItems": 0, "maxItems": 3}
+    return random_object(random, depth)
+
+
+def random_object(random: Random, depth: int = 0) -> Schema:
+    names = random.sample(["name", "kind", "size", "tags", "inner", "note"], random.randint(1, 3))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(random, depth + 1) for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+def whole_schema(seed: int) -> Schema:
+    return {**random_object(Random(seed)), "$defs": {"word": {"type": "string", "enum": ["north", "south"]}}}
+
+
+def ask(server: ChorusServer, seed: int, tokens: int) -> tuple[Schema, dict[str, Any]]:
+    schema = whole_schema(seed)
+    body = {
+        "messages": [{"role": "user", "content": "Give me an example."}],
+        "temperature": 1.5,
+        "seed": seed,
+        "max_tokens": tokens,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+        "return_token_ids": True,
+    }
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=500)
+    assert answer.status_code == 200, answer.text
+    return schema, answer.json()["choices"][0]
+
+
+def check(model: Path, answers: list[tuple[Schema, dict[str, Any]]]) -> int:
+    """Finished documents are valid, cut ones valid beginnings; returns how many were finished."""
+    tokenizer = llguidance.hf.from_tokenizer(AutoTokenizer.from_pretrained(model))
+    finished = 0
+    for schema, choice in answers:
+        text = choice["message"]["content"]
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(text), schema)
+            finished += 1
+        else:
+            assert choice["finish_reason"] == "length"
+            matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(json.dumps(tidy(schema))))
+            assert matcher.try_consume_tokens(choice["token_ids"]) == len(choice["token_ids"]), text
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "tokens"), [("tiny", 180, 160), ("smollm2-135m", 20, 64)], ids=["tiny", "smollm2"]
+)
+def test_hot_documents_keep_to_their_schemas_over_two_ranks(
+    model: str, count: int, tokens: int, tiny_model: Path, smollm2: Path, tmp_path: Path
+) -> None:
+    folder = tiny_model if model == "tiny" else smollm2
+    with (
+        ChorusServer(tiny_model if model == "tiny" else model, ["--ranks", "2"], tmp_path) as server,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        answers = list(pool.map(lambda seed: ask(server, seed, tokens), range(count)))
+    assert check(folder, answers) >= count // 2
