@@ -112,3 +112,14 @@ def test_another_address_than_loopback_needs_a_word(tiny_model: Path, tmp_path: 
     server = ChorusServer(tiny_model, ["--host", "0.0.0.0"], tmp_path)
     assert server.wait_for_exit() == 1
     assert "--insecure" in server.log
+
+
+def test_the_cluster_status_shows_every_rank(tiny_model: Path, tmp_path: Path) -> None:
+    with ChorusServer(tiny_model, ["--split", "4,3"], tmp_path) as server:
+        server.text("The quick brown fox", max_tokens=8)
+        found = server.get("/cluster/status")
+        assert [(rank["rank"], rank["layers"]) for rank in found["ranks"]] == [(0, [3, 7]), (1, [0, 3])]
+        assert found["state"] == "ready"
+        assert found["observed"]["requests"] == 1
+        assert found["observed"]["tokens_per_second"] > 0
+        assert all(rank["memory_bytes"] > 0 and rank["step"] == found["step"] for rank in found["ranks"])

@@ -14,7 +14,7 @@ import chorus
 from chorus.api.access import record_of
 from chorus.api.describe import operation
 from chorus.api.errors import RETRY_AFTER_SECONDS
-from chorus.api.meta_answers import Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
+from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.proto import engine_pb2 as pb
 
@@ -74,6 +74,15 @@ def router(service: Service) -> APIRouter:
             **describe_model(view.description, service.context_length(view.description)),
         }
 
+    @routes.get("/cluster/status", **operation(None, ClusterStatus))
+    async def cluster_status() -> dict[str, Any]:
+        return {
+            "model": settings.model_id,
+            **describe_cluster(await service.look()),
+            "observed": service.observed(),
+            **read_nodes(settings.status_file),
+        }
+
     @routes.get("/v1/models", **operation(None, ModelList))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [await model_entry()]}
@@ -117,17 +126,52 @@ def engine_summary(view: EngineView) -> dict[str, Any]:
     return summary
 
 
+def describe_cluster(view: EngineView) -> dict[str, Any]:
+    engine = view.description
+    return {
+        "state": view.state,
+        "progress": view.progress,
+        "detail": view.detail,
+        "parallel": engine.parallel if engine else None,
+        "transport": engine.transport if engine else None,
+        "running": engine.running if engine else 0,
+        "queued": engine.queued if engine else 0,
+        "step": engine.step if engine else 0,
+        "ranks": [
+            {
+                **_rank(rank),
+                "host": rank.host,
+                "pid": rank.pid,
+                "memory_bytes": rank.memory_bytes,
+                "step": rank.step,
+            }
+            for rank in (engine.ranks if engine else ())
+        ],
+    }
+
+
+def read_nodes(status_file: Path | None) -> dict[str, Any]:
+    """What the coordinator last wrote of its nodes; a server on one machine has none."""
+    nothing: dict[str, Any] = {"plan": None, "nodes": [], "problems": {}}
+    try:
+        found = json.loads(status_file.read_text(encoding="utf-8")) if status_file else {}
+    except (OSError, ValueError):
+        return nothing
+    return {key: found.get(key) or empty for key, empty in nothing.items()}
+
+
+def _rank(rank: pb.RankDescription) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "device": rank.device,
+        "dtype": rank.dtype,
+        "layers": [rank.first_layer, rank.last_layer],
+        "weight_bytes": rank.weight_bytes,
+    }
+
+
 def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any]:
-    ranks = [
-        {
-            "rank": rank.rank,
-            "device": rank.device,
-            "dtype": rank.dtype,
-            "layers": [rank.first_layer, rank.last_layer],
-            "weight_bytes": rank.weight_bytes,
-        }
-        for rank in engine.ranks
-    ]
+    ranks = [_rank(rank) for rank in engine.ranks]
     return {
         "context_length": context_length,
         "vocabulary": engine.vocabulary,

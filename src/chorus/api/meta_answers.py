@@ -58,6 +58,37 @@ class RankInfo(Described):
     weight_bytes: int
 
 
+class RankStatus(RankInfo):
+    host: str
+    pid: int
+    memory_bytes: int
+    step: int
+
+
+class Observed(Described):
+    requests: int
+    tokens_per_second: float | None
+    """Median over the latest requests; None before the first."""
+
+
+class ClusterStatus(Described):
+    model: str
+    state: str
+    progress: float
+    detail: str
+    parallel: str | None
+    transport: str | None
+    running: int
+    queued: int
+    step: int
+    ranks: list[RankStatus]
+    observed: Observed
+    plan: dict[str, Any] | None
+    """What the planner predicted, where it was asked."""
+    nodes: list[dict[str, Any]]
+    problems: dict[str, str]
+
+
 class ModelInfo(Described):
     id: str
     name: str

@@ -193,6 +193,7 @@ class GenerationResponse(Response):
             tokens_per_second=outcome.performance.generation_tokens_per_second,
             finish=ends[0].reason,
         )
+        self._service.note_rate(outcome.performance.generation_tokens_per_second)
         return outcome
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
 
 import chorus
 from chorus.api import plain_tools
@@ -52,6 +55,9 @@ class Prepared:
     fingerprint: str
 
 
+RATES_KEPT = 32
+
+
 class Service:
     def __init__(self, settings: ApiSettings, client: EngineClient, tokenizer: ServedTokenizer) -> None:
         self.settings = settings
@@ -62,6 +68,16 @@ class Service:
         self.parsers: ParserFamily = choose(tokenizer.chat_template, parser)
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self._ready: pb.Description | None = None
+        self._rates: deque[float] = deque(maxlen=RATES_KEPT)
+        self._answered = 0
+
+    def note_rate(self, tokens_per_second: float | None) -> None:
+        self._answered += 1
+        if tokens_per_second is not None:
+            self._rates.append(tokens_per_second)
+
+    def observed(self) -> dict[str, Any]:
+        return {"requests": self._answered, "tokens_per_second": median(self._rates) if self._rates else None}
 
     async def look(self) -> EngineView:
         try:

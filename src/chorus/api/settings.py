@@ -80,6 +80,8 @@ class ApiSettings(_Settings):
     """Whether /v1/embeddings is served; by default the model's files decide."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
+    status_file: Path | None = None
+    """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
     configuration: dict[str, Any] = {}
     """Shown in /health as it is, so it holds nothing secret."""
 
