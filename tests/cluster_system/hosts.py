@@ -89,9 +89,7 @@ class Host:
         return ["ip", "netns", "exec", self.namespace, *change, "env", "-i", *given, *words]
 
     def chorus(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        return self.run(
-            str(self.python), "-m", "chorus.cli.up_commands", *words, timeout=timeout, PYTHONPATH=str(self.source)
-        )
+        return self.run(str(self.python), "-m", "chorus.cli", *words, timeout=timeout, PYTHONPATH=str(self.source))
 
     def run(self, *words: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -22,7 +22,7 @@ question = [{"role": "user", "content": "What is the capital of France?"}]
 answer = client.chat.completions.create(model="default_model", messages=question, temperature=0, max_tokens=16)
 print(answer.choices[0].message.content)
 """
-COMMANDS = ("-m", "chorus.cli.up_commands")
+COMMANDS = ("-m", "chorus.cli")
 
 
 def write_config(hosts: list[Host], model: str) -> Path:

@@ -17,7 +17,7 @@ _KEPT = (STATE_VARIABLE, "CHORUS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOI
 
 def agent_command(options: AgentOptions, peers: list[str], listen: str) -> list[str]:
     """What the service runs; the token stays in a file that only this user can read."""
-    command = [sys.executable, "-m", "chorus.cli.up_commands", "join", "--name", options.name, "--listen", listen]
+    command = [sys.executable, "-m", "chorus.cli", "join", "--name", options.name, "--listen", listen]
     command += ["--log-dir", str(options.logs.resolve())]
     for peer in peers:
         command += ["--peer", peer]

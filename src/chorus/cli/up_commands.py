@@ -20,14 +20,3 @@ def register(app: typer.Typer) -> None:
     app.command("test")(try_served)
     app.add_typer(token_app, name="token")
     app.add_typer(worker_app, name="worker")
-
-
-def main() -> None:
-    """Also a program of its own: what hosts that were reached by SSH run."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    register(app)
-    app()
-
-
-if __name__ == "__main__":
-    main()

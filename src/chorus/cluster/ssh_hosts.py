@@ -16,7 +16,7 @@ MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fasta
 SAME_VERSION = ("mlx", "mlx-lm")
 MIN_PYTHON = (3, 11)
 MIN_DISK = 1 << 30
-COMMANDS = "chorus.cli.up_commands"
+COMMANDS = "chorus.cli"
 
 
 @dataclass(frozen=True)
