@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import shutil
@@ -146,13 +147,16 @@ def three_hosts() -> Iterator[list[Host]]:
         Path(chorus.__file__).parent, folder / "source" / "chorus", ignore=shutil.ignore_patterns("__pycache__")
     )
     hosts = [Host(number, folder) for number in (1, 2, 3)]
-    _remove(hosts)
-    try:
-        _make(hosts)
-        yield hosts
-    finally:
+    # Names of namespaces and users are the same in every run: a second one waits for the first.
+    with Path("/run/chorus-test-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         _remove(hosts)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _make(hosts)
+            yield hosts
+        finally:
+            _remove(hosts)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(hosts: list[Host]) -> None:

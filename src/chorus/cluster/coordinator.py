@@ -117,6 +117,7 @@ class Nodes:
         """Wait for the named nodes, for every peer of the command line, for so many in all; names give the order."""
         order = tuple(names)
         wanted = set(order)
+        await self._refresh()
 
         def enough() -> bool:
             usable = [node for node in self.present if not node.state.draining]
@@ -138,6 +139,15 @@ class Nodes:
         self._check_names()
         usable = self.usable(order)
         return usable[:count] if count is not None else usable
+
+    async def _refresh(self) -> None:
+        """A heartbeat may be a second old, and a node may have begun to drain since."""
+
+        async def ask(node: Node) -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+                node.state = await node.stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
+
+        await asyncio.gather(*(ask(node) for node in self.present))
 
     def usable(self, order: tuple[str, ...]) -> list[Node]:
         """The nodes that may get ranks: those named, in that order, or all of them by node id."""

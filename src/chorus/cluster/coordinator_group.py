@@ -130,15 +130,18 @@ class ClusterGroup(Group):
         if not self._started_once:
             self._report("waiting for nodes")
             try:
-                return await self._nodes.gather(self._expected, self._names, self._timeout)
+                found = await self._nodes.gather(self._expected, self._names, self._timeout)
             except NodesMissing as error:
                 raise GaveUp(str(error)) from None
+            if not found and self._expected != 0:
+                raise GaveUp("every node is draining: bring one back with `chorus drain --undo NODE`")
+            return found
         try:
-            return await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS)
+            found, why = await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS), ""
         except NodesMissing as error:
-            left = self._nodes.usable(self._names)
-            log.warning("going on with %s: %s", ", ".join(node.name for node in left) or "this machine alone", error)
-            return left
+            found, why = self._nodes.usable(self._names), f": {error}"
+        log.warning("going on with %s%s", ", ".join(node.name for node in found) or "this machine alone", why)
+        return found
 
     async def _spawn(self, order: RankOrder) -> str:
         node, served = order.node, self._served
