@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from chorus.api.auth import needs_keys
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, rank_addresses, rank_programs
-from chorus.cli.serve import engine_spec, is_loopback
+from chorus.cli.serve import engine_spec
 from chorus.cluster.config import ConfigError, load_settings
 from chorus.cluster.hostfile import BACKENDS, split_address
 from chorus.localai.access import TOKEN_VARIABLE
@@ -65,7 +66,7 @@ def lead(
         host, _ = split_address(addr)
     except (ConfigError, ValueError) as error:
         fail(str(error))
-    if not insecure and not is_loopback(host) and not os.environ.get(TOKEN_VARIABLE):
+    if not insecure and needs_keys(host) and not os.environ.get(TOKEN_VARIABLE):
         fail(
             f"{addr} can be reached from other machines and there is no token: set {TOKEN_VARIABLE} here and for "
             "LocalAI, or say --insecure if everybody there may use the model"

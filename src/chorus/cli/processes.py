@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chorus.api.settings import ApiSettings
+from chorus.cluster import status
 from chorus.cluster.supervisor import Program, python
 from chorus.engine.spec import EngineSpec
 from chorus.platform import mpi
-
-STATUS_FILE = "cluster.json"
-"""Written by whoever coordinates other nodes, read by the front end."""
 
 
 class CannotLaunch(Exception):
@@ -36,7 +34,7 @@ def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
 
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     settings_file = folder / "api.json"
-    settings_file.write_text(settings.model_copy(update={"status_file": folder / STATUS_FILE}).model_dump_json())
+    settings_file.write_text(settings.model_copy(update={"status_file": folder / status.FILE_NAME}).model_dump_json())
     descriptors = () if settings.socket_fd is None else (settings.socket_fd,)
     command = python("-m", "chorus.api", "--settings", str(settings_file))
     return Program("front end", command, descriptors=descriptors)

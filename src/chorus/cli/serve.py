@@ -15,7 +15,7 @@ import grpc.aio
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.api.auth import needs_keys, refusal_to_listen
+from chorus.api.auth import refusal_to_listen
 from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail
@@ -138,10 +138,6 @@ def _serve_over_nodes(
     except ValueError as error:
         fail(str(error))
     run_over_nodes(divided, model, listener, options)
-
-
-def is_loopback(host: str) -> bool:
-    return not needs_keys(host)
 
 
 def _listen(host: str, port: int) -> socket.socket:

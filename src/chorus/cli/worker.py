@@ -20,8 +20,6 @@ from chorus.cluster.config_file import read_file
 from chorus.cluster.hostfile import BACKENDS, Hostfile, HostfileError, parse_hostfile
 from chorus.cluster.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
 from chorus.cluster.supervisor import (
-    EXIT_CANNOT_START,
-    EXIT_LEADER_GONE,
     Group,
     Program,
     RestartPolicy,
@@ -30,6 +28,7 @@ from chorus.cluster.supervisor import (
 )
 from chorus.cluster.token import BadToken
 from chorus.platform import logs
+from chorus.platform.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.lifeline import Lifeline
 from chorus.transport.channel import is_private
 

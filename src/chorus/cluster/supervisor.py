@@ -17,16 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chorus.platform.exits import EXIT_CANNOT_START
 from chorus.platform.lifeline import Lifeline
 
 log = logging.getLogger("chorus.supervisor")
 
-EXIT_CANNOT_START = 78
-"""A child that ends with this says that another try would fail the same way."""
-
-
-EXIT_LEADER_GONE = 75
-"""A follower whose leader left, and which a new one could not use: it only needs to be started again."""
 
 QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC's own lines on stderr repeat in its words what ours say."""

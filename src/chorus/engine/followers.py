@@ -15,6 +15,7 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
+from chorus.platform.exits import EXIT_RANK_LOST
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
 from chorus.shard.load import LoadError
@@ -28,7 +29,6 @@ from chorus.transport.links import Link, LinkLost
 
 log = logging.getLogger("chorus.engine")
 
-EXIT_RANK_LOST = 71
 QUEUE_LENGTH = 256
 STUCK_SECONDS = 5.0
 """How long the main thread may take to notice a lost rank by itself."""

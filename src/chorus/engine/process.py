@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from chorus import __version__, platform
-from chorus.engine.followers import EXIT_RANK_LOST, CannotForm, RankLost
+from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.grammar import GrammarCompiler
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, Stop
@@ -21,6 +21,7 @@ from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
 from chorus.engine.warmup import warm_up
+from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.memory import resident_memory
 from chorus.proto import engine_pb2 as wire
 from chorus.shard.load import LoadError
@@ -28,9 +29,6 @@ from chorus.shard.runner import Runner
 from chorus.shard.split import BadSplit
 
 log = logging.getLogger("chorus.engine")
-
-EXIT_CANNOT_START = 78
-"""Trying again would fail the same way; the supervisor gives up instead of restarting."""
 
 
 @dataclass

@@ -14,11 +14,12 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.cluster.supervisor import EXIT_CANNOT_START, Group, Program, RestartPolicy, describe_exit
+from chorus.cluster.supervisor import Group, Program, RestartPolicy, describe_exit
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import EngineLost
 from chorus.frontend.messages import Pooling
 from chorus.localai.errors import LoadFailed, NotServing
+from chorus.platform.exits import EXIT_CANNOT_START
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as pb
 

@@ -12,10 +12,9 @@ from chorus import platform
 from chorus.cluster.status_beat import Beat
 from chorus.cluster.trust_identity import Identity
 from chorus.platform import lifeline, logs
+from chorus.platform.exits import EXIT_CANNOT_START
 from chorus.shard.model_finder import model_finder
 from chorus.transport.channel import secure
-
-EXIT_CANNOT_START = 78
 
 
 def main() -> int:

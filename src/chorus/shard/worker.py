@@ -20,6 +20,7 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.cluster.status_beat import Beat
 from chorus.platform import device
+from chorus.platform.exits import EXIT_LEADER_GONE
 from chorus.platform.memory import device_memory, resident_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
@@ -40,8 +41,6 @@ log = logging.getLogger("chorus.rank")
 
 SERVICE_THREADS = 8
 PUT_TIMEOUT_SECONDS = 600.0
-EXIT_LEADER_GONE = 75
-"""A process belongs to one collective group for good: to follow another leader, it must be started again."""
 
 
 @dataclass(frozen=True)
