@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def request(name: str, prompt: int, new: int = 4) -> Request:
 
 
 def tokens_for(step: Step, token: int = 5) -> dict[int, int]:
-    return dict.fromkeys(step.sequences, token) if step.logits else {}
+    return {feed.sequence: token for feed in step.feeds if not feed.partial}
 
 
 def drain(scheduler: Scheduler, token: int = 5, most: int = 10_000) -> tuple[list[Step], list[Progress]]:
@@ -62,10 +62,56 @@ def test_short_prompts_share_the_budget_of_one_chunk() -> None:
     step = scheduler.next_step()
     assert step
     scheduler.finish(step, tokens_for(step))
-    for name in "abc":
-        scheduler.submit(request(name, prompt=8, new=5))
-    kinds = [step.decode for step in (scheduler.next_step() for _ in range(4)) if step]
-    assert kinds == [False, False, False, True]
+    for name, size in (("a", 6), ("b", 7), ("c", 15)):
+        scheduler.submit(request(name, prompt=size, new=5))
+        step = scheduler.next_step()
+        assert step
+        assert not step.decode
+    scheduler.submit(request("d", prompt=16, new=5))
+    step = scheduler.next_step()
+    assert step
+    assert step.decode
+
+
+def test_new_prompts_begin_as_one_rectangle_and_the_rest_of_them_rides_on_the_decodes() -> None:
+    scheduler = Scheduler(Limits(context=1000))
+    for name, size in (("a", 14), ("b", 16), ("c", 30), ("d", 14)):
+        scheduler.submit(request(name, prompt=size, new=2))
+    steps, news = drain(scheduler)
+    fed = [step for step in steps if step.feeds]
+    assert [(step.decode, [len(feed.tokens) for feed in step.feeds]) for step in fed[:3]] == [
+        (False, [14, 14, 14, 14]),
+        (False, [16]),
+        (True, [1, 1, 1, 1]),
+    ]
+    assert [feed.partial for feed in fed[0].feeds] == [False, True, True, False]
+    assert fed[2].sequences == (1, 2, 4, 3)
+    assert [feed.tokens for feed in fed[2].feeds if feed.partial] == [(15,)]
+    assert Counter(progress.id for progress in news if progress.tokens) == dict.fromkeys("abcd", 2)
+
+
+def test_a_rectangle_of_prompts_is_no_larger_than_one_chunk() -> None:
+    scheduler = Scheduler(Limits(context=1000, prefill_chunk=64))
+    for name in "abcdefgh":
+        scheduler.submit(request(name, prompt=20, new=2))
+    first = scheduler.next_step()
+    assert first
+    assert first.sequences == (1, 2, 3)
+
+
+def test_without_look_ahead_rows_join_the_batch_in_their_order() -> None:
+    """One whose prompt is not whole could be fed at once, were it not behind one whose first token is on its way."""
+    scheduler = Scheduler(Limits(context=100, lookahead=False))
+    scheduler.submit(request("a", prompt=3))
+    scheduler.submit(request("b", prompt=4))
+    first = scheduler.next_step()
+    assert first
+    assert first.sequences == (1, 2)
+    assert scheduler.next_step() is None
+    scheduler.finish(first, tokens_for(first))
+    second = scheduler.next_step()
+    assert second
+    assert second.sequences == (1, 2)
 
 
 def test_without_look_ahead_a_decode_waits_for_the_tokens_before_it() -> None:
@@ -175,7 +221,9 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
     scheduler = Scheduler(limits)
     waiting = [request(str(i), *size) for i, size in enumerate(sizes)]
     expected = {r.id: r for r in waiting}
-    fed: Counter[int] = Counter()
+    fed: defaultdict[int, tuple[int, ...]] = defaultdict(tuple)
+    whole: set[int] = set()
+    rows: list[int] = []
     got: Counter[str] = Counter()
     ended: dict[str, Finish | None] = {}
     under_way: list[Step] = []
@@ -195,8 +243,15 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
                 live.discard(operation.sequence)
             assert len(step.feeds) <= batch
             live.update(step.sequences)
+            if step.decode:
+                stay = [row for row in rows if row in step.sequences]
+                assert list(step.sequences[: len(stay)]) == stay, "rows that stay keep their order"
+                rows = list(step.sequences)
             for feed in step.feeds:
-                fed[feed.sequence] += 0 if step.decode else len(feed.tokens)
+                # Between the end of its prompt and its end a sequence is fed nothing but what was sampled for it.
+                fed[feed.sequence] += feed.tokens if feed.sequence not in whole else ()
+                if not feed.partial:
+                    whole.add(feed.sequence)
         elif under_way:
             step = under_way.pop(0)
             for progress in scheduler.finish(step, tokens_for(step)):
@@ -204,6 +259,8 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
                 if progress.finish:
                     ended[progress.id] = progress.finish
     assert not live, "every sequence that was fed has been dropped"
+    prompts = {r.prompt for r in expected.values()}
+    assert all(fed[number] in prompts for number in whole)
     for name, finish in ended.items():
         assert finish in (Finish.LENGTH, Finish.CANCELLED)
         if finish is Finish.LENGTH:
@@ -235,9 +292,9 @@ def test_a_request_that_no_memory_can_hold_is_refused_at_once() -> None:
 
 
 def test_owners_take_turns() -> None:
-    scheduler = Scheduler(Limits(context=100, max_batch=2))
-    for name in ("busy-1", "busy-2", "busy-3"):
-        scheduler.submit(Request(name, (1, 2), 5, owner="busy"))
-    scheduler.submit(Request("quiet", (1, 2), 5, owner="quiet"))
-    steps = [scheduler.next_step() for _ in range(2)]
-    assert [step.sequences for step in steps if step] == [(1,), (4,)]
+    scheduler = Scheduler(Limits(context=100, max_batch=4))
+    for owner in ("busy", "busy", "busy", "quiet", "busy", "quiet", "late"):
+        scheduler.submit(Request(f"{owner}-{scheduler.queued}", (1, 2), 5, owner=owner))
+    first = scheduler.next_step()
+    assert first
+    assert first.sequences == (1, 4, 7, 2)

@@ -82,6 +82,15 @@ class Machine:
         batch.caches = [caches.keep(cache, rows) for cache in batch.caches]
         batch.histories = [batch.histories[row] for row in rows]
 
+    def begin_together(self, *prompts: Sequence[int]) -> list[Running]:
+        """Equally long prompts fill one cache side by side and are then taken apart."""
+        together = Running([() for _ in prompts], [stage.new_cache() for stage in self.stages])
+        self.feed(together, *prompts)
+        return [
+            Running([past], [caches.row(cache, row) for cache in together.caches])
+            for row, past in enumerate(together.histories)
+        ]
+
     def extract(self, batch: Running, row: int) -> Running:
         return Running([batch.histories[row]], [caches.extract(cache, row) for cache in batch.caches])
 
@@ -115,6 +124,15 @@ def batch(machine: Machine) -> None:
     machine.feed(machine.extract(together, 2), [OTHER[5]])
 
 
+def together(machine: Machine) -> None:
+    """Prompts that began as one rectangle: one goes on with its prompt, then all share a batch."""
+    machine.column = "together"
+    parts = machine.begin_together(PROMPT[:9], PROMPT[9:18], PROMPT[3:12])
+    machine.feed(parts[1], OTHER[:3])
+    batch = machine.merge(parts)
+    machine.feed(batch, *([token] for token in OTHER[3:]))
+
+
 def fork(machine: Machine) -> None:
     machine.column = "fork"
     running = machine.filled(PROMPT[:9])
@@ -143,6 +161,7 @@ class Program:
 PROGRAMS = (
     Program(alone, ("chunks", "decode", "window")),
     Program(batch, ("batch",)),
+    Program(together, ("together",)),
     Program(fork, ("fork",)),
     Program(trim, ("trim",)),
 )

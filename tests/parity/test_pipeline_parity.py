@@ -196,6 +196,13 @@ def test_a_stage_says_itself_whether_batches_are_right(name: str) -> None:
         assert result.batches == (result.columns["batch"].mark == EXACT)
 
 
+@pytest.mark.parametrize("name", MEASURED)
+def test_where_batches_are_right_prompts_may_begin_together(name: str) -> None:
+    result = parity(name)
+    if not result.unsplittable and result.batches and result.columns["window"].mark == EXACT:
+        assert result.columns["together"].mark == EXACT, result.columns["together"].note
+
+
 # One for each way in which a layer depends on a cache it does not own: positions, windows, padding, an offset that is
 # handed to all layers, a mask made as an array.
 GHOST_READERS = ["gpt2", "olmo3", "gemma3_text", "llama", "qwen3_next", "bailing_hybrid", "deepseek_v3", "ministral3"]

@@ -22,10 +22,10 @@ import numpy as np
 
 from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
-from chorus.engine.scheduler import Scheduler
+from chorus.engine.scheduler import Scheduler, Sequence
 from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
-from chorus.shard.steps import Step
+from chorus.shard.steps import Feed, Step
 
 log = logging.getLogger("chorus.engine")
 
@@ -125,6 +125,7 @@ class Leader:
         self._flight: Flight | None = None
         self._graph_tokens = GraphTokens()
         self._pooled: dict[int, mx.array] = {}
+        self._news: list[Progress] = []
 
     def post(self, command: Command) -> None:
         """The only call that is made from other threads."""
@@ -132,31 +133,42 @@ class Leader:
 
     def run(self) -> str:
         """Serve until stopped; returns the reason."""
-        while True:
-            stop = self._take_commands()
-            if stop:
-                self._publish(self.scheduler.fail_all(stop.reason))
-                return stop.reason
-            self.turn()
+        try:
+            while not (stop := self._take_commands()):
+                self.turn()
+            self._news += self.scheduler.fail_all(stop.reason)
+            return stop.reason
+        finally:
+            # Also when a rank was lost: who has ended already must hear of it.
+            self._tell()
 
     @property
     def idle(self) -> bool:
         return self.scheduler.idle and self._flight is None and not self._sent
 
     def turn(self) -> None:
-        """One round: at most one forward launched here, at most one brought home."""
+        """One round: at most one forward launched here, at most one brought home.
+
+        News goes out when the ranks have something to do again: nobody computes while we write it down.
+        """
         if self._flight and not self.scheduler.limits.lookahead:
             self._bring_home()
         self._send_steps()
+        self._tell()
         launched = self._launch(self._sent.popleft()) if self._sent else None
         if self._flight:
             self._bring_home()
         if launched:
             self._flight = self._sample(*launched)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news:
+            news, self._news = self._news, []
+            self._publish(news)
 
     def _take_commands(self) -> Stop | None:
         """Everything that has come in; waits only when there is nothing else to do."""
-        news: list[Progress] = []
         try:
             command = self._inbox.get(timeout=1.0) if self.idle else self._inbox.get_nowait()
             while True:
@@ -165,15 +177,14 @@ class Leader:
                         return command
                     case Submit(request):
                         if refused := self.scheduler.submit(request):
-                            news.append(refused)
+                            self._news.append(refused)
                     case Cancel(request_id):
                         if ended := self.scheduler.cancel(request_id):
-                            news.append(ended)
+                            self._news.append(ended)
                 command = self._inbox.get_nowait()
         except queue.Empty:
             pass
         self._followers.check()
-        self._publish(news)
         return None
 
     def _send_steps(self) -> None:
@@ -194,7 +205,7 @@ class Leader:
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
             return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
-        tokens = sample(outputs[0], [self._draw(number) for number in step.sequences])
+        tokens = sample(outputs[0], [self._draw(feed) for feed in step.feeds])
         tokens = self._followers.share(tokens, outputs)
         scores = self._score(step, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
@@ -208,7 +219,7 @@ class Leader:
             return None
         norm, number = self._runner.stage.final_norm, sequence.number
         if norm is None:
-            self._publish(self.scheduler.fail((number,), "this architecture has no final norm that we know of"))
+            self._news += self.scheduler.fail((number,), "this architecture has no final norm that we know of")
             return None
         hidden = norm(outputs[0])[0].astype(mx.float32)
         if sequence.request.pooling is Pooling.LAST:
@@ -220,20 +231,20 @@ class Leader:
         self._pooled = {n: sum_ for n, sum_ in self._pooled.items() if self.scheduler.sequence(n)} | {number: pooled}
         return Flight(step, [pooled], sampled=False, embedded=sequence.prompt_left == 0)
 
-    def _draw(self, number: int) -> Draw:
-        sequence = self.scheduler.sequence(number)
-        if sequence is None:  # ended while its forward was under way: its row is sampled and thrown away
+    def _draw(self, feed: Feed) -> Draw:
+        sequence = self.scheduler.sequence(feed.sequence)
+        if sequence is None or feed.partial:  # ended under way, or not at its end: its row is sampled and thrown away
             return Draw(Sampling(), 0)
-        request = sequence.request
-        return Draw(request.sampling, sequence.position, request.prompt, sequence.output, self._mask(number, request))
+        request, mask = sequence.request, self._mask(sequence)
+        return Draw(request.sampling, sequence.position, request.prompt, sequence.output, mask)
 
-    def _mask(self, number: int, request: Request) -> Mask | None:
-        if request.constraint is None:
+    def _mask(self, sequence: Sequence) -> Mask | None:
+        if sequence.request.constraint is None:
             return None
         try:
-            return request.constraint.mask()
+            return sequence.request.constraint.mask()
         except ValueError as error:
-            self._publish(self.scheduler.fail((number,), f"the grammar cannot be followed: {error}"))
+            self._news += self.scheduler.fail((sequence.number,), f"the grammar cannot be followed: {error}")
             return None
 
     def _score(self, step: Step, logits: mx.array, tokens: mx.array) -> Scores | None:
@@ -253,15 +264,16 @@ class Leader:
             self._fail(flight.step, error)
             return
         sampled = map(int, np.array(flight.outputs[0])) if flight.sampled else ()
-        tokens = dict(zip(flight.step.sequences, sampled, strict=False))
+        rows = zip(flight.step.feeds, sampled, strict=False)
+        tokens = {feed.sequence: token for feed, token in rows if not feed.partial}
         self.finished_step = flight.step.number
         if flight.embedded:
             values = tuple(map(float, np.array(flight.outputs[0])))
-            self._publish(self.scheduler.finish_embedding(flight.step.sequences[0], values))
+            self._news += self.scheduler.finish_embedding(flight.step.sequences[0], values)
             return
         logprobs = self._read_scores(flight)
         self._advance_constraints(tokens)
-        self._publish(self.scheduler.finish(flight.step, tokens, logprobs))
+        self._news += self.scheduler.finish(flight.step, tokens, logprobs)
 
     def _read_scores(self, flight: Flight) -> dict[int, TokenLogprobs]:
         if flight.scores is None:
@@ -282,7 +294,7 @@ class Leader:
     def _fail(self, step: Step, error: Exception) -> None:
         log.exception("step %d failed", step.number)
         self.scheduler.finish(step, {})
-        self._publish(self.scheduler.fail(step.sequences, f"the engine failed this request: {error}"))
+        self._news += self.scheduler.fail(step.sequences, f"the engine failed this request: {error}")
 
     def _write_log(self, step: Step) -> None:
         if self._step_log:

@@ -1,6 +1,7 @@
 """Decides which sequences advance next. Holds no tensor and imports no MLX: steps in, tokens out.
 
 Between two decode forwards at most one budget of prompt tokens is fed, so a long prompt never stalls running streams.
+Prompts that begin at the same time begin together: a small forward costs about as much for eight sequences as for one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from chorus.engine.requests import Finish, Progress, Request, Timing, TokenLogprobs
 from chorus.shard.steps import Drop, Feed, Operation, Step
+
+
+CATCH_UP = 4
+"""A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,12 @@ class Sequence:
     def position(self) -> int:
         """Where the next token to be sampled will stand, counted from the first prompt token."""
         return len(self.request.prompt) + len(self.output)
+
+    def next_tokens(self, size: int) -> tuple[int, ...]:
+        """The next part of the prompt, handed out for a step."""
+        tokens = self.request.prompt[self.fed : self.fed + size]
+        self.fed += size
+        return tokens
 
     def timing(self, now: float, stopped: bool) -> Timing:
         began = self.first_forward if self.first_forward is not None else now
@@ -126,7 +138,7 @@ class Scheduler:
         self._admit()
         running = [sequence for sequence in self._running if sequence.may_decode]
         if chunk := self._next_chunk(bool(running)):
-            return self._prefill(chunk)
+            return self._prefill(*chunk)
         if ready := self._ready_to_decode(running):
             return self._decode(ready)
         if self._operations:
@@ -152,8 +164,9 @@ class Scheduler:
     def _ready_to_decode(self, running: list[Sequence]) -> list[Sequence]:
         if self.limits.lookahead:
             return running
-        # One batch, not two that alternate: whoever got its first token meanwhile joins at the next decode.
-        return [] if self._decodes_under_way else [sequence for sequence in running if not sequence.expected]
+        # One batch, not two that alternate: whoever got its first token meanwhile joins at the next decode, and nobody
+        # before those who stand in front of it, since rows join in this order.
+        return [] if self._decodes_under_way else list(takewhile(lambda sequence: not sequence.expected, running))
 
     def _refusal(self, request: Request) -> Progress | None:
         def refuse(finish: Finish, why: str) -> Progress:
@@ -208,7 +221,7 @@ class Scheduler:
         served = Counter(sequence.request.owner for sequence in (*self._filling, *self._running))
         return min(self._waiting, key=lambda sequence: (served[sequence.request.owner], sequence.number))
 
-    def _next_chunk(self, streams_running: bool) -> tuple[Sequence, int] | None:
+    def _next_chunk(self, streams_running: bool) -> tuple[list[Sequence], int] | None:
         filling = [sequence for sequence in self._filling if sequence.prompt_left]
         if not filling:
             return None
@@ -218,33 +231,41 @@ class Scheduler:
         spent = self._prefilled_since_decode
         if streams_running and spent and spent + size > self.limits.prefill_chunk:
             return None
-        return sequence, size
+        budget = self.limits.prefill_chunk - (spent if streams_running else 0)
+        return _beginning_together(sequence, size, filling, budget), size
 
-    def _prefill(self, chunk: tuple[Sequence, int]) -> Step:
-        sequence, size = chunk
+    def _prefill(self, together: list[Sequence], size: int) -> Step:
+        self._prefilled_since_decode += size * len(together)
+        self._oldest_first = not self._oldest_first
+        if together[0].request.pooling:
+            # Nothing is decoded: the sequence ends when the step with its last tokens comes home.
+            return self._step((self._prompt_feed(together[0], size),))
+        feeds = tuple(self._prompt_feed(sequence, size) for sequence in together)
+        for sequence in together:
+            if sequence.prompt_left <= (CATCH_UP if len(together) > 1 else 0):
+                self._filling.remove(sequence)
+                self._running.append(sequence)
+        return self._step(feeds, logits=not all(feed.partial for feed in feeds))
+
+    def _prompt_feed(self, sequence: Sequence, size: int) -> Feed:
         if sequence.first_forward is None:
             sequence.first_forward = self._clock()
-        tokens = sequence.request.prompt[sequence.fed : sequence.fed + size]
-        sequence.fed += size
-        self._prefilled_since_decode += size
-        self._oldest_first = not self._oldest_first
-        complete = sequence.prompt_left == 0
-        if complete and sequence.request.pooling:
-            # Nothing is decoded: the sequence ends when this step comes home.
-            return self._step((Feed(sequence.number, tokens),))
-        if complete:
-            sequence.expected += 1
-            self._filling.remove(sequence)
-            self._running.append(sequence)
-        return self._step((Feed(sequence.number, tokens),), logits=complete)
+        tokens = sequence.next_tokens(size)
+        sequence.expected += not sequence.prompt_left
+        return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left))
 
     def _decode(self, running: list[Sequence]) -> Step:
-        feeds = tuple(Feed(s.number, () if s.expected else (s.output[-1],)) for s in running)
-        for sequence in running:
-            sequence.expected += 1
+        feeds = tuple(map(self._decode_feed, running))
         self._decodes_under_way += 1
         self._prefilled_since_decode = 0
-        return self._step(feeds, decode=True, logits=True)
+        return self._step(feeds, decode=True, logits=not all(feed.partial for feed in feeds))
+
+    def _decode_feed(self, sequence: Sequence) -> Feed:
+        if sequence.prompt_left:
+            return self._prompt_feed(sequence, 1)
+        tokens = () if sequence.expected else (sequence.output[-1],)
+        sequence.expected += 1
+        return Feed(sequence.number, tokens)
 
     def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False) -> Step:
         step = Step(self._next_step, tuple(self._operations), feeds, decode, logits)
@@ -277,3 +298,11 @@ class Scheduler:
             self._operations.append(Drop(sequence.number))
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
+
+
+def _beginning_together(first: Sequence, size: int, filling: list[Sequence], budget: int) -> list[Sequence]:
+    """Who else has a new prompt of at least this size: equally long chunks are one rectangle, which nothing pads."""
+    if first.fed or first.request.pooling:
+        return [first]
+    others = [s for s in filling if s is not first and not s.fed and not s.request.pooling and s.prompt_left >= size]
+    return [first, *others[: max(0, budget // size - 1)]]

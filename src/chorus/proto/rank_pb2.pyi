@@ -29,7 +29,7 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "weights")
+    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "weights")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,8 @@ class LoadRequest(_message.Message):
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     RDMA_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     model: str
@@ -59,8 +61,10 @@ class LoadRequest(_message.Message):
     parallel: str
     coordinator: str
     rdma_devices: str
+    compression: str
+    policies: _containers.RepeatedScalarFieldContainer[str]
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")
@@ -73,18 +77,20 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches")
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    UNPACKED_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     last_layer: int
     weight_bytes: int
     dtype: str
     batches: bool
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ...) -> None: ...
+    unpacked: bool
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits")
@@ -119,23 +125,29 @@ class Fork(_message.Message):
     def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Feed(_message.Message):
-    __slots__ = ("sequence", "tokens")
+    __slots__ = ("sequence", "tokens", "partial")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    partial: bool
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
     cache_bytes_per_token: int
     free_bytes: int
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    tensor_bytes: int
+    sent_bytes: int
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...

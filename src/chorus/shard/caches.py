@@ -53,6 +53,11 @@ def keep(batch: Cache, rows: Sequence[int]) -> Cache:
     return batch
 
 
+def row(cache: Cache, number: int) -> Cache:
+    """One of the sequences that filled a single-sequence cache side by side, equally long and without padding."""
+    return _per_object(cache, lambda entry: _copy(entry, slice(number, number + 1)))
+
+
 def extract(batch: Cache, row: int) -> Cache:
     """A row of a batch as a single-sequence cache of its own."""
     return _per_object(batch, lambda entry: _extract(entry, row))
@@ -180,19 +185,19 @@ def _offsets(entry: Any) -> Iterator[int]:
         yield entry.offset
 
 
-def _copy(entry: Any) -> Any:
+def _copy(entry: Any, rows: Any = ...) -> Any:
     copy = object.__new__(type(entry))
     for name, value in vars(entry).items():
-        copy.__dict__[name] = _copy_value(value)
+        copy.__dict__[name] = _copy_value(value, rows)
     return copy
 
 
-def _copy_value(value: Any) -> Any:
+def _copy_value(value: Any, rows: Any) -> Any:
     if isinstance(value, mx.array):
-        return value[...]
+        return value[rows]
     if isinstance(value, list | tuple):
-        return type(value)(map(_copy_value, value))
-    return _copy(value) if hasattr(value, "is_trimmable") else value
+        return type(value)(_copy_value(item, rows) for item in value)
+    return _copy(value, rows) if hasattr(value, "is_trimmable") else value
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs steps on one rank's layers and owns the caches of its sequences.
 
-A sequence fills its prompt alone, then joins the batch that decodes together. Every rank gets the same steps and so
-keeps the same batch, row for row.
+A sequence fills its prompt alone (or begins it beside others of the same length), then joins the batch that decodes
+together. Every rank gets the same steps and so keeps the same batch, row for row.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class Runner:
             return []
         if tokens is None:
             tokens = mx.array([feed.tokens for feed in step.feeds], dtype=mx.int32)
-        cache = self._decode_cache(list(step.sequences)) if step.decode else self._own_cache(step.sequences[0])
+        cache = self._decode_cache(list(step.sequences)) if step.decode else self._prompt_cache(step.sequences)
         outputs = self.stage.forward(tokens, cache, received, logits=step.logits)
         if not self.cache_bytes_per_token and not step.decode:
-            self.cache_bytes_per_token = caches.bytes_per_token(cache)
+            self.cache_bytes_per_token = caches.bytes_per_token(cache) // len(step.feeds)
         # The caches ride along, or the graph of a chunk whose logits nobody wants would pile up. They are not handed
         # out: somebody holding them would turn the next in-place update into a copy.
         mx.async_eval(outputs, caches.arrays(cache))
+        if not step.decode and len(step.feeds) > 1:
+            self._alone.update({number: caches.row(cache, row) for row, number in enumerate(step.sequences)})
         return outputs
 
     @property
@@ -65,10 +67,13 @@ class Runner:
             case Fork(source, target, length):
                 self._alone[target] = caches.fork(self._cache_of(source), length)
 
-    def _own_cache(self, sequence: int) -> Cache:
-        if sequence not in self._alone:
-            self._alone[sequence] = self.stage.new_cache()
-        return self._alone[sequence]
+    def _prompt_cache(self, sequences: Sequence[int]) -> Cache:
+        """Several sequences begin together in one cache, which nothing pads: all their rows are equally long."""
+        if len(sequences) > 1:
+            return self.stage.new_cache()
+        if sequences[0] not in self._alone:
+            self._alone[sequences[0]] = self.stage.new_cache()
+        return self._alone[sequences[0]]
 
     def _cache_of(self, sequence: int) -> Cache:
         if sequence in self._alone:

@@ -34,6 +34,8 @@ class Feed:
     sequence: int
     tokens: tuple[int, ...]
     """Empty: the token that was sampled for the sequence last, still inside the graph (look-ahead)."""
+    partial: bool = False
+    """More of the prompt follows: what is sampled behind these tokens is thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ class Step:
     operations: tuple[Operation, ...] = ()
     feeds: tuple[Feed, ...] = ()
     decode: bool = False
-    """Decode feeds one token to every sequence of the batch; otherwise one sequence takes a chunk of its prompt."""
+    """Decode feeds one token to every sequence of the batch; otherwise a sequence takes a chunk of its prompt, or
+    several new ones take equally long ones.
+    """
     logits: bool = False
-    """Whether the logits of the last position are wanted."""
+    """Whether anybody's logits of the last position are wanted."""
 
     @property
     def sequences(self) -> tuple[int, ...]:

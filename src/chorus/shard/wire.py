@@ -10,7 +10,7 @@ def step_to_wire(step: Step) -> wire.Step:
     return wire.Step(
         number=step.number,
         operations=[_operation_to_wire(operation) for operation in step.operations],
-        feeds=[wire.Feed(sequence=feed.sequence, tokens=feed.tokens) for feed in step.feeds],
+        feeds=[wire.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial) for feed in step.feeds],
         decode=step.decode,
         logits=step.logits,
     )
@@ -20,7 +20,7 @@ def step_from_wire(message: wire.Step) -> Step:
     return Step(
         number=message.number,
         operations=tuple(_operation_from_wire(operation) for operation in message.operations),
-        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens)) for feed in message.feeds),
+        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial) for feed in message.feeds),
         decode=message.decode,
         logits=message.logits,
     )
