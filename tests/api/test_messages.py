@@ -137,7 +137,7 @@ def test_counted_tokens_are_those_of_the_prompt(
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-        ({"context_management": {"edits": []}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
         ({"colour": 1}, "colour"),
     ],
 )

@@ -14,6 +14,7 @@ from chorus.api.access import AccessLog
 from chorus.api.auth import Guard
 from chorus.api.chat import routes as chat
 from chorus.api.completions import routes as completions
+from chorus.api.head import HeadAsGet
 from chorus.api.messages import routes as messages
 from chorus.api.responses import routes as responses
 from chorus.api.service import Service
@@ -48,5 +49,6 @@ def create_app(service: Service) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    app.add_middleware(HeadAsGet)
     app.add_middleware(AccessLog)
     return app

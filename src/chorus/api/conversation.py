@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from chorus.api.errors import invalid
 from chorus.api.plain_tools import spelled_out
+from chorus.api.roles import orders
 from chorus.api.service import Service, check_grammar
 from chorus.api.tools import NO_TOOLS, Toolbox
 from chorus.api.wish import Prompt, Reading
 from chorus.frontend import grammar as grammars
+from chorus.frontend.conversation import CannotForce, with_known_roles
 from chorus.frontend.messages import Grammar
-from chorus.text.parsers.pieces import OutputParser
-
-# Longer than any tag that opens a model's reasoning, with the line breaks after it.
-_TAIL_TOKENS = 24
-# The family of parsers whose models write a header before every part of an answer.
-_CHANNELS = "harmony"
+from chorus.frontend.tool_grammar import CannotEnforce
+from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.text.errors import TemplateError
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,30 @@ def prompt_of(conversation: Conversation, service: Service) -> Prompt:
     if conversation.role_mapping is not None:
         text = mapped_text(messages, conversation.role_mapping)
         return Prompt(lambda: tokenizer.encode(text), len(text))
-    if not tokenizer.knows_developers:
-        messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
-    return Prompt(
-        lambda: tokenizer.chat_prompt(
-            messages,
-            tools=tools,
-            template_arguments=dict(conversation.template_arguments),
-            continue_last=conversation.continue_last,
-        ),
-        conversation.size(),
-    )
+    messages = with_known_roles(messages, tokenizer)
+    return Prompt(lambda: rendered(conversation, messages, tools, tokenizer), conversation.size())
+
+
+def rendered(
+    conversation: Conversation,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    tokenizer: ServedTokenizer,
+) -> list[int]:
+    """In the order that was sent where the template takes it; its objection is to what was sent."""
+    objection: TemplateError | None = None
+    for shape in orders(messages):
+        try:
+            return tokenizer.chat_prompt(
+                shape,
+                tools=tools,
+                template_arguments=dict(conversation.template_arguments),
+                continue_last=conversation.continue_last,
+            )
+        except TemplateError as error:
+            objection = objection or error
+    assert objection is not None
+    raise objection
 
 
 def mapped_text(messages: list[dict[str, Any]], mapping: Mapping[str, str]) -> str:
@@ -78,53 +89,24 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
     """What the client asked for, joined with the calls that it forces or allows."""
     toolbox, document = conversation.toolbox, conversation.grammar
     await check_grammar(document, field)
-    if document is not None and service.parsers.name == _CHANNELS:
-        document = grammars.in_final_channel(document, service.tokenizer.added_tokens)
-    if not toolbox.choice.forces and (document is None or not toolbox.tools):
-        return document
     for place, tool in enumerate(toolbox.tools):
-        await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
-    calls = grammars.forced_calls(
-        service.parsers,
-        [tool.for_template() for tool in toolbox.tools],
-        (toolbox.choice.name and {"name": toolbox.choice.name}) or "required",
-        toolbox.parallel,
-        service.tokenizer.added_tokens,
-    )
-    if calls is None:
-        raise invalid("tool_choice: it is not known how the served model calls tools.", "tool_choice")
-    if toolbox.choice.forces or document is None:
-        return calls
-    return grammars.either(calls, document)
+        if tool.strict or toolbox.choice.forces or document is not None:
+            await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
+    try:
+        return service.voice.grammar(toolbox.offer(), document)
+    except CannotForce as error:
+        raise invalid(f"tool_choice: {error}.", "tool_choice") from None
+    except CannotEnforce as error:
+        place = next(place for place, tool in enumerate(toolbox.tools) if tool.strict)
+        message = f"tools[{place}]: strict cannot be enforced: {error}; leave strict out."
+        raise invalid(message, f"tools[{place}]", "unsupported_parameter") from None
 
 
 def reading_of(conversation: Conversation, service: Service, call_ids: Callable[[], str]) -> Reading:
-    family, tokenizer = service.parsers, service.tokenizer
-
-    def starts_in_reasoning(prompt: tuple[int, ...]) -> bool:
-        return family.opened_by(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special=False))
-
-    def parser(prompt: tuple[int, ...]) -> OutputParser:
-        return family.new(
-            tools=conversation.toolbox.for_template(),
-            thinks=family.thinks,
-            starts_in_reasoning=starts_in_reasoning(prompt),
-            id_factory=call_ids,
-        )
-
-    def after_reasoning(prompt: tuple[int, ...], grammar: Grammar) -> Grammar:
-        tags = family.reasoning
-        if tags is None:
-            return grammar
-        return grammars.after_reasoning(grammar, tags, tokenizer.added_tokens, starts_in_reasoning(prompt))
-
+    voice, offer = service.voice, conversation.toolbox.offer()
     return Reading(
-        parser=parser,
-        show_special=family.needs_special_tokens,
-        most_calls=None if conversation.toolbox.parallel else 1,
-        grammar_after_reasoning=after_reasoning,
+        parser=lambda prompt: voice.parser(offer, prompt, call_ids),
+        show_special=voice.family.needs_special_tokens,
+        most_calls=None if offer.parallel else 1,
+        grammar_after_reasoning=lambda prompt, grammar: voice.after_thought(grammar, offer, prompt),
     )
-
-
-def call_id(prefix: str) -> Callable[[], str]:
-    return lambda: prefix + secrets.token_hex(12)

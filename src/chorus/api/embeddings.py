@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
         body = await read_request(request, EmbeddingsRequest, settings.limits)
         service.check_model(body.model)
         try:
-            embedding = embedding_of(settings.model_path, settings.embeddings)
+            embedding = embedding_of(settings.model_path, settings.embeddings, settings.pooling)
         except NoEmbeddings as error:
             message = f"{settings.model_id} gives no embeddings: {error}."
             raise ApiError(400, message, param="model", code="embeddings_not_supported") from None

@@ -35,10 +35,12 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        anthropic_message: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self._anthropic_message = anthropic_message or message
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         self._error = {"message": message, "type": type, "param": param, "code": code}
         self._extra = dict(extra or {})
@@ -48,7 +50,7 @@ class ApiError(Exception):
 
     def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        body = {"type": "error", "error": {"type": kind, "message": self.message}}
+        body = {"type": "error", "error": {"type": kind, "message": self._anthropic_message}}
         return body if request_id is None else {**body, "request_id": request_id}
 
     def response(self, path: str, request_id: str | None = None) -> JSONResponse:
@@ -93,7 +95,9 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_context(error: ContextExceeded, prompt_field: str) -> ApiError:
-    return invalid(str(error), prompt_field, "context_length_exceeded")
+    """Anthropic's clients know it by these words alone, and read both figures to shorten what they send."""
+    words = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_length} maximum"
+    return ApiError(400, str(error), param=prompt_field, code="context_length_exceeded", anthropic_message=words)
 
 
 def from_validation(error: ValidationError) -> ApiError:

@@ -144,6 +144,8 @@ def describe_cluster(view: EngineView) -> dict[str, Any]:
                 "pid": rank.pid,
                 "memory_bytes": rank.memory_bytes,
                 "step": rank.step,
+                "tensor_bytes": rank.tensor_bytes,
+                "sent_bytes": rank.sent_bytes,
             }
             for rank in (engine.ranks if engine else ())
         ],
@@ -165,6 +167,7 @@ def _rank(rank: pb.RankDescription) -> dict[str, Any]:
         "rank": rank.rank,
         "device": rank.device,
         "dtype": rank.dtype,
+        "unpacked": rank.unpacked,
         "layers": [rank.first_layer, rank.last_layer],
         "weight_bytes": rank.weight_bytes,
     }

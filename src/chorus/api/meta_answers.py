@@ -54,6 +54,8 @@ class RankInfo(Described):
     rank: int
     device: str
     dtype: str
+    unpacked: bool
+    """Quantized weights were, when they were loaded."""
     layers: list[int]
     weight_bytes: int
 
@@ -63,6 +65,10 @@ class RankStatus(RankInfo):
     pid: int
     memory_bytes: int
     step: int
+    tensor_bytes: int
+    """Passed on to the next stage so far, over grpc."""
+    sent_bytes: int
+    """The same as sent: fewer where the link is slow enough for compression."""
 
 
 class Observed(Described):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
+import orjson
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -78,9 +78,8 @@ class WireFormat(Protocol):
 
 
 def sse(data: dict[str, Any], event: str | None = None) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {text}\n\n".encode()
+    name = b"event: %b\n" % event.encode() if event else b""
+    return b"%bdata: %b\n\n" % (name, orjson.dumps(data))
 
 
 class GenerationResponse(Response):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import signal
@@ -12,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from chorus.api.app import create_app
+from chorus.api.http_protocol import BoundedHttp
 from chorus.api.service import Service
 from chorus.api.settings import ApiSettings, SettingsError
 from chorus.frontend.engine_client import EngineClient
@@ -52,6 +54,8 @@ def build_service(settings: ApiSettings) -> Service:
 def build_server(service: Service) -> Server:
     config = uvicorn.Config(
         create_app(service),
+        loop="uvloop",
+        http=BoundedHttp,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -92,4 +96,7 @@ def run(settings: ApiSettings) -> None:
     # Uvicorn takes these over while it serves, and at its end raises what it took; that must not kill us then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    # What the libraries brought stays for good: the collector need not walk through it while streams wait.
+    gc.collect()
+    gc.freeze()
     server.run(sockets=[listener])

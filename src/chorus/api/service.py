@@ -19,6 +19,7 @@ from chorus.api.wish import Prompt, Wish, choose_sampling
 from chorus.frontend import grammar as grammars
 from chorus.frontend.answer import Answer
 from chorus.frontend.choices import Choices, choice_seed
+from chorus.frontend.conversation import Voice
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import ContextExceeded, EngineLost
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
@@ -26,7 +27,7 @@ from chorus.frontend.messages import Grammar
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.proto import engine_pb2 as pb
 from chorus.text.errors import TextError
-from chorus.text.parsers import ParserFamily, choose
+from chorus.text.parsers import choose
 
 # About a millisecond of tokenizing; more than that would be felt by every running stream.
 _OFF_LOOP_CHARACTERS = 2000
@@ -65,7 +66,7 @@ class Service:
         self.tokenizer = tokenizer
         self.template_shows_tools = template_shows_tools(tokenizer.chat_template)
         parser = settings.tool_parser or (None if self.template_shows_tools else plain_tools.PARSER)
-        self.parsers: ParserFamily = choose(tokenizer.chat_template, parser)
+        self.voice = Voice(choose(tokenizer.chat_template, parser), tokenizer)
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self._ready: pb.Description | None = None
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)

@@ -78,6 +78,8 @@ class ApiSettings(_Settings):
     """How the model writes tool calls and reasoning, where its template does not tell."""
     embeddings: bool | None = None
     """Whether /v1/embeddings is served; by default the model's files decide."""
+    pooling: Literal["mean", "last"] | None = None
+    """How a text's hidden states become one; by default the model's files decide."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
     status_file: Path | None = None

@@ -85,6 +85,26 @@ def not_text(kind: str) -> PydanticCustomError:
     )
 
 
+class OtherPart(Undescribed):
+    """Anything that is not text; the served model reads text only."""
+
+    type: str
+
+    @model_validator(mode="after")
+    def _refuse(self) -> OtherPart:
+        raise not_text(self.type)
+
+
+def by_kind(tag: str, *known: str) -> Discriminator:
+    """Tells objects of the known types, or of none, from others that exist to be refused."""
+
+    def tag_of(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return "<other>" if isinstance(kind, str) and kind not in known else tag
+
+    return Discriminator(tag_of)
+
+
 def _among(value: Any, harmless: Harmless) -> bool:
     # Equality alone would let 0 pass for False.
     return any(type(value) is type(other) and value == other for other in harmless)

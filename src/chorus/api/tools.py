@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from chorus.api.errors import invalid
+from chorus.frontend.conversation import Offer
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+    """Calls of it always have arguments as the parameters say."""
 
     def for_template(self) -> dict[str, Any]:
         """In OpenAI's form, which is the one that chat templates are written for."""
@@ -34,6 +36,12 @@ class ToolChoice:
     def forces(self) -> bool:
         return self.kind in ("required", "named")
 
+    @property
+    def forced(self) -> str | Mapping[str, str] | None:
+        if not self.forces:
+            return None
+        return {"name": self.name} if self.name else "required"
+
 
 @dataclass(frozen=True)
 class Toolbox:
@@ -45,6 +53,14 @@ class Toolbox:
 
     def for_template(self) -> list[dict[str, Any]] | None:
         return [tool.for_template() for tool in self.tools] or None
+
+    def offer(self) -> Offer:
+        return Offer(
+            tools=[tool.for_template() for tool in self.tools],
+            forced=self.choice.forced,
+            strict=frozenset(tool.name for tool in self.tools if tool.strict),
+            parallel=self.parallel,
+        )
 
 
 NO_TOOLS = Toolbox()
@@ -65,11 +81,3 @@ def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | N
     if chosen.kind == "none" or not tools:
         return NO_TOOLS
     return Toolbox(tuple(tools), chosen, parallel is not False)
-
-
-def decoded_arguments(text: str) -> Any:
-    """Templates want the arguments of an earlier call as an object; what is no JSON stays as it was written."""
-    try:
-        return json.loads(text) if text.strip() else {}
-    except ValueError:
-        return text

@@ -22,20 +22,22 @@ class Embedding:
     normalized: bool
 
 
-def embedding_of(model: Path, wanted: bool | None) -> Embedding:
-    """Sentence-transformers' files say it all; without them only the owner's word makes a model one for embeddings."""
+def embedding_of(model: Path, wanted: bool | None, pooling: Pooling | None = None) -> Embedding:
+    """Sentence-transformers' files say it all; without them only the owner's word makes a model one for embeddings.
+    The owner's word on pooling goes over the files'."""
     modules = _read_json(model / "modules.json")
     if wanted is False:
         raise NoEmbeddings("embeddings are switched off in this server's settings")
     if not isinstance(modules, list):
         if wanted:
-            return Embedding("last", normalized=True)
+            return Embedding(pooling or "last", normalized=True)
         raise NoEmbeddings(
             "the served model is not meant for embeddings: its folder has no modules.json "
-            "(if it is all the same, set `embeddings: true`)"
+            "(if it is all the same, set api.embeddings: true)"
         )
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
-    return Embedding(_pooling(_read_json(model / kinds.get("Pooling", "") / "config.json")), "Normalize" in kinds)
+    chosen = pooling or _pooling(_read_json(model / kinds.get("Pooling", "") / "config.json"))
+    return Embedding(chosen, "Normalize" in kinds)
 
 
 def finish(values: Sequence[float], embedding: Embedding, dimensions: int | None) -> list[float]:

@@ -12,7 +12,6 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from chorus.frontend.messages import Grammar
-from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.lark import Lark
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -61,11 +60,43 @@ def either(first: Grammar, second: Grammar) -> Grammar:
     return _composed("start: @first | @second", first=first, second=second)
 
 
-def after_reasoning(grammar: Grammar, tags: tuple[str, str], tokens: Mapping[str, int], already_open: bool) -> Grammar:
-    """What a model thinks stays free; the grammar holds for what comes after. `tokens` are the added ones by name."""
-    lark = Lark(tokens)
+class FreeText(Lark):
+    """Adds text in which some marks do not occur. Text cannot hold a mark that is a token, but could spell it."""
+
+    def without(self, marks: Sequence[str], *, not_first: Sequence[str] = ()) -> str:
+        """A text of one character or more; `not_first` may not stand at its beginning, nor after space there."""
+        any_text = "(?s:.*)"
+        patterns = [f"{any_text}{_any_of(marks)}{any_text}"] if marks else []
+        patterns += [rf"\s*{_any_of(not_first)}{any_text}"] if not_first else []
+        name = f"TEXT{len(self._rules)}"
+        self._rules.append(f"{name}: /(?s:.+)/" + "".join(f" & ~/{pattern}/" for pattern in patterns))
+        return name
+
+    def up_to(self, end: str, text: str) -> str:
+        """The text, if there is any, and what ends it."""
+        if self._split and self._split.match(end):
+            # Not as a subclass may write it: what ends a text always stands there in full.
+            return self.join(f"({text})?", Lark.text(self, end))
+        return self.rule(f'{text} | ""', f"[suffix={json.dumps(end)}]")
+
+
+def _any_of(marks: Sequence[str]) -> str:
+    return "(" + "|".join(re.escape(mark).replace("/", r"\/") for mark in marks) + ")"
+
+
+def after_reasoning(
+    grammar: Grammar,
+    tags: tuple[str, str],
+    tokens: Mapping[str, int],
+    already_open: bool,
+    without: Sequence[str] = (),
+) -> Grammar:
+    """What a model thinks stays free, but for the marks `without`; the grammar holds for what comes after. `tokens` are
+    the added ones by name."""
+    lark = FreeText(tokens)
     opened, closed = tags
-    thought = f"{lark.free_text(closed)} (/[ \\n]+/)?"
+    inner = lark.up_to(closed, lark.without(without)) if without else lark.free_text(closed)
+    thought = f"{inner} (/[ \\n]+/)?"
     if not already_open:
         thought = f"({lark.text(opened)} {thought})?"
     return _composed(lark.source(f"{thought} @answer"), answer=grammar)
@@ -76,19 +107,6 @@ def in_final_channel(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
     lark = Lark(tokens)
     again, header = lark.text("<|start|>assistant"), lark.text("<|channel|>final<|message|>")
     return _composed(lark.source(f"({again})? {header} @answer"), answer=grammar)
-
-
-def forced_calls(
-    family: ParserFamily, tools: Sequence[Mapping[str, Any]], choice: Any, parallel: bool, tokens: Mapping[str, int]
-) -> Grammar | None:
-    """Calls in the served model's own markup; None where it is not known how it calls tools."""
-    made = family.tool_grammar([_tidy_tool(tool) for tool in tools], choice, parallel, tokens=dict(tokens))
-    return Grammar("lark", made[1]) if made else None
-
-
-def _tidy_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(tool["function"])
-    return {**tool, "function": {**function, "parameters": tidy(function.get("parameters") or {})}}
 
 
 def check(grammar: Grammar) -> None:

@@ -146,10 +146,12 @@ def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | Engin
 
 def _moved(message: pb.Progress, finish: EngineFinish | None) -> Progress:
     logprobs = tuple(
-        TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
-        for entry in message.logprobs
+        [
+            TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
+            for entry in message.logprobs
+        ]
     )
-    return Progress(tuple(message.tokens), finish, _timing(message), logprobs)
+    return Progress(tuple(message.tokens), finish, _timing(message) if finish else None, logprobs)
 
 
 def _timing(message: pb.Progress) -> Timing | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.frontend import grammar as grammars
+from chorus.frontend.conversation import CannotForce, Offer, Voice, call_id, decoded_arguments, with_known_roles
 from chorus.frontend.messages import Grammar
+from chorus.frontend.tool_grammar import CannotEnforce
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.localai.errors import BadRequest
 from chorus.localai.requests import json_field, template_arguments
@@ -18,9 +17,6 @@ from chorus.proto import localai_pb2 as wire
 from chorus.text.errors import TextError
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.pieces import OutputParser
-
-# Longer than any tag that opens a model's reasoning, with the line breaks after it.
-_TAIL_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,11 @@ class Chat:
     forced: str | Mapping[str, str] | None
     """`required`, or the name of the one tool to call."""
     arguments: dict[str, Any]
+    strict: frozenset[str] = frozenset()
+    """Names of the tools whose arguments must be as their schema says."""
+
+    def offer(self) -> Offer:
+        return Offer(self.tools, self.forced, self.strict)
 
 
 def read_chat(request: wire.PredictOptions, special_tokens: Mapping[str, str]) -> Chat:
@@ -46,17 +47,27 @@ def read_chat(request: wire.PredictOptions, special_tokens: Mapping[str, str]) -
         tools=tools,
         forced=choice if tools and choice not in ("none", "auto") else None,
         arguments=template_arguments(request, dict(special_tokens)),
+        strict=strict_tools(request.Tools).intersection(names),
     )
 
 
-def read_tools(text: str) -> list[dict[str, Any]]:
-    if not text.strip():
-        return []
-    tools = []
-    for place, tool in enumerate(json_field("Tools", text, list)):
+def strict_tools(text: str) -> frozenset[str]:
+    return frozenset(function["name"] for function in _functions(text) if function.get("strict") is True)
+
+
+def _functions(text: str) -> list[dict[str, Any]]:
+    functions = []
+    for place, tool in enumerate(json_field("Tools", text, list) if text.strip() else []):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise BadRequest(f"Tools[{place}]: expected a function with a name")
+        functions.append(function)
+    return functions
+
+
+def read_tools(text: str) -> list[dict[str, Any]]:
+    tools = []
+    for function in _functions(text):
         shown = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
         shown["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": shown})
@@ -96,51 +107,38 @@ def template_message(message: wire.Message, place: int) -> dict[str, Any]:
 
 
 def _template_call(call: Any, place: int) -> dict[str, Any]:
-    """Templates want the arguments of an earlier call as an object; what is no JSON stays as it was written."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"Messages[{place}] tool_calls: expected calls with a function and its name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
+        arguments = decoded_arguments(arguments)
     shown = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id", ""), "type": "function", "function": shown}
 
 
 def chat_prompt(chat: Chat, tokenizer: ServedTokenizer) -> list[int]:
-    messages = chat.messages
-    if not tokenizer.knows_developers:
-        messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
+    messages = with_known_roles(chat.messages, tokenizer)
     try:
         return tokenizer.chat_prompt(messages, tools=chat.tools or None, template_arguments=chat.arguments)
     except TextError as error:
         raise BadRequest(f"Messages: {error}") from None
 
 
-def starts_in_reasoning(prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer) -> bool:
-    return family.opened_by(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special=False))
-
-
 def answer_parser(chat: Chat, prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer) -> OutputParser:
-    return family.new(
-        tools=chat.tools or None,
-        thinks=family.thinks,
-        starts_in_reasoning=starts_in_reasoning(prompt, family, tokenizer),
-        id_factory=lambda: "call_" + secrets.token_hex(12),
-    )
+    return Voice(family, tokenizer).parser(chat.offer(), prompt, call_id("call_"))
 
 
 def answer_grammar(
     chat: Chat, asked: Grammar | None, prompt: Sequence[int], family: ParserFamily, tokenizer: ServedTokenizer
 ) -> Grammar | None:
-    """What the client asked for, or the calls that it forces; the model may think first."""
-    grammar = asked
-    if chat.forced:
-        grammar = grammars.forced_calls(family, chat.tools, chat.forced, True, tokenizer.added_tokens)
-        if grammar is None:
-            raise BadRequest("ToolChoice: it is not known how the loaded model calls tools; use auto")
-    if grammar is None or family.reasoning is None:
-        return grammar
-    inside = starts_in_reasoning(prompt, family, tokenizer)
-    return grammars.after_reasoning(grammar, family.reasoning, tokenizer.added_tokens, inside)
+    """What the client asked for, or the calls that it forces or wants strict; the model may think first."""
+    voice, offer = Voice(family, tokenizer), chat.offer()
+    try:
+        # LocalAI writes grammars for tools by itself: one that came is all there is to obey, but for a forced call.
+        grammar = asked if asked and not chat.forced else voice.grammar(offer, None)
+    except CannotForce as error:
+        raise BadRequest(f"ToolChoice: {error}; use auto") from None
+    except CannotEnforce as error:
+        raise BadRequest(f"Tools: strict cannot be enforced: {error}; leave strict out") from None
+    return grammar and voice.after_thought(grammar, offer, prompt)

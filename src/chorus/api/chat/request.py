@@ -7,7 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from chorus.api.sampling_fields import SamplingFields
-from chorus.api.strict import Harmless, NonEmpty, PositiveCount, Strict, Undescribed, by_json_type, not_text, refused
+from chorus.api.strict import (
+    Harmless,
+    NonEmpty,
+    OtherPart,
+    PositiveCount,
+    Strict,
+    Undescribed,
+    by_json_type,
+    by_kind,
+    refused,
+)
 from chorus.api.tools import Tool, ToolChoice
 from chorus.frontend import grammar as grammars
 from chorus.frontend.messages import Grammar
@@ -23,22 +33,7 @@ class TextPart(Strict):
     text: str
 
 
-class OtherPart(Undescribed):
-    """Anything that is not text; the served model reads text only."""
-
-    type: str
-
-    @model_validator(mode="after")
-    def _refuse(self) -> OtherPart:
-        raise not_text(self.type)
-
-
-def _part_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<other>" if isinstance(kind, str) and kind != "text" else "<text>"
-
-
-Part = Annotated[Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], Discriminator(_part_kind)]
+Part = Annotated[Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], by_kind("<text>", "text")]
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[list[Part], Tag("<list>")], Discriminator(by_json_type)]
 
 
@@ -140,7 +135,7 @@ class FunctionTool(Strict):
 
     def as_tool(self) -> Tool:
         function = self.function
-        return Tool(function.name, function.description, function.parameters)
+        return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 class NamedFunction(Strict):

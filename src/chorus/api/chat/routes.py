@@ -17,7 +17,6 @@ from chorus.api.chat.wire import ChatFormat
 from chorus.api.conversation import (
     Conversation,
     answer_grammar,
-    call_id,
     prompt_of,
     reading_of,
     thinking_arguments,
@@ -25,8 +24,9 @@ from chorus.api.conversation import (
 from chorus.api.describe import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.service import Service
-from chorus.api.tools import decoded_arguments, toolbox
+from chorus.api.tools import toolbox
 from chorus.api.wish import FieldNames, Wish
+from chorus.frontend.conversation import call_id, decoded_arguments
 
 
 def router(service: Service) -> APIRouter:

@@ -110,7 +110,7 @@ class ToolDefinition(BaseModel):
     eager_input_streaming: bool | None = None
 
     def as_tool(self) -> Tool:
-        return Tool(self.name, self.description, self.input_schema)
+        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
 
 
 class OtherTool(Undescribed):
@@ -161,10 +161,21 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
+class ThinkingEdit(Strict):
+    """Earlier thoughts are given to the template as they come, so only the wish to keep them all is met."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    edits: list[ThinkingEdit] = Field(default_factory=list)
+
+
 class CountRequest(RequestBody):
     """What tokens are counted of; also what a message request has besides its limits."""
 
-    unserved: ClassVar[dict[str, Harmless]] = {"mcp_servers": ([],), "context_management": (), "container": ()}
+    unserved: ClassVar[dict[str, Harmless]] = {"mcp_servers": ([],), "container": ()}
 
     messages: list[InputMessage] = Field(min_length=1)
     model: str | None = None
@@ -174,6 +185,7 @@ class CountRequest(RequestBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
     def offered_tools(self) -> list[Tool]:
         return [tool.as_tool() for tool in self.tools or () if isinstance(tool, ToolDefinition)]

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from chorus.api.access import record_of
 from chorus.api.body import read_request
-from chorus.api.conversation import Conversation, answer_grammar, call_id, prompt_of, reading_of
+from chorus.api.conversation import Conversation, answer_grammar, prompt_of, reading_of
 from chorus.api.describe import operation
 from chorus.api.messages.answer import AnthropicMessage, TokenCount
 from chorus.api.messages.history import messages_of
@@ -20,6 +20,7 @@ from chorus.api.respond import GenerationResponse
 from chorus.api.service import Service
 from chorus.api.tools import toolbox
 from chorus.api.wish import FieldNames, SamplingWish, Wish
+from chorus.frontend.conversation import call_id
 
 
 def router(service: Service) -> APIRouter:

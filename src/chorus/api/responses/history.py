@@ -13,8 +13,8 @@ from chorus.api.responses.request import (
     ReasoningItem,
     joined,
 )
-from chorus.api.tools import decoded_arguments
 from chorus.frontend.blocks import Block
+from chorus.frontend.conversation import decoded_arguments
 
 Message = dict[str, Any]
 

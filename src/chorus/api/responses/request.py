@@ -11,12 +11,13 @@ from chorus.api.chat.request import Effort, FunctionName
 from chorus.api.strict import (
     Harmless,
     NonEmpty,
+    OtherPart,
     PositiveCount,
     RequestBody,
     Strict,
     Undescribed,
     by_json_type,
-    not_text,
+    by_kind,
     refused,
 )
 from chorus.api.tools import Tool, ToolChoice
@@ -35,20 +36,9 @@ class TextPart(Strict):
     logprobs: list[Any] | None = None
 
 
-class OtherPart(Undescribed):
-    type: str
-
-    @model_validator(mode="after")
-    def _refuse(self) -> OtherPart:
-        raise not_text(self.type)
-
-
-def _part_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<other>" if isinstance(kind, str) and kind not in _TEXT_PARTS else "<text>"
-
-
-Part = Annotated[Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], Discriminator(_part_kind)]
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], by_kind("<text>", *_TEXT_PARTS)
+]
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[list[Part], Tag("<list>")], Discriminator(by_json_type)]
 
 
@@ -119,7 +109,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
     def as_tool(self) -> Tool:
-        return Tool(self.name, self.description, self.parameters)
+        return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
 class OtherTool(Undescribed):
@@ -130,13 +120,8 @@ class OtherTool(Undescribed):
         raise PydanticCustomError("unsupported", "only function tools are supported")
 
 
-def _tool_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<other>" if isinstance(kind, str) and kind != "function" else "<function>"
-
-
 ToolField = Annotated[
-    Annotated[FunctionTool, Tag("<function>")] | Annotated[OtherTool, Tag("<other>")], Discriminator(_tool_kind)
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[OtherTool, Tag("<other>")], by_kind("<function>", "function")
 ]
 
 

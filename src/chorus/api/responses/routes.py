@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from chorus.api.access import record_of
 from chorus.api.body import read_request
-from chorus.api.conversation import Conversation, answer_grammar, call_id, prompt_of, reading_of, thinking_arguments
+from chorus.api.conversation import Conversation, answer_grammar, prompt_of, reading_of, thinking_arguments
 from chorus.api.describe import operation
 from chorus.api.errors import ApiError
 from chorus.api.respond import GenerationResponse
@@ -24,6 +24,7 @@ from chorus.api.service import Service
 from chorus.api.tools import toolbox
 from chorus.api.wish import FieldNames, SamplingWish, Wish, choose_sampling
 from chorus.frontend.blocks import Block
+from chorus.frontend.conversation import call_id
 
 
 def router(service: Service) -> APIRouter:

@@ -1,0 +1,133 @@
+"""What every command that serves an API does: keys, a listening socket, the model, the front end, the ready line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+from chorus.api.auth import refusal_to_listen
+from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
+from chorus.api.settings import ApiKey, ApiSettings, Limits, SamplingDefaults
+from chorus.cli.output import console, fail
+from chorus.cluster.config import Settings
+from chorus.cluster.supervisor import Supervisor
+from chorus.models import LocalModel, ModelError, resolve
+from chorus.models import Progress as PullProgress
+from chorus.models.parts import resolve_description
+from chorus.proto import engine_pb2 as wire
+from chorus.proto import engine_pb2_grpc
+from chorus.text.parsers import choose
+
+ENGINE_GRACE_SECONDS = 5.0
+# The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
+LOOK_EVERY_SECONDS = 0.2
+
+
+def keys_to_serve_with(settings: Settings, insecure: bool) -> tuple[ApiKey, ...]:
+    """The API keys, read once; ends the command where they do not allow serving, or the API's settings are wrong."""
+    try:
+        keys = load_keys(default_key_file())
+    except KeyFileError as error:
+        fail(str(error))
+    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
+        fail(refusal)
+    try:
+        choose(None, settings.api.tool_parser)
+    except ValueError as error:
+        fail(f"api.tool_parser: {error}")
+    return keys
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The supervisor owns the listening socket: a front end that restarts loses no connection."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def find_model(name: str, for_nodes: bool = False) -> LocalModel:
+    """With everything that ranks of this machine need; `for_nodes`: each node fetches the weights of its own rank."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"finding {name}", total=None)
+
+        def report(progress: PullProgress) -> None:
+            bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
+
+        try:
+            return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
+        except ModelError as error:
+            fail(str(error))
+
+
+def api_settings(
+    settings: Settings, model: LocalModel, address: str, listener: socket.socket, keys: Sequence[ApiKey]
+) -> ApiSettings:
+    api = settings.api
+    return ApiSettings(
+        host=api.host,
+        port=listener.getsockname()[1],
+        socket_fd=listener.fileno(),
+        engine_address=address,
+        model_id=model.id,
+        model_name=model.id.rpartition("/")[2],
+        aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
+        model_path=model.path,
+        keys=tuple(keys),
+        cors_origins=api.cors_origins,
+        tool_parser=api.tool_parser,
+        embeddings=api.embeddings,
+        pooling=api.pooling,
+        sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
+        limits=Limits(**api.model_dump(include=set(Limits.model_fields))),
+        trust_remote_code=settings.engine.trust_remote_code,
+        log_level=settings.log.level,
+        log_json=settings.log.json_lines,
+        configuration=settings.model_dump(mode="json", exclude={"log"}),
+    )
+
+
+async def announce(address: str, model: LocalModel, url: str) -> None:
+    """Show the load until the model is ready, then where it is. The supervisor ends it where that never comes."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    async with grpc.aio.insecure_channel(address) as channel:
+        engine = engine_pb2_grpc.EngineStub(channel)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting the engine", total=1.0)
+            while True:
+                # Waits for the engine's socket by itself; an engine that goes away meanwhile is asked again.
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
+                    bar.update(task, description=seen.detail, completed=seen.progress)
+                    if seen.state == wire.READY:
+                        break
+                await asyncio.sleep(LOOK_EVERY_SECONDS)
+    console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
+
+
+async def run_announced(supervisor: Supervisor, address: str, model: LocalModel, url: str) -> None:
+    """Until a signal stops it, or it gives up; the load is shown meanwhile."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    announcer: list[asyncio.Task[None]] = []
+    try:
+        await supervisor.run(lambda: announcer.append(asyncio.create_task(announce(address, model, url))))
+    finally:
+        for task in announcer:
+            task.cancel()
+        await asyncio.gather(*announcer, return_exceptions=True)

@@ -1,0 +1,330 @@
+"""What other people's programs sent when they were tried, shortened: each field and each shape that they used is here.
+
+Claude Code 2.1.197, OpenCode 1.18.33, Cline 3.0.65 and Open WebUI 0.12.4.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from chorus.text.tokenizer import Tokenizer
+from tests.api.conftest import MODEL_ID
+from tests.api.scripted_engine import ScriptedEngine, say
+
+EPHEMERAL = {"type": "ephemeral"}
+SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+READ_PARAMETERS = {
+    "$schema": SCHEMA,
+    "type": "object",
+    "properties": {
+        "file_path": {"description": "Where the file is", "type": "string"},
+        "offset": {"description": "First line", "type": "integer", "minimum": 0, "maximum": 9007199254740991},
+        "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+    },
+    "required": ["file_path"],
+    "additionalProperties": False,
+}
+READ_CALL = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "/w/note.txt"}}\n</tool_call>'
+
+CLAUDE_CODE_HEADERS = {
+    "accept": "application/json",
+    "authorization": "Bearer none",
+    "user-agent": "claude-cli/2.1.197 (external, sdk-cli)",
+    "x-claude-code-session-id": "00000000-0000-0000-0000-000000000000",
+    "x-stainless-lang": "js",
+    "x-stainless-retry-count": "0",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+    "anthropic-dangerous-direct-browser-access": "true",
+    "anthropic-version": "2023-06-01",
+    "x-app": "cli",
+}
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "default_model",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>\nIt is Sunday.\n</system-reminder>\n\n"},
+                {"type": "text", "text": "What does note.txt say?", "cache_control": EPHEMERAL},
+            ],
+        },
+        {"role": "system", "content": "These skills can be used:\n- init: begin a project"},
+    ],
+    "system": [
+        {"type": "text", "text": "x-billing-header: version=2"},
+        {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
+        {"type": "text", "text": "\nYou help with software.", "cache_control": EPHEMERAL},
+    ],
+    "tools": [
+        {"name": "Read", "description": "Reads a file", "input_schema": READ_PARAMETERS},
+        {"name": "TaskList", "description": "Lists tasks", "input_schema": {"type": "object", "properties": {}}},
+    ],
+    "metadata": {"user_id": '{"device_id":"0","account_uuid":"","session_id":"0"}'},
+    "max_tokens": 32000,
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "stream": True,
+}
+CLAUDE_CODE_RESULT: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "I must look.", "signature": ""},
+            {"type": "text", "text": "I read it.", "citations": None},
+            {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "/w/note.txt"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"tool_use_id": "toolu_1", "type": "tool_result", "content": "1\tplum\n2\t", "cache_control": EPHEMERAL}
+        ],
+    },
+]
+
+
+def says(tokenizer: Tokenizer, text: str) -> Any:
+    return say(tokenizer.encode(text, special=False))
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_claude_code_asks_whether_somebody_is_there(tool_http: httpx.Client) -> None:
+    response = tool_http.head("/")
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) > 0
+    assert tool_http.head("/v1/messages").status_code == 405
+
+
+def test_claude_code_is_given_a_thought_a_text_and_a_call(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(says(tokenizer, f"I must look.</think>I read it.\n{READ_CALL}"))
+    sent = events(tool_http.post("/v1/messages?beta=true", json=CLAUDE_CODE, headers=CLAUDE_CODE_HEADERS))
+    opened = [event["content_block"]["type"] for event in sent if event["type"] == "content_block_start"]
+    assert opened == ["thinking", "text", "tool_use"]
+    pieces = [event["delta"]["partial_json"] for event in sent if event.get("delta", {}).get("type", "")[:5] == "input"]
+    assert json.loads("".join(pieces)) == {"file_path": "/w/note.txt"}
+    assert [event["type"] for event in sent[-2:]] == ["message_delta", "message_stop"]
+    assert sent[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_claude_codes_instructions_reach_the_model_wherever_they_stand(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(says(tokenizer, "</think>Good."))
+    events(tool_http.post("/v1/messages?beta=true", json=CLAUDE_CODE, headers=CLAUDE_CODE_HEADERS))
+    prompt = tokenizer.decode(engine.last.prompt)
+    for text in ("You are an agent.", "You help with software.", "It is Sunday.", "- init: begin", '"TaskList"'):
+        assert text in prompt
+
+
+def test_claude_code_sends_the_result_of_a_call(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(says(tokenizer, "Easy.</think>It says plum."))
+    body = {**CLAUDE_CODE, "messages": [*CLAUDE_CODE["messages"], *CLAUDE_CODE_RESULT]}
+    sent = events(tool_http.post("/v1/messages?beta=true", json=body, headers=CLAUDE_CODE_HEADERS))
+    assert "".join(event["delta"].get("text", "") for event in sent if "delta" in event) == "It says plum."
+    assert "tool\n1\tplum" in tokenizer.decode(engine.last.prompt)
+
+
+def test_claude_code_is_told_of_a_full_context_in_the_words_that_it_knows(tool_http: httpx.Client) -> None:
+    """It reads both figures, then shortens the conversation by itself."""
+    long = {**CLAUDE_CODE, "messages": [{"role": "user", "content": "word " * 5000}]}
+    response = tool_http.post("/v1/messages?beta=true", json=long, headers=CLAUDE_CODE_HEADERS)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)
+    assert found, message
+    assert int(found[1]) > int(found[2]) == 4000
+
+
+OPENCODE_HEADERS = {
+    "user-agent": "opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14",
+    "x-session-affinity": "ses_0",
+    "x-session-id": "ses_0",
+}
+OPENCODE_TITLE: dict[str, Any] = {
+    "model": "default_model",
+    "max_tokens": 1024,
+    "messages": [
+        {"role": "system", "content": "You write titles."},
+        {"role": "user", "content": "Write a title for this:\n"},
+        {"role": "user", "content": '"What does note.txt say?"'},
+    ],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+OPENCODE: dict[str, Any] = {
+    **OPENCODE_TITLE,
+    "messages": [
+        {"role": "system", "content": "You are a tool for the command line."},
+        {"role": "user", "content": '"What does note.txt say?"'},
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "Read", "description": "Reads", "parameters": READ_PARAMETERS}}
+    ],
+    "tool_choice": "auto",
+}
+# Cline has the same library below it, and asks for no limit.
+CLINE_HEADERS = {
+    "user-agent": "ai-sdk/openai-compatible/3.0.37 ai-sdk/provider-utils/5.0.30 runtime/bun/1.3.13",
+    "authorization": "Bearer none",
+}
+CLINE: dict[str, Any] = {key: value for key, value in OPENCODE.items() if key != "max_tokens"}
+AI_SDK = pytest.mark.parametrize(
+    ("body", "headers"), [(OPENCODE, OPENCODE_HEADERS), (CLINE, CLINE_HEADERS)], ids=["opencode", "cline"]
+)
+
+
+@AI_SDK
+def test_a_call_is_streamed_to(
+    tool_http: httpx.Client,
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    body: dict[str, Any],
+    headers: dict[str, str],
+) -> None:
+    engine.next(says(tokenizer, f"I read it.\n{READ_CALL}"))
+    sent = events(tool_http.post("/v1/chat/completions", json=body, headers=headers))
+    choices = [choice for event in sent for choice in event["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices).strip() == "I read it."
+    pieces = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    # The library takes the first piece of a call for its beginning, and asks it for the id and the name.
+    assert (pieces[0]["type"], pieces[0]["function"]["name"]) == ("function", "Read")
+    assert pieces[0]["id"]
+    assert {piece["index"] for piece in pieces} == {0}
+    arguments = "".join(piece["function"]["arguments"] for piece in pieces)
+    assert json.loads(arguments) == {"file_path": "/w/note.txt"}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert sent[-1]["choices"] == []
+    assert sent[-1]["usage"]["completion_tokens"] > 0
+
+
+@AI_SDK
+def test_the_result_of_a_call_is_taken_from(
+    tool_http: httpx.Client,
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    body: dict[str, Any],
+    headers: dict[str, str],
+) -> None:
+    engine.next(says(tokenizer, "It says plum."))
+    function = {"name": "Read", "arguments": '{"file_path":"/w/note.txt"}'}
+    turn = [
+        {
+            "role": "assistant",
+            "content": "I read it.\n",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "<content>\n1: plum\n</content>"},
+    ]
+    response = tool_http.post(
+        "/v1/chat/completions", json={**body, "messages": [*body["messages"], *turn]}, headers=headers
+    )
+    texts = [choice["delta"].get("content") or "" for event in events(response) for choice in event["choices"]]
+    assert "".join(texts) == "It says plum."
+    assert "1: plum" in tokenizer.decode(engine.last.prompt)
+
+
+def test_opencode_is_given_a_title(tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    engine.next(says(tokenizer, "Reading a note"))
+    sent = events(tool_http.post("/v1/chat/completions", json=OPENCODE_TITLE, headers=OPENCODE_HEADERS))
+    assert "".join(choice["delta"].get("content") or "" for e in sent for choice in e["choices"]) == "Reading a note"
+
+
+def test_opencode_is_told_of_a_full_context_by_the_code_that_it_knows(tool_http: httpx.Client) -> None:
+    """It then shortens the conversation by itself."""
+    response = tool_http.post("/v1/chat/completions", json={**OPENCODE, "max_tokens": 8192}, headers=OPENCODE_HEADERS)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_open_webui_finds_the_model_by_its_id(tool_http: httpx.Client) -> None:
+    listed = tool_http.get("/v1/models", headers={"authorization": "Bearer none"}).json()
+    assert [entry["id"] for entry in listed["data"]] == [MODEL_ID]
+
+
+def test_open_webuis_page_offers_its_own_tools(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(says(tokenizer, "Paris."))
+    weeks = {"default": 0, "description": "How many", "type": "integer"}
+    functions: list[dict[str, Any]] = [
+        {"name": "get_current_timestamp", "description": "Now", "parameters": {"properties": {}, "type": "object"}},
+        {
+            "name": "calculate_timestamp",
+            "description": "Then.\nOr now.",
+            "parameters": {"properties": {"weeks_ago": weeks}, "type": "object"},
+        },
+    ]
+    body = {
+        "stream": True,
+        "model": MODEL_ID,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "tools": [{"type": "function", "function": function} for function in functions],
+    }
+    sent = events(tool_http.post("/v1/chat/completions", json=body))
+    assert "".join(choice["delta"].get("content") or "" for e in sent for choice in e["choices"]) == "Paris."
+    assert "calculate_timestamp" in tokenizer.decode(engine.last.prompt)
+
+
+OPEN_WEBUI_ADJUSTED: dict[str, Any] = {
+    "model": MODEL_ID,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is the capital of Italy?"}]},
+    ],
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.01,
+    "max_tokens": 12,
+    "seed": 3,
+    "stop": ["zzz"],
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "reasoning_effort": "low",
+}
+
+
+def test_open_webui_streams_with_every_setting_of_a_chat(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(says(tokenizer, "Rome."))
+    sent = events(tool_http.post("/v1/chat/completions", json=OPEN_WEBUI_ADJUSTED))
+    assert "".join(choice["delta"].get("content") or "" for e in sent for choice in e["choices"]) == "Rome."
+    assert engine.last.max_tokens == 12
+
+
+def test_open_webui_asks_for_a_title(tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    engine.next(says(tokenizer, '{"title": "Capitals"}'))
+    body = {
+        "model": MODEL_ID,
+        "messages": [{"role": "user", "content": "### Task:\nWrite a title."}],
+        "stream": False,
+        "max_tokens": 1000,
+    }
+    answer = tool_http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == '{"title": "Capitals"}'
+
+
+@pytest.mark.parametrize("setting", ["repeat_penalty", "num_ctx"])
+def test_open_webui_is_told_which_of_its_settings_are_ollamas_own(tool_http: httpx.Client, setting: str) -> None:
+    response = tool_http.post("/v1/chat/completions", json={**OPEN_WEBUI_ADJUSTED, setting: 2048})
+    assert response.status_code == 400
+    assert setting in response.json()["error"]["message"]
