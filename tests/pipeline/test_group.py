@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from chorus import __version__
-from chorus.models.layers import files_for_layers
+from chorus.models.layer_names import files_for_layers
 from chorus.models.tensors import weight_map
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc

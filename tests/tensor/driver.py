@@ -23,7 +23,7 @@ from chorus.shard import tensor  # noqa: E402
 from chorus.shard.pipeline import Stage, layer_count  # noqa: E402
 from chorus.shard.runner import Runner  # noqa: E402
 from chorus.shard.steps import Drop, Feed, Step  # noqa: E402
-from chorus.shard.tensor import TensorPlan, TensorStage, from_leader, shard_model  # noqa: E402
+from chorus.shard.tensor import TensorPlan, from_leader, shard_model  # noqa: E402
 from chorus.shard.tensor_rules import parts  # noqa: E402
 from chorus.shard.tensor_rules.cuts import Cut, take  # noqa: E402
 from chorus.shard.upstream_weights import dequantize  # noqa: E402
@@ -156,7 +156,9 @@ def run(case: Case, group: mx.distributed.Group) -> Outcome:
     except tensor.TensorError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
     choose = greedy if case.format == "float32" and case.fault is None else scripted
-    spoken = converse(TensorStage(model), lambda logits: from_leader(choose(logits), group, after=[logits]))
+    spoken = converse(
+        Stage(model, 0, layer_count(model)), lambda logits: from_leader(choose(logits), group, after=[logits])
+    )
     if group.rank() == 0:
         whole = made(case)
         reference = converse(Stage(whole, 0, layer_count(whole)), choose)

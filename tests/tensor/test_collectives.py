@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from chorus.shard import tensor
-from chorus.shard.tensor import TensorPlan, TensorStage, shard_model
+from chorus.shard.pipeline import Stage, layer_count
+from chorus.shard.tensor import TensorPlan, shard_model
 from tests.support.architectures import ARCHITECTURES, build
 from tests.tensor.imagined import Imagined
 
@@ -29,10 +30,10 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return made
 
 
-def _stage(name: str, rank: int = 0) -> TensorStage:
+def _stage(name: str, rank: int = 0) -> Stage:
     model = build(name)
     shard_model(model, ARCHITECTURES[name], TensorPlan(rank, (1, 1)), Imagined(rank, 2))
-    return TensorStage(model)
+    return Stage(model, 0, layer_count(model))
 
 
 @pytest.mark.parametrize(

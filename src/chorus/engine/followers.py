@@ -25,7 +25,7 @@ from chorus.shard.tensor import from_leader
 from chorus.shard.wire import step_to_wire
 from chorus.transport.channel import open_channel
 from chorus.transport.collective import CannotJoin
-from chorus.transport.links import Link, LinkLost
+from chorus.transport.links import Link, LinkLost, Traffic
 
 log = logging.getLogger("chorus.engine")
 
@@ -52,6 +52,7 @@ class Follower:
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
     free_bytes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
     failure: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class Follower:
                         raise RankLost(done.error)
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
+                    self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
                 self.failure = f"{self.name} closed its link"
             except RankLost as error:
                 self.failure = str(error)
@@ -188,10 +190,10 @@ class FollowerGroup:
 class PipelineFollowers(FollowerGroup):
     """One chain of stages that ends at the leader's link."""
 
-    def __init__(self, followers: Sequence[Follower], link: Link, step_timeout: float) -> None:
+    def __init__(self, followers: Sequence[Follower], link: Link, stages: int, step_timeout: float) -> None:
         super().__init__(followers, step_timeout)
         # One chunk in every stage and one on its way: more would only make cancelling slower.
-        self.depth = len(followers) + 2
+        self.depth = stages + 1
         self._link = link
 
     def receive(self, step: Step) -> list[mx.array] | None:

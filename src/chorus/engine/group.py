@@ -21,20 +21,22 @@ from chorus.engine.followers import (
     load_all,
 )
 from chorus.engine.spec import EngineSpec
+from chorus.models.preshard import is_preshard
 from chorus.platform.memory import device_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.shard import tensor
 from chorus.shard.architectures import SplitError
-from chorus.shard.join import join_group, open_link
-from chorus.shard.load import LoadedShard, load_shard, load_slices, stored_layers
+from chorus.shard.layout import Layout, check_transport, shape
+from chorus.shard.load import LoadedShard, load_shard, own_folder, stored_layers
 from chorus.shard.pipeline import check_split
 from chorus.shard.runner import Runner
+from chorus.shard.seat import Seat, take_seat
 from chorus.shard.split import choose_split, layers_of
 from chorus.shard.upstream_weights import read_config
 from chorus.shard.worker import PUT_TIMEOUT_SECONDS, free_port
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
-from chorus.transport.links import Inbox, Link
+from chorus.transport.links import Inbox
 
 log = logging.getLogger("chorus.engine")
 
@@ -64,14 +66,15 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     ranks = max(1, len(spec.ranks))
     if ranks == 1:
         shard = load_shard(
-            spec.model_path,
+            own_folder(spec.model_path, 0, spec.split, spec.weights),
             lambda layers: layers_of(0, choose_split(spec.split, layers, 1)),
             **_load_options(spec),
+            policy=spec.policies[0] if spec.policies else None,
             progress=lambda done, total: report(done / max(total, 1)),
         )
         _tell(shard)
         return Group(shard, None, shard.stage.batches)
-    weights = _check_division(spec, ranks)
+    layout = _layout(spec, ranks)
     inbox = Inbox()
     server, _ = open_server(spec.ranks[0], LEADER_THREADS)
     server.add_generic_rpc_handlers((tensor_service(inbox, PUT_TIMEOUT_SECONDS),))
@@ -79,21 +82,20 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
     followers = [Follower(rank, address) for rank, address in enumerate(spec.ranks) if rank]
     _greet_all(followers, spec.start_timeout_seconds)
-    request = _load_request(spec, followers, weights)
+    request = _load_request(spec, followers, layout)
     progress = _Progress(report)
-    places: list[_Place] = []
+    seats: list[Seat] = []
 
     def own() -> None:
-        places.append(_take_place(spec, request, inbox, lambda done, total: progress(0, done, total)))
+        seats.append(take_seat(0, spec.model_path, request, inbox, lambda done, total: progress(0, done, total)))
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
-    place = places[0]
-    if spec.parallel == "tensor":
-        _check_same_dtype(place.shard, followers)
-    chain = place.lead(followers, spec.step_timeout_seconds)
+    shard = seats[0].shard
+    _check_dtypes(layout, shard.policy.dtype, followers)
+    chain = _lead(seats[0], layout, followers, spec.step_timeout_seconds)
     cleanup.callback(chain.close)
-    _tell(place.shard)
-    return Group(place.shard, chain, place.shard.stage.batches and all(f.loaded.batches for f in followers))
+    _tell(shard)
+    return Group(shard, chain, shard.stage.batches and all(f.loaded.batches for f in followers))
 
 
 def _greet_all(followers: list[Follower], timeout: float) -> None:
@@ -105,19 +107,11 @@ def _greet_all(followers: list[Follower], timeout: float) -> None:
         raise CannotForm("; ".join(failures))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What the leader itself holds, and how it is connected with the others."""
-
-    shard: LoadedShard
-    link: Link | None = None
-    group: mx.distributed.Group | None = None
-
-    def lead(self, followers: list[Follower], step_timeout: float) -> FollowerGroup:
-        if self.group is not None:
-            return TensorFollowers(followers, self.group, step_timeout)
-        assert self.link is not None
-        return PipelineFollowers(followers, self.link, step_timeout)
+def _lead(seat: Seat, layout: Layout, followers: list[Follower], step_timeout: float) -> FollowerGroup:
+    if seat.link is not None:
+        return PipelineFollowers(followers, seat.link, layout.stages, step_timeout)
+    assert seat.peers is not None
+    return TensorFollowers(followers, seat.peers, step_timeout)
 
 
 class _Progress:
@@ -133,52 +127,40 @@ class _Progress:
         self._report(sum(done for done, _ in seen) / max(1, sum(total for _, total in seen)))
 
 
-def _check_division(spec: EngineSpec, ranks: int) -> tuple[int, ...]:
-    """A division that does not fit the model is told before anything is read. Returns the weights of a tensor group."""
-    if spec.parallel == "tensor":
-        if spec.split:
-            raise CannotForm("a split divides layers among stages: with --parallel tensor give --weights instead")
+def _layout(spec: EngineSpec, ranks: int) -> Layout:
+    """Who holds what. A division that does not fit the model is told before anything is read."""
+    check_transport(spec.parallel, spec.transport)
+    stages, members = shape(spec.parallel, ranks, spec.split, spec.weights)
+    if stages > 1 and members > 1 and is_preshard(spec.model_path):
+        raise CannotForm(
+            f"{spec.model_path} was cut for a pipeline or for tensor parallelism: "
+            "with --parallel hybrid serve the original folder"
+        )
+    weights: tuple[int, ...] = (1,)
+    if members > 1:
         try:
-            return tensor.check(read_config(spec.model_path), ranks, spec.weights)
+            weights = tensor.check(read_config(spec.model_path), members, spec.weights)
         except (tensor.TensorError, OSError, ValueError) as error:
             raise CannotForm(str(error)) from error
-    if spec.weights:
-        raise CannotForm("weights divide every layer: with --parallel pipeline give --split instead")
-    layers = stored_layers(spec.model_path)
-    split = choose_split(spec.split, layers, ranks)
+    layout = Layout(choose_split(spec.split, stored_layers(spec.model_path), stages), weights)
+    boundaries = [layers_of(stage, layout.split).start for stage in reversed(range(stages - 1))]
     try:
-        check_split(read_config(spec.model_path), [layers_of(rank, split).start for rank in reversed(range(ranks - 1))])
+        check_split(read_config(spec.model_path), boundaries)
     except SplitError as error:
         raise CannotForm(str(error)) from error
-    return ()
+    return layout
 
 
-def _check_same_dtype(own: LoadedShard, followers: list[Follower]) -> None:
+def _check_dtypes(layout: Layout, own: str, followers: list[Follower]) -> None:
     """Sums over ranks need one number type; where machines differ, each may have chosen another."""
-    others = {f.name: f.loaded.dtype for f in followers if f.loaded.dtype != own.policy.dtype}
-    if others:
-        told = ", ".join(f"{name} uses {dtype}" for name, dtype in others.items())
-        raise CannotForm(
-            f"rank 0 uses {own.policy.dtype}, but {told}: give --dtype, or use --parallel pipeline, which may mix"
-        )
-
-
-def _take_place(
-    spec: EngineSpec, request: wire.LoadRequest, inbox: Inbox, progress: Callable[[int, int], None]
-) -> _Place:
-    if spec.parallel == "tensor":
-        group = join_group(0, request)
-        plan = tensor.TensorPlan(0, tuple(request.weights))
-        shard = load_slices(spec.model_path, plan, group, **_load_options(spec), progress=progress)
-        return _Place(shard, group=group)
-    link = open_link(0, request, inbox)
-    shard = load_shard(
-        spec.model_path,
-        lambda layers: layers_of(0, choose_split(spec.split, layers, request.ranks)),
-        **_load_options(spec),
-        progress=progress,
-    )
-    return _Place(shard, link=link)
+    chosen = {0: ("rank 0", own), **{f.rank: (f.name, f.loaded.dtype) for f in followers}}
+    for stage in range(layout.stages):
+        (first, dtype), *others = (chosen[rank] for rank in layout.stage_ranks(stage))
+        if different := [f"{name} uses {its}" for name, its in others if its != dtype]:
+            raise CannotForm(
+                f"{first} uses {dtype}, but {', '.join(different)}: give --dtype, or use --parallel pipeline, which "
+                "may mix"
+            )
 
 
 def _tell(shard: LoadedShard) -> None:
@@ -195,19 +177,21 @@ def _load_options(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _load_request(spec: EngineSpec, followers: list[Follower], weights: tuple[int, ...]) -> wire.LoadRequest:
+def _load_request(spec: EngineSpec, followers: list[Follower], layout: Layout) -> wire.LoadRequest:
     # Only the host part of an address is a ring's business; ranks that meet on Unix sockets meet on loopback.
     ports = [free_port(), *(follower.hello.collective_port for follower in followers)]
     hosts = ["127.0.0.1" if a.startswith("unix:") else a.rpartition(":")[0] for a in spec.ranks]
     return wire.LoadRequest(
         model_path=str(spec.model_path),
         model=spec.model,
-        split=spec.split or (),
+        split=layout.split,
         ranks=len(spec.ranks),
         **_load_options(spec),
+        policies=spec.policies,
         parallel=spec.parallel,
-        weights=weights,
+        weights=layout.weights,
         transport=spec.transport,
+        compression=spec.compression,
         addresses=spec.ranks,
         ring_hosts=[f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)],
         coordinator=spec.coordinator or f"{hosts[0]}:{free_port()}",

@@ -96,6 +96,7 @@ class Engine:
             pid=os.getpid(),
             device=platform.device.backend(),
             dtype=group.shard.policy.dtype,
+            unpacked=group.shard.policy.dequantize,
             first_layer=group.shard.stage.first,
             last_layer=group.shard.stage.last,
             weight_bytes=group.shard.weight_bytes,
@@ -109,11 +110,14 @@ class Engine:
                 pid=follower.hello.pid,
                 device=follower.hello.device,
                 dtype=follower.loaded.dtype,
+                unpacked=follower.loaded.unpacked,
                 first_layer=follower.loaded.first_layer,
                 last_layer=follower.loaded.last_layer,
                 weight_bytes=follower.loaded.weight_bytes,
                 memory_bytes=follower.memory_bytes,
                 step=follower.finished_step,
+                tensor_bytes=follower.traffic.tensor_bytes,
+                sent_bytes=follower.traffic.sent_bytes,
             )
             for follower in (group.followers.followers if group.followers else ())
         ]

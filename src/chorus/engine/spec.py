@@ -24,19 +24,27 @@ class EngineSpec(BaseModel):
     """Meet ranks on other nodes in plain text."""
     ranks: tuple[str, ...] = ()
     """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank."""
+    parallel: Literal["pipeline", "tensor", "hybrid"] = "pipeline"
+    """hybrid: stages of equally many ranks that divide their stage's layers among them."""
     split: tuple[int, ...] | None = None
-    parallel: Literal["pipeline", "tensor"] = "pipeline"
+    """Layers of each stage, the leader's first; None: as even as can be."""
     weights: tuple[int, ...] | None = None
-    """Tensor parallel: each rank's share, in rank order; None: equal ones."""
+    """Shares of the ranks of a stage (tensor: of all ranks), in rank order; None: equal ones."""
     transport: Literal["grpc", "ring", "mpi", "jaccl", "nccl"] = "grpc"
+    compression: Literal["auto", "off", "on"] = "auto"
+    """Of activations over grpc, without loss; auto: only where the link is slow enough."""
     coordinator: str | None = None
     """jaccl and nccl: host:port where the ranks meet; None: this host, a free port."""
-    rdma_devices: tuple[tuple[str | None, ...], ...] | None = None
-    """jaccl: which device each rank reaches each other rank by."""
+    rdma_devices: tuple[tuple[str | tuple[str, ...] | None, ...], ...] | None = None
+    """jaccl: which device, or which several, each rank reaches each other rank by."""
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
     threads: int | None = Field(default=None, ge=1)
     dtype: Dtype = "auto"
+    policies: tuple[str, ...] = ()
+    """What each rank does with its weights, as planned, in rank order (platform/dtype.py); empty: each decides for
+    itself.
+    """
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
     context: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=32, ge=1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chorus.platform.device import Backend
 
+_UNPACKED = ", unpacked"
 WANTED = ("auto", "stored", "float32", "bfloat16", "float16")
 
 
@@ -14,6 +15,23 @@ class DtypePolicy:
     dtype: str  # "float32", "bfloat16", "float16", or "stored": leave every tensor as it is in the file
     dequantize: bool
     reason: str
+
+    @property
+    def name(self) -> str:
+        """As a plan prints it and a rank is told it."""
+        return policy_name(self.dtype, self.dequantize)
+
+
+def policy_name(dtype: str, dequantize: bool) -> str:
+    return f"{dtype}{_UNPACKED}" if dequantize else dtype
+
+
+def planned_policy(name: str) -> DtypePolicy:
+    """The policy that a plan decided on, by its name: the rank that loads it decides nothing."""
+    dtype, unpacked = name.removesuffix(_UNPACKED), name.endswith(_UNPACKED)
+    if dtype not in WANTED or dtype == "auto" or (unpacked and dtype == "stored"):
+        raise ValueError(f"the plan says to keep weights as {name!r}, which is unknown: update Chorus on all nodes")
+    return DtypePolicy(dtype, unpacked, f"{name}, as planned")
 
 
 def choose_dtype(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horus/proto/agent.proto\x12\x0f\x63horus.agent.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xae\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x14\n\x0cmemory_total\x18\x06 \x01(\x04\x12\x18\n\x10memory_available\x18\x07 \x01(\x04\x12\r\n\x05\x63ores\x18\x08 \x01(\r\x12\x11\n\tdisk_free\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x11\n\tdoor_port\x18\x0b \x01(\r\x12)\n\x05ranks\x18\x0c \x03(\x0b\x32\x1a.chorus.agent.v1.RankState\x12\x0f\n\x07\x62\x61\x63kend\x18\r \x01(\t\x12\x0e\n\x06python\x18\x0e \x01(\t\x12\x15\n\rmodels_folder\x18\x0f \x01(\t\")\n\x0eProfileRequest\x12\x17\n\x0fmemory_fraction\x18\x01 \x01(\x01\"*\n\x0cProfileReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04\x63hip\x18\x02 \x01(\t\"\xa3\x02\n\x0cSpawnRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05share\x18\x04 \x01(\t\x12)\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x1a.chorus.agent.v1.ModelFile\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x43\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32..chorus.agent.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x11\n\tlog_level\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\'\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"s\n\rSpawnProgress\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12)\n\x07started\x18\x04 \x01(\x0b\x32\x18.chorus.agent.v1.Started\"8\n\x07Started\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x12\n\nmodel_path\x18\x03 \x01(\t\"\x1e\n\x0bKillRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x1a\n\tKillReply\x12\r\n\x05\x65nded\x18\x01 \x01(\r\"\x1f\n\x0cWatchRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"A\n\tHeartbeat\x12\x0f\n\x07sent_at\x18\x01 \x01(\x01\x12#\n\x04node\x18\x02 \x01(\x0b\x32\x15.chorus.agent.v1.Node\"\xec\x01\n\tRankState\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\x08\x12\x11\n\texit_code\x18\x06 \x01(\x05\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\t \x01(\x04\x12\x13\n\x0btotal_bytes\x18\n \x01(\x04\x12\x0f\n\x07step_at\x18\x0b \x01(\x01\x12\x12\n\nlast_words\x18\x0c \x01(\t\x12\r\n\x05model\x18\r \x01(\t\",\n\x0bLogsRequest\x12\r\n\x05lines\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"\x18\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rModelsRequest\"\x1c\n\x0bModelsReply\x12\r\n\x05names\x18\x01 \x03(\t\"\x0e\n\x0cPeersRequest\"\x1f\n\nPeersReply\x12\x11\n\taddresses\x18\x01 \x03(\t\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x1f\n\x0c\x45xpelRequest\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\x0c\n\nExpelReply2\xbd\x05\n\x05\x41gent\x12\x43\n\x08\x44\x65scribe\x12 .chorus.agent.v1.DescribeRequest\x1a\x15.chorus.agent.v1.Node\x12I\n\x07Profile\x12\x1f.chorus.agent.v1.ProfileRequest\x1a\x1d.chorus.agent.v1.ProfileReply\x12H\n\x05Spawn\x12\x1d.chorus.agent.v1.SpawnRequest\x1a\x1e.chorus.agent.v1.SpawnProgress0\x01\x12@\n\x04Kill\x12\x1c.chorus.agent.v1.KillRequest\x1a\x1a.chorus.agent.v1.KillReply\x12\x44\n\x05Watch\x12\x1d.chorus.agent.v1.WatchRequest\x1a\x1a.chorus.agent.v1.Heartbeat0\x01\x12\x41\n\x04Logs\x12\x1c.chorus.agent.v1.LogsRequest\x1a\x19.chorus.agent.v1.LogChunk0\x01\x12\x46\n\x06Models\x12\x1e.chorus.agent.v1.ModelsRequest\x1a\x1c.chorus.agent.v1.ModelsReply\x12\x43\n\x05Peers\x12\x1d.chorus.agent.v1.PeersRequest\x1a\x1b.chorus.agent.v1.PeersReply\x12=\n\x05\x44rain\x12\x1d.chorus.agent.v1.DrainRequest\x1a\x15.chorus.agent.v1.Node\x12\x43\n\x05\x45xpel\x12\x1d.chorus.agent.v1.ExpelRequest\x1a\x1b.chorus.agent.v1.ExpelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63horus/proto/agent.proto\x12\x0f\x63horus.agent.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xae\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x14\n\x0cmemory_total\x18\x06 \x01(\x04\x12\x18\n\x10memory_available\x18\x07 \x01(\x04\x12\r\n\x05\x63ores\x18\x08 \x01(\r\x12\x11\n\tdisk_free\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x11\n\tdoor_port\x18\x0b \x01(\r\x12)\n\x05ranks\x18\x0c \x03(\x0b\x32\x1a.chorus.agent.v1.RankState\x12\x0f\n\x07\x62\x61\x63kend\x18\r \x01(\t\x12\x0e\n\x06python\x18\x0e \x01(\t\x12\x15\n\rmodels_folder\x18\x0f \x01(\t\")\n\x0eProfileRequest\x12\x17\n\x0fmemory_fraction\x18\x01 \x01(\x01\"*\n\x0cProfileReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04\x63hip\x18\x02 \x01(\t\"\xc1\x02\n\x0cSpawnRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05share\x18\x04 \x01(\t\x12)\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x1a.chorus.agent.v1.ModelFile\x12,\n\x07sources\x18\x06 \x03(\x0b\x32\x1b.chorus.agent.v1.FileSource\x12\x43\n\x0b\x65nvironment\x18\x07 \x03(\x0b\x32..chorus.agent.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x11\n\tlog_level\x18\t \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\",\n\nFileSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x03(\t\"W\n\x0cOfferRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\t\x12)\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x1a.chorus.agent.v1.ModelFile\"\x1b\n\nOfferReply\x12\r\n\x05\x66iles\x18\x01 \x03(\t\"s\n\rSpawnProgress\x12\x0e\n\x06\x64\x65tail\x18\x01 \x01(\t\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12)\n\x07started\x18\x04 \x01(\x0b\x32\x18.chorus.agent.v1.Started\"8\n\x07Started\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x12\n\nmodel_path\x18\x03 \x01(\t\"\x1e\n\x0bKillRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x1a\n\tKillReply\x12\r\n\x05\x65nded\x18\x01 \x01(\r\"\x1f\n\x0cWatchRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"A\n\tHeartbeat\x12\x0f\n\x07sent_at\x18\x01 \x01(\x01\x12#\n\x04node\x18\x02 \x01(\x0b\x32\x15.chorus.agent.v1.Node\"\xec\x01\n\tRankState\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04port\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\x08\x12\x11\n\texit_code\x18\x06 \x01(\x05\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cloaded_bytes\x18\t \x01(\x04\x12\x13\n\x0btotal_bytes\x18\n \x01(\x04\x12\x0f\n\x07step_at\x18\x0b \x01(\x01\x12\x12\n\nlast_words\x18\x0c \x01(\t\x12\r\n\x05model\x18\r \x01(\t\",\n\x0bLogsRequest\x12\r\n\x05lines\x18\x01 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"\x18\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rModelsRequest\"\x1c\n\x0bModelsReply\x12\r\n\x05names\x18\x01 \x03(\t\"\x0e\n\x0cPeersRequest\"\x1f\n\nPeersReply\x12\x11\n\taddresses\x18\x01 \x03(\t\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x1f\n\x0c\x45xpelRequest\x12\x0f\n\x07serials\x18\x01 \x03(\t\"\x0c\n\nExpelReply2\x82\x06\n\x05\x41gent\x12\x43\n\x08\x44\x65scribe\x12 .chorus.agent.v1.DescribeRequest\x1a\x15.chorus.agent.v1.Node\x12I\n\x07Profile\x12\x1f.chorus.agent.v1.ProfileRequest\x1a\x1d.chorus.agent.v1.ProfileReply\x12H\n\x05Spawn\x12\x1d.chorus.agent.v1.SpawnRequest\x1a\x1e.chorus.agent.v1.SpawnProgress0\x01\x12\x43\n\x05Offer\x12\x1d.chorus.agent.v1.OfferRequest\x1a\x1b.chorus.agent.v1.OfferReply\x12@\n\x04Kill\x12\x1c.chorus.agent.v1.KillRequest\x1a\x1a.chorus.agent.v1.KillReply\x12\x44\n\x05Watch\x12\x1d.chorus.agent.v1.WatchRequest\x1a\x1a.chorus.agent.v1.Heartbeat0\x01\x12\x41\n\x04Logs\x12\x1c.chorus.agent.v1.LogsRequest\x1a\x19.chorus.agent.v1.LogChunk0\x01\x12\x46\n\x06Models\x12\x1e.chorus.agent.v1.ModelsRequest\x1a\x1c.chorus.agent.v1.ModelsReply\x12\x43\n\x05Peers\x12\x1d.chorus.agent.v1.PeersRequest\x1a\x1b.chorus.agent.v1.PeersReply\x12=\n\x05\x44rain\x12\x1d.chorus.agent.v1.DrainRequest\x1a\x15.chorus.agent.v1.Node\x12\x43\n\x05\x45xpel\x12\x1d.chorus.agent.v1.ExpelRequest\x1a\x1b.chorus.agent.v1.ExpelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,43 +42,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILEREPLY']._serialized_start=412
   _globals['_PROFILEREPLY']._serialized_end=454
   _globals['_SPAWNREQUEST']._serialized_start=457
-  _globals['_SPAWNREQUEST']._serialized_end=748
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=698
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=748
-  _globals['_MODELFILE']._serialized_start=750
-  _globals['_MODELFILE']._serialized_end=789
-  _globals['_SPAWNPROGRESS']._serialized_start=791
-  _globals['_SPAWNPROGRESS']._serialized_end=906
-  _globals['_STARTED']._serialized_start=908
-  _globals['_STARTED']._serialized_end=964
-  _globals['_KILLREQUEST']._serialized_start=966
-  _globals['_KILLREQUEST']._serialized_end=996
-  _globals['_KILLREPLY']._serialized_start=998
-  _globals['_KILLREPLY']._serialized_end=1024
-  _globals['_WATCHREQUEST']._serialized_start=1026
-  _globals['_WATCHREQUEST']._serialized_end=1057
-  _globals['_HEARTBEAT']._serialized_start=1059
-  _globals['_HEARTBEAT']._serialized_end=1124
-  _globals['_RANKSTATE']._serialized_start=1127
-  _globals['_RANKSTATE']._serialized_end=1363
-  _globals['_LOGSREQUEST']._serialized_start=1365
-  _globals['_LOGSREQUEST']._serialized_end=1409
-  _globals['_LOGCHUNK']._serialized_start=1411
-  _globals['_LOGCHUNK']._serialized_end=1435
-  _globals['_MODELSREQUEST']._serialized_start=1437
-  _globals['_MODELSREQUEST']._serialized_end=1452
-  _globals['_MODELSREPLY']._serialized_start=1454
-  _globals['_MODELSREPLY']._serialized_end=1482
-  _globals['_PEERSREQUEST']._serialized_start=1484
-  _globals['_PEERSREQUEST']._serialized_end=1498
-  _globals['_PEERSREPLY']._serialized_start=1500
-  _globals['_PEERSREPLY']._serialized_end=1531
-  _globals['_DRAINREQUEST']._serialized_start=1533
-  _globals['_DRAINREQUEST']._serialized_end=1565
-  _globals['_EXPELREQUEST']._serialized_start=1567
-  _globals['_EXPELREQUEST']._serialized_end=1598
-  _globals['_EXPELREPLY']._serialized_start=1600
-  _globals['_EXPELREPLY']._serialized_end=1612
-  _globals['_AGENT']._serialized_start=1615
-  _globals['_AGENT']._serialized_end=2316
+  _globals['_SPAWNREQUEST']._serialized_end=778
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=728
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=778
+  _globals['_MODELFILE']._serialized_start=780
+  _globals['_MODELFILE']._serialized_end=840
+  _globals['_FILESOURCE']._serialized_start=842
+  _globals['_FILESOURCE']._serialized_end=886
+  _globals['_OFFERREQUEST']._serialized_start=888
+  _globals['_OFFERREQUEST']._serialized_end=975
+  _globals['_OFFERREPLY']._serialized_start=977
+  _globals['_OFFERREPLY']._serialized_end=1004
+  _globals['_SPAWNPROGRESS']._serialized_start=1006
+  _globals['_SPAWNPROGRESS']._serialized_end=1121
+  _globals['_STARTED']._serialized_start=1123
+  _globals['_STARTED']._serialized_end=1179
+  _globals['_KILLREQUEST']._serialized_start=1181
+  _globals['_KILLREQUEST']._serialized_end=1211
+  _globals['_KILLREPLY']._serialized_start=1213
+  _globals['_KILLREPLY']._serialized_end=1239
+  _globals['_WATCHREQUEST']._serialized_start=1241
+  _globals['_WATCHREQUEST']._serialized_end=1272
+  _globals['_HEARTBEAT']._serialized_start=1274
+  _globals['_HEARTBEAT']._serialized_end=1339
+  _globals['_RANKSTATE']._serialized_start=1342
+  _globals['_RANKSTATE']._serialized_end=1578
+  _globals['_LOGSREQUEST']._serialized_start=1580
+  _globals['_LOGSREQUEST']._serialized_end=1624
+  _globals['_LOGCHUNK']._serialized_start=1626
+  _globals['_LOGCHUNK']._serialized_end=1650
+  _globals['_MODELSREQUEST']._serialized_start=1652
+  _globals['_MODELSREQUEST']._serialized_end=1667
+  _globals['_MODELSREPLY']._serialized_start=1669
+  _globals['_MODELSREPLY']._serialized_end=1697
+  _globals['_PEERSREQUEST']._serialized_start=1699
+  _globals['_PEERSREQUEST']._serialized_end=1713
+  _globals['_PEERSREPLY']._serialized_start=1715
+  _globals['_PEERSREPLY']._serialized_end=1746
+  _globals['_DRAINREQUEST']._serialized_start=1748
+  _globals['_DRAINREQUEST']._serialized_end=1780
+  _globals['_EXPELREQUEST']._serialized_start=1782
+  _globals['_EXPELREQUEST']._serialized_end=1813
+  _globals['_EXPELREPLY']._serialized_start=1815
+  _globals['_EXPELREPLY']._serialized_end=1827
+  _globals['_AGENT']._serialized_start=1830
+  _globals['_AGENT']._serialized_end=2600
 # @@protoc_insertion_point(module_scope)

@@ -59,7 +59,7 @@ class ProfileReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("session", "rank", "model", "share", "files", "source", "environment", "threads", "log_level")
+    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,7 +72,7 @@ class SpawnRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -81,19 +81,45 @@ class SpawnRequest(_message.Message):
     model: str
     share: str
     files: _containers.RepeatedCompositeFieldContainer[ModelFile]
-    source: str
+    sources: _containers.RepeatedCompositeFieldContainer[FileSource]
     environment: _containers.ScalarMap[str, str]
     threads: int
     log_level: str
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., source: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ...) -> None: ...
 
 class ModelFile(_message.Message):
-    __slots__ = ("name", "size")
+    __slots__ = ("name", "size", "fingerprint")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     name: str
     size: int
-    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class FileSource(_message.Message):
+    __slots__ = ("address", "files")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OfferRequest(_message.Message):
+    __slots__ = ("model", "share", "files")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    share: str
+    files: _containers.RepeatedCompositeFieldContainer[ModelFile]
+    def __init__(self, model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ...) -> None: ...
+
+class OfferReply(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpawnProgress(_message.Message):
     __slots__ = ("detail", "done_bytes", "total_bytes", "started")

@@ -49,6 +49,11 @@ class AgentStub(object):
                 request_serializer=chorus_dot_proto_dot_agent__pb2.SpawnRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_agent__pb2.SpawnProgress.FromString,
                 _registered_method=True)
+        self.Offer = channel.unary_unary(
+                '/chorus.agent.v1.Agent/Offer',
+                request_serializer=chorus_dot_proto_dot_agent__pb2.OfferRequest.SerializeToString,
+                response_deserializer=chorus_dot_proto_dot_agent__pb2.OfferReply.FromString,
+                _registered_method=True)
         self.Kill = channel.unary_unary(
                 '/chorus.agent.v1.Agent/Kill',
                 request_serializer=chorus_dot_proto_dot_agent__pb2.KillRequest.SerializeToString,
@@ -105,6 +110,13 @@ class AgentServicer(object):
 
     def Spawn(self, request, context):
         """Start a rank of a model. Progress while files are copied; the last message has `started`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Offer(self, request, context):
+        """Which files of a model the node has; members may copy them from its door from now on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +188,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Spawn,
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.SpawnRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_agent__pb2.SpawnProgress.SerializeToString,
+            ),
+            'Offer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Offer,
+                    request_deserializer=chorus_dot_proto_dot_agent__pb2.OfferRequest.FromString,
+                    response_serializer=chorus_dot_proto_dot_agent__pb2.OfferReply.SerializeToString,
             ),
             'Kill': grpc.unary_unary_rpc_method_handler(
                     servicer.Kill,
@@ -294,6 +311,33 @@ class Agent(object):
             '/chorus.agent.v1.Agent/Spawn',
             chorus_dot_proto_dot_agent__pb2.SpawnRequest.SerializeToString,
             chorus_dot_proto_dot_agent__pb2.SpawnProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Offer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.agent.v1.Agent/Offer',
+            chorus_dot_proto_dot_agent__pb2.OfferRequest.SerializeToString,
+            chorus_dot_proto_dot_agent__pb2.OfferReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from chorus import platform
 from chorus.cluster.status_beat import Beat
 from chorus.cluster.trust_identity import Identity
 from chorus.platform import lifeline, logs
-from chorus.platform.exits import EXIT_CANNOT_START
+from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.shard.model_finder import model_finder
 from chorus.transport.channel import secure
 
@@ -46,7 +47,13 @@ def main() -> int:
         return EXIT_CANNOT_START
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
-    return worker.serve()
+    try:
+        return worker.serve()
+    except Exception:
+        logging.getLogger("chorus.rank").critical("rank %d failed", chosen.rank, exc_info=True)
+        logging.shutdown()
+        # Leaving in order would wait in MPI's own ending for ranks that wait for this one.
+        os._exit(EXIT_RANK_LOST)
 
 
 if __name__ == "__main__":

@@ -7,23 +7,35 @@ import json
 import mlx.core as mx
 
 from chorus.proto import rank_pb2 as wire
-from chorus.transport.collective import CannotJoin, CollectiveLink, join_jaccl, join_mpi, join_nccl, join_ring
+from chorus.shard.layout import Layout, Place
+from chorus.transport.collective import (
+    CannotJoin,
+    CollectiveLink,
+    join_jaccl,
+    join_mpi,
+    join_nccl,
+    join_ring,
+    split_group,
+)
 from chorus.transport.grpc_link import FrameSender, GrpcLink
 from chorus.transport.links import Inbox, Link
+from chorus.transport.packing import compression_of
 
 
-def open_link(rank: int, request: wire.LoadRequest, inbox: Inbox) -> Link:
-    """A pipeline's neighbours: the highest rank is the first stage, each passes on to the rank below it."""
+def open_link(place: Place, request: wire.LoadRequest, group: mx.distributed.Group | None, inbox: Inbox) -> Link:
+    """A pipeline's neighbours, by gRPC or, where all ranks have formed a group, through that."""
     timeout = request.step_timeout_seconds
-    next_rank = rank - 1 if rank > 0 else None
-    previous_rank = rank + 1 if rank + 1 < request.ranks else None
-    if request.transport == "nccl":
-        raise CannotJoin("nccl cannot pass activations from stage to stage: use --transport grpc for pipelines")
-    group = None if request.transport == "grpc" else join_group(rank, request)
-    sender = FrameSender(request.addresses[next_rank], timeout) if next_rank is not None else None
+    following = place.next_rank
+    compression = compression_of(request.compression)
+    sender = None if following is None else FrameSender(request.addresses[following], timeout, None, compression)
     if group is None:
         return GrpcLink(sender, inbox, timeout)
-    return CollectiveLink(group, next_rank, previous_rank, sender, inbox, timeout)
+    return CollectiveLink(group, following, place.previous_rank, sender, inbox, timeout)
+
+
+def stage_group(world: mx.distributed.Group, layout: Layout, place: Place) -> mx.distributed.Group:
+    """The ranks that share a stage's layers: all there are, or a part of them."""
+    return world if layout.stages == 1 else split_group(world, place.stage, place.member)
 
 
 def join_group(rank: int, request: wire.LoadRequest) -> mx.distributed.Group:

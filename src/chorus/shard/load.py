@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from mlx.utils import tree_flatten
 
 from chorus import platform
 from chorus.models import ModelError
-from chorus.models.layers import files_for_layers, layer_of
+from chorus.models.description import context_length
+from chorus.models.layer_names import files_for_layers, layers_of_names
+from chorus.models.preshard import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
-from chorus.platform.dtype import DtypePolicy, choose_dtype
+from chorus.platform.dtype import DtypePolicy, choose_dtype, planned_policy
 from chorus.platform.memory import device_memory
 from chorus.shard import upstream_weights as upstream
 from chorus.shard.pipeline import Stage, config_layers, layer_count
-from chorus.shard.slices import SliceReader, stored_parameters
-from chorus.shard.tensor import TensorPlan, TensorStage, shard_model
+from chorus.shard.preshard_slices import load_stored_slices
+from chorus.shard.slices import LateSlices, SliceReader, stored_parameters
+from chorus.shard.tensor import TensorPlan, shard_model
 from chorus.shard.upstream import build
 
 log = logging.getLogger("chorus.shard")
@@ -50,48 +53,72 @@ def load_shard(
     layers: Callable[[int], range],
     *,
     dtype: str = "auto",
+    policy: str | None = None,
     memory_fraction: float = 0.8,
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
-    """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline)."""
+    """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline).
+
+    `policy` is what a plan decided about the number type; without one, `dtype` and the free memory decide.
+    """
     own = layers(stored_layers(path))
     # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
     # trips over those, so they are hidden whole.
-    partial = _partial_layers(path) - set(own)
+    hidden = _partial_tensors(path, own)
     _check_files(path, own)
     try:
-        lazy = upstream.load_lazily(
-            path, trust_remote_code=trust_remote_code, wanted=lambda name: layer_of(name) not in partial
-        )
+        lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code, wanted=lambda name: name not in hidden)
         stage = Stage(lazy.model, own.start, own.stop)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
     _check_complete(path, lazy, own)
-    return _finish(path, lazy, stage, dtype, memory_fraction, progress)
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
 
 
 def load_slices(
     path: Path,
     plan: TensorPlan,
     group: mx.distributed.Group,
+    layers: Callable[[int], range] = range,
     *,
     dtype: str = "auto",
+    policy: str | None = None,
     memory_fraction: float = 0.8,
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
-    """Load this rank's slice of every layer (tensor); what other ranks hold is not read from disk."""
-    whole = range(stored_layers(path))
+    """Load this rank's slice of every layer that `layers(total)` names (tensor; with fewer than all, hybrid); what
+    other ranks hold is not read from disk.
+    """
+    whole = range(total := stored_layers(path))
+    own = layers(total)
+    slices = LateSlices()
     _check_files(path, whole)
     try:
-        lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
-        _check_complete(path, lazy, whole)
-        shard_model(lazy.model, lazy.config, plan, group, read=SliceReader(stored_parameters(path, lazy.config)))
-        stage = TensorStage(lazy.model)
+        if stored_apart := is_preshard(path):
+            lazy = load_stored_slices(path, plan, group, trust_remote_code=trust_remote_code)
+            _check_complete(path, lazy, whole)
+        else:
+            lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
+            _check_complete(path, lazy, whole)
+            shard_model(lazy.model, lazy.config, plan, group, read=slices.note)
+        stage = Stage(lazy.model, own.start, own.stop)
+        if not stored_apart:
+            slices.read(lazy.model, SliceReader(stored_parameters(path, lazy.config)))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
-    return _finish(path, lazy, stage, dtype, memory_fraction, progress)
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
+
+
+def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequence[int] | None) -> Path:
+    """Where this rank's tensors are: the model's folder, or of a presharded one the part that was made for it."""
+    if not is_preshard(path):
+        return path
+    try:
+        return open_preshard(path, rank, Division.of(split, weights))
+    except ModelError as error:
+        raise LoadError(str(error)) from error
 
 
 def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
@@ -100,10 +127,30 @@ def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
         raise LoadError(f"{path} lacks {len(missing)} tensors of layers {own.start}-{own.stop - 1}, first {missing[0]}")
 
 
-def _finish(
-    path: Path, lazy: upstream.LazyModel, stage: Stage, dtype: str, memory_fraction: float, progress: Progress
-) -> LoadedShard:
-    policy = _choose_dtype(lazy.model, dtype, int(device_memory(mx).available * memory_fraction))
+@dataclass(frozen=True)
+class _Numbers:
+    """In which number type: as a plan decided, or where there is none by our own rule."""
+
+    dtype: str
+    planned: str | None
+    memory_fraction: float
+
+    def policy(self, model: nn.Module) -> DtypePolicy:
+        available = device_memory(mx).available
+        if self.planned is None:
+            return _choose_dtype(model, self.dtype, int(available * self.memory_fraction))
+        chosen = planned_policy(self.planned)
+        needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
+        if needed > available:
+            raise LoadError(
+                f"the plan unpacks the weights to {needed / 2**20:.0f} MiB and {available / 2**20:.0f} MiB are free: "
+                "end other programs, or start with --dtype stored"
+            )
+        return chosen
+
+
+def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Numbers, progress: Progress) -> LoadedShard:
+    policy = numbers.policy(lazy.model)
     _apply(lazy.model, policy)
     weight_bytes = _read(path, lazy.model, progress)
     config = lazy.config
@@ -122,12 +169,13 @@ def _check_files(path: Path, own: range) -> None:
         raise LoadError(str(error)) from error
 
 
-def _partial_layers(path: Path) -> set[int]:
-    """Layers with a tensor in a file that is not there."""
-    absent = {file for file in set(weight_map(path).values()) if not (path / file).is_file()}
-    return {
-        layer for name, file in weight_map(path).items() if file in absent and (layer := layer_of(name)) is not None
-    }
+def _partial_tensors(path: Path, own: range) -> set[str]:
+    """The tensors of far layers of which some lie in a file that is not there."""
+    mapping = weight_map(path)
+    absent = {file for file in set(mapping.values()) if not (path / file).is_file()}
+    indices = layers_of_names(mapping)
+    partial = {layer for name, layer in indices.items() if mapping[name] in absent} - set(own)
+    return {name for name, layer in indices.items() if layer in partial}
 
 
 def stored_layers(path: Path) -> int:
@@ -137,14 +185,6 @@ def stored_layers(path: Path) -> int:
         return config_layers(config) or layer_count(build(config))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoadError(f"cannot read the model in {path}: {error}") from error
-
-
-def context_length(config: dict[str, Any]) -> int:
-    """The longest sequence the model was made for; a cautious 2,048 where its configuration does not say."""
-    text = {**config, **(config.get("text_config") or {})}
-    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-    found = [text[key] for key in keys if isinstance(text.get(key), int) and text[key] > 0]
-    return found[0] if found else 2048
 
 
 def vocabulary(config: dict[str, Any]) -> int:

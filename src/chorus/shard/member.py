@@ -8,14 +8,18 @@ import mlx.core as mx
 
 from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
+from chorus.shard.seat import Seat
 from chorus.shard.steps import Step
 from chorus.shard.tensor import from_leader
-from chorus.transport.links import Link
+from chorus.transport.links import Link, Traffic
 
 
 class Member(Protocol):
     @property
     def cache_bytes_per_token(self) -> int: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     def run(self, step: Step) -> None: ...
 
@@ -28,8 +32,18 @@ class Member(Protocol):
         ...
 
 
+def member_of(seat: Seat) -> Member:
+    runner = Runner(seat.shard.stage)
+    if seat.link is not None:
+        return PipelineMember(runner, seat.link)
+    assert seat.peers is not None, "a rank that follows has somebody beside or behind it"
+    return TensorMember(runner, seat.peers)
+
+
 class PipelineMember:
-    """Takes activations from the stage before, hands its own to the next."""
+    """Takes activations from the stage before, hands its own to the next. Ranks that share a stage do so each with
+    its like: after the last sum of a stage, all of them hold the same.
+    """
 
     def __init__(self, runner: Runner, link: Link) -> None:
         self._runner = runner
@@ -39,12 +53,21 @@ class PipelineMember:
     def cache_bytes_per_token(self) -> int:
         return self._runner.cache_bytes_per_token
 
+    @property
+    def traffic(self) -> Traffic:
+        return self._link.traffic
+
     def run(self, step: Step) -> None:
         if not step.feeds:
             self._runner.run(step)
             return
-        received = None if self._runner.stage.is_first else self._link.receive(step.number)
-        self._link.send(step.number, self._runner.run(step, None, received))
+        stage = self._runner.stage
+        outputs = self._runner.run(step, None, None if stage.is_first else self._link.receive(step.number))
+        if stage.is_last:
+            # It computes beside the leader; what comes out, the leader has too.
+            mx.eval(outputs)
+        else:
+            self._link.send(step.number, outputs)
 
     def forget(self) -> None:
         self._runner = Runner(self._runner.stage)
@@ -64,6 +87,10 @@ class TensorMember:
     @property
     def cache_bytes_per_token(self) -> int:
         return self._runner.cache_bytes_per_token
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def run(self, step: Step) -> None:
         outputs = self._runner.run(step, self._tokens.of(step))

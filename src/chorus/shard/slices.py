@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from chorus.models.tensors import TensorInfo, tensor_index, weight_files
@@ -126,3 +127,22 @@ def stored_parameters(folder: Path, config: Mapping[str, Any]) -> dict[str, Tens
     model = upstream.build(copy.deepcopy(dict(config)))
     final = model.sanitize(dict(arrays)) if hasattr(model, "sanitize") else arrays
     return {path: index[names[id(array)]] for path, array in final.items() if id(array) in names}
+
+
+class LateSlices:
+    """Slices that are read only once it is known which parameters stay on this rank."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, tuple[mx.array, Cut]] = {}
+
+    def note(self, path: str, array: mx.array, cut: Cut) -> mx.array:
+        self._wanted[path] = array, cut
+        return take(array, cut)
+
+    def read(self, model: nn.Module, reader: SliceReader) -> None:
+        modules = dict(model.named_modules())
+        for path, (array, cut) in self._wanted.items():
+            owner, _, name = path.rpartition(".")
+            if name in modules.get(owner, ()):
+                modules[owner][name] = reader(path, array, cut)
+        self._wanted.clear()

@@ -15,19 +15,28 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from chorus.shard import tensor_rules, upstream
-from chorus.shard.pipeline import Stage, layer_count
 from chorus.shard.tensor_rules import modules, shares
 from chorus.shard.tensor_rules.cuts import Cut, take
 from chorus.shard.tensor_rules.parts import Become, Change, Count, Drop, Rule, Share, Slice, vocabulary_changes
 from chorus.shard.tensor_rules.shares import TensorError
 
-__all__ = ["Read", "TensorError", "TensorPlan", "TensorStage", "check", "from_leader", "shard_model"]
+__all__ = [
+    "Imagined",
+    "Read",
+    "TensorError",
+    "TensorPlan",
+    "apply",
+    "changes_of",
+    "check",
+    "from_leader",
+    "shard_model",
+]
 
 Read = Callable[[str, mx.array, Cut], mx.array]
 """A parameter's path, the whole of it (not read yet), and the part that is wanted."""
 
-VOCABULARY_PAYS_FROM = 1 << 20
-"""Bytes of the head from which reading a part of it saves more than gathering the logits costs."""
+VOCABULARY_PAYS_FROM = 1 << 18
+"""Numbers (packed: words) in the head from which reading a part of it saves more than gathering the logits costs."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +44,6 @@ class TensorPlan:
     rank: int
     weights: tuple[int, ...]
     """In rank order: how the key/value groups are shared, and by the same proportions all the rest."""
-
-
-class TensorStage(Stage):
-    """All layers of a model that `shard_model` has divided: every rank runs the same forward on its slices.
-
-    Every rank gets the whole logits, and must build the same forwards in the same order.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, 0, layer_count(model))
 
 
 def check(config: Mapping[str, Any], ranks: int, weights: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -56,7 +55,7 @@ def check(config: Mapping[str, Any], ranks: int, weights: Sequence[int] | None =
     if rule is None:
         even = _check_even(model, config, ranks, weights)
         # Nothing is computed: mlx-lm's own division shows on the spot whether every size is a multiple.
-        _shard_upstream(model, config, _Imagined(0, ranks))
+        _shard_upstream(model, config, Imagined(0, ranks))
         return even
     sizes = _attention_sizes(model, rule)
     chosen = tuple(weights) if weights is not None else shares.default_weights(*sizes[0], ranks)
@@ -73,7 +72,8 @@ def shard_model(
     *,
     read: Read = lambda path, array, cut: take(array, cut),
 ) -> None:
-    """Leave in `model` this rank's slices only, and the sums that its forward then needs.
+    """Leave in `model` this rank's slices only, and the sums that its forward then needs. The ranks of the group must
+    build the same forwards in the same order; each gets the whole logits.
 
     Do it right after lazy loading, before dtypes change: `read` may take the slices straight from the files.
     """
@@ -85,8 +85,20 @@ def shard_model(
         _check_even(model, config, group.size(), plan.weights)
         _shard_upstream(model, config, group)
         return
-    changes = list(divide(model, rule, Share(plan.rank, plan.weights, group)))
-    _apply(model, changes, read)
+    apply(model, list(divide(model, rule, Share(plan.rank, plan.weights, group))), read)
+
+
+def changes_of(model: nn.Module, config: Mapping[str, Any], plan: TensorPlan, group: Any) -> list[Change]:
+    """What `shard_model` would do, for a model whose slices are stored elsewhere. Only shapes are looked at, so that an
+    imagined group is as good as a real one.
+    """
+    rule = tensor_rules.of_decoder(_decoder(model)[1])
+    if rule is None:
+        raise TensorError(
+            f"{upstream.architecture_name(config)} is divided by mlx-lm itself, as it loads the whole: "
+            "its slices cannot be stored apart; serve it from the original folder"
+        )
+    return list(divide(model, rule, Share(plan.rank, plan.weights, group)))
 
 
 def divide(model: nn.Module, rule: Rule, share: Share) -> Iterator[Change]:
@@ -114,7 +126,7 @@ def _divide_vocabulary(model: nn.Module, rule: Rule, share: Share) -> Iterator[C
     """The embedding and the head, by rows; where there is no head, the embedding is both."""
     path, decoder = _decoder(model)
     embedding = decoder[rule.embedding]
-    if embedding["weight"].nbytes < VOCABULARY_PAYS_FROM:
+    if embedding["weight"].size < VOCABULARY_PAYS_FROM:
         return
     yield from vocabulary_changes(f"{path}.{rule.embedding}", embedding, modules.SplitEmbedding, share)
     for name, module in model.named_modules():
@@ -122,7 +134,7 @@ def _divide_vocabulary(model: nn.Module, rule: Rule, share: Share) -> Iterator[C
             yield from vocabulary_changes(name, module, modules.SplitHead, share)
 
 
-def _apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:
+def apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:
     by_path = dict(model.named_modules())
     for change in changes:
         if isinstance(change, Slice | Drop):
@@ -183,7 +195,7 @@ def _check_even(
 
 
 @dataclass(frozen=True)
-class _Imagined:
+class Imagined:
     """A place in a group that has not been formed."""
 
     place: int
@@ -196,7 +208,7 @@ class _Imagined:
         return self.ranks
 
 
-def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distributed.Group | _Imagined) -> None:
+def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distributed.Group | Imagined) -> None:
     owner = _upstream_owner(model)
     assert owner is not None
     try:

@@ -35,9 +35,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def load_lazily(
-    path: Path, *, trust_remote_code: bool = False, wanted: Callable[[str], bool] = lambda name: True
+    path: Path,
+    *,
+    trust_remote_code: bool = False,
+    wanted: Callable[[str], bool] = lambda name: True,
+    before_weights: Callable[[nn.Module], None] = lambda model: None,
 ) -> LazyModel:
-    """mlx-lm's own loading with every array unread. `wanted` hides stored tensors by the name they have in the file.
+    """mlx-lm's own loading with every array unread. `wanted` hides stored tensors by the name they have in the file;
+    `before_weights` sees the model with the shapes that its configuration says, before those of the file replace them.
 
     Upstream's check is all or nothing, and a rank may hold only some of the files: so it is switched off, and the
     names that were found are handed back for ours.
@@ -49,7 +54,7 @@ def load_lazily(
 
         def make(args: Any) -> nn.Module:
             model = model_class(args)
-            _observe(model, wanted, loaded)
+            _observe(model, wanted, loaded, before_weights)
             return model
 
         return make, arguments
@@ -62,7 +67,9 @@ def load_lazily(
     return LazyModel(model, config, frozenset(loaded))
 
 
-def _observe(model: nn.Module, wanted: Callable[[str], bool], loaded: set[str]) -> None:
+def _observe(
+    model: nn.Module, wanted: Callable[[str], bool], loaded: set[str], before_weights: Callable[[nn.Module], None]
+) -> None:
     sanitize = getattr(type(model), "sanitize", lambda self, weights: weights)
     load_weights = type(model).load_weights
 
@@ -71,6 +78,7 @@ def _observe(model: nn.Module, wanted: Callable[[str], bool], loaded: set[str]) 
 
     def recorded(self: nn.Module, weights: list[tuple[str, mx.array]], strict: bool = True) -> nn.Module:
         loaded.update(name for name, _ in weights)
+        before_weights(self)
         return load_weights(self, weights, strict=strict)
 
     model.__dict__["sanitize"] = types.MethodType(filtered, model)

@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import mlx.core as mx
@@ -24,14 +23,12 @@ from chorus.platform.exits import EXIT_LEADER_GONE
 from chorus.platform.memory import device_memory, resident_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
-from chorus.shard.join import join_group, open_link
-from chorus.shard.load import LoadedShard, LoadError, load_shard, load_slices
-from chorus.shard.member import Member, PipelineMember, TensorMember
+from chorus.shard.load import LoadedShard, LoadError
+from chorus.shard.member import Member, member_of
 from chorus.shard.model_finder import ModelFinder, leaders_path
-from chorus.shard.runner import Runner
-from chorus.shard.split import BadSplit, choose_split, layers_of
+from chorus.shard.seat import take_seat
+from chorus.shard.split import BadSplit
 from chorus.shard.steps import Step
-from chorus.shard.tensor import TensorPlan
 from chorus.shard.wire import step_from_wire
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
@@ -175,6 +172,7 @@ class Worker:
             last_layer=shard.stage.last,
             weight_bytes=shard.weight_bytes,
             dtype=shard.policy.dtype,
+            unpacked=shard.policy.dequantize,
             batches=shard.stage.batches,
         )
         answers.put(wire.LoadProgress(done_bytes=shard.weight_bytes, total_bytes=shard.weight_bytes, loaded=loaded))
@@ -182,22 +180,10 @@ class Worker:
     def _take_place(
         self, request: wire.LoadRequest, progress: Callable[[int, int], None]
     ) -> tuple[Member, LoadedShard]:
-        """The group is formed first: every rank does it now, and one that cannot load says so a moment later."""
         path = self._find_model(request)
         self._in_collective = request.transport != "grpc"
-        if request.parallel == "tensor":
-            group = join_group(self._rank, request)
-            plan = TensorPlan(self._rank, tuple(request.weights))
-            shard = load_slices(path, plan, group, **_load_options(request), progress=progress)
-            return TensorMember(Runner(shard.stage), group), shard
-        link = open_link(self._rank, request, self._inbox)
-        shard = load_shard(
-            path,
-            lambda layers: layers_of(self._rank, choose_split(request.split, layers, request.ranks)),
-            **_load_options(request),
-            progress=progress,
-        )
-        return PipelineMember(Runner(shard.stage), link), shard
+        seat = take_seat(self._rank, path, request, self._inbox, progress)
+        return member_of(seat), seat.shard
 
     def _run(self, step: Step) -> wire.Done:
         if self._member is None:
@@ -208,11 +194,14 @@ class Worker:
             log.exception("step %d failed", step.number)
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         self._beat.finished(step.number)
+        traffic = self._member.traffic
         return wire.Done(
             number=step.number,
             memory_bytes=resident_memory(),
             cache_bytes_per_token=self._member.cache_bytes_per_token,
             free_bytes=device_memory(mx).available,
+            tensor_bytes=traffic.tensor_bytes,
+            sent_bytes=traffic.sent_bytes,
         )
 
     def _tell_load(self, answers: queue.SimpleQueue[wire.LoadProgress | Exception], done: int, total: int) -> None:
@@ -223,11 +212,3 @@ class Worker:
         if self._member:
             self._member.forget()
         self._inbox.clear()
-
-
-def _load_options(request: wire.LoadRequest) -> dict[str, Any]:
-    return {
-        "dtype": request.dtype,
-        "memory_fraction": request.memory_fraction,
-        "trust_remote_code": request.trust_remote_code,
-    }

@@ -8,6 +8,7 @@ collective only for what is already on its way. An idle rank therefore waits on 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import logging
@@ -20,7 +21,7 @@ import mlx.core as mx
 
 from chorus.transport import frames
 from chorus.transport.grpc_link import FrameSender
-from chorus.transport.links import Inbox
+from chorus.transport.links import Inbox, Traffic
 
 log = logging.getLogger("chorus.transport")
 
@@ -45,6 +46,10 @@ class CollectiveLink:
         self._inbox = inbox
         self._timeout = timeout
 
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic()  # a collective's own bytes are not ours to count
+
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
         assert self._sender is not None, "the last stage has nobody to send to"
         assert self._next is not None
@@ -68,6 +73,9 @@ class CollectiveLink:
             self._sender.close()
 
 
+DeviceMatrix = Sequence[Sequence[str | Sequence[str] | None]]
+
+
 class CannotJoin(RuntimeError):
     """A group that cannot be formed: says what is missing."""
 
@@ -88,8 +96,8 @@ def join_mpi(rank: int, size: int) -> mx.distributed.Group:
     return group
 
 
-def join_jaccl(rank: int, devices: Sequence[Sequence[str | None]], coordinator: str) -> mx.distributed.Group:
-    """RDMA over Thunderbolt. `devices[i][j]` is the device by which rank i reaches rank j."""
+def join_jaccl(rank: int, devices: DeviceMatrix, coordinator: str) -> mx.distributed.Group:
+    """RDMA over Thunderbolt. `devices[i][j]` is the device, or the list of devices, by which rank i reaches rank j."""
     check_devices(devices)
     settings = {"MLX_RANK": str(rank), "MLX_JACCL_COORDINATOR": coordinator, "MLX_METAL_FAST_SYNCH": "1"}
     return _init("jaccl", settings, {"MLX_IBV_DEVICES": devices})
@@ -101,7 +109,19 @@ def join_nccl(rank: int, size: int, coordinator: str) -> mx.distributed.Group:
     return _init("nccl", settings, {})
 
 
-def check_devices(devices: Sequence[Sequence[str | None]]) -> None:
+def split_group(world: mx.distributed.Group, part: int, rank: int) -> mx.distributed.Group:
+    """The ranks that name the same part, as a group of their own. Every rank of `world` must call this."""
+    try:
+        group = world.split(part, rank)
+    except RuntimeError as error:
+        raise CannotJoin(f"this transport's groups cannot be divided: {error}; use mpi") from error
+    # MLX ends MPI before Python lets go of its last objects, and MPI aborts when a group is freed after that: so this
+    # one is never freed. There is one in the life of a process.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
+def check_devices(devices: DeviceMatrix) -> None:
     """A square of names with nothing on the diagonal, or jaccl would wait for ever."""
     size = len(devices)
     for rank, row in enumerate(devices):

@@ -1,4 +1,8 @@
-"""How arrays cross a wire: a small header, then their raw bytes. Any dtype, one copy, never pickle."""
+"""How arrays cross a wire: a small header, then their raw bytes. Any dtype, one copy, never pickle.
+
+A frame may be packed for a slow link, without loss: the highest byte of each number (sign and exponent, or the zeros of
+small integers) is compressed, the others are close to noise and stay as they are. Its header says so.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+import zstandard
 
 DTYPES: tuple[mx.Dtype, ...] = (
     mx.float32,
@@ -26,6 +31,11 @@ DTYPES: tuple[mx.Dtype, ...] = (
 MAX_ARRAYS = 255
 _HEAD = struct.Struct("<4sQBB")
 _MAGIC = b"CHT1"
+_PAYLOAD, _PACKED, _RECEIPT = 1, 2, 4
+_FLAGS_AT = _HEAD.size - 1
+_LEVEL = 1
+LARGEST_UNPACKED = 1 << 30
+"""As large as a message may be: a packed frame can promise more than anybody could send."""
 _CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -61,18 +71,82 @@ class Frame:
         return found
 
 
-def encode(step: int, arrays: Sequence[mx.array], *, payload: bool = True) -> bytes:
-    """A whole frame, or with `payload=False` only the word that these shapes are coming."""
+def encode(step: int, arrays: Sequence[mx.array], *, payload: bool = True, receipt: bool = False) -> bytes:
+    """A whole frame, or with `payload=False` only the word that these shapes are coming.
+
+    With `receipt` the receiver says when the frame has arrived.
+    """
     if len(arrays) > MAX_ARRAYS:
         raise BadFrame(f"{len(arrays)} arrays in one frame, at most {MAX_ARRAYS} fit")
-    head = _HEAD.pack(_MAGIC, step, len(arrays), payload)
+    head = _HEAD.pack(_MAGIC, step, len(arrays), _PAYLOAD * payload | _RECEIPT * receipt)
     shapes = b"".join(_encode_shape(array) for array in arrays)
     return b"".join([head, shapes, *(_raw(array) for array in arrays if payload)])
 
 
 def decode(data: bytes) -> Frame:
+    step, flags, shapes, at = _read_head(data)
+    payload = memoryview(data)[at:]
+    if flags & _PACKED:
+        return Frame(step, shapes, _unpacked(payload, shapes))
+    expected = sum(shape.nbytes for shape in shapes) if flags & _PAYLOAD else 0
+    if len(payload) != expected:
+        raise BadFrame(f"a tensor frame has {len(payload)} bytes where its shapes need {expected}")
+    return Frame(step, shapes, payload)
+
+
+def wants_receipt(data: bytes) -> bool:
+    return len(data) > _FLAGS_AT and bool(data[_FLAGS_AT] & _RECEIPT)
+
+
+def pack(data: bytes) -> bytes:
+    """The same frame for a slow link; as it was where packing gains nothing."""
+    _, flags, shapes, at = _read_head(data)
+    if flags & _PACKED or not flags & _PAYLOAD:
+        return data
+    low, high, payload = [], [], np.frombuffer(data, np.uint8, offset=at)
+    for shape in shapes:
+        planes = np.ascontiguousarray(payload[: shape.nbytes].reshape(-1, shape.dtype.size).T)
+        low.append(planes[:-1].tobytes())
+        high.append(planes[-1].tobytes())
+        payload = payload[shape.nbytes :]
+    # A checksum, because a damaged stream may still decompress, to other numbers.
+    squeezed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(b"".join(high))
+    head = data[:_FLAGS_AT] + bytes([flags | _PACKED]) + data[_FLAGS_AT + 1 : at]
+    packed = b"".join([head, *low, squeezed])
+    return packed if len(packed) < len(data) else data
+
+
+def _unpacked(packed: memoryview, shapes: Sequence[Shape]) -> memoryview:
+    """The plain payload. Its size comes from the shapes alone: what the compressed part claims must agree first."""
+    counts = [shape.nbytes // shape.dtype.size for shape in shapes]
+    low_bytes = sum(shape.nbytes for shape in shapes) - sum(counts)
+    if low_bytes + sum(counts) > LARGEST_UNPACKED:
+        raise BadFrame(f"a packed tensor frame of {low_bytes + sum(counts)} bytes, at most {LARGEST_UNPACKED} fit")
+    if len(packed) <= low_bytes:
+        raise BadFrame(f"a packed tensor frame has {len(packed)} bytes where its shapes need more than {low_bytes}")
+    squeezed = packed[low_bytes:]
     try:
-        magic, step, count, has_payload = _HEAD.unpack_from(data)
+        claimed = zstandard.frame_content_size(squeezed)
+        if claimed != sum(counts):
+            raise BadFrame(f"a packed tensor frame unpacks to {claimed} bytes where its shapes need {sum(counts)}")
+        high = np.frombuffer(zstandard.ZstdDecompressor().decompress(squeezed, allow_extra_data=False), np.uint8)
+    except zstandard.ZstdError as error:
+        raise BadFrame(f"a packed tensor frame is damaged: {error}") from error
+    plain = np.empty(low_bytes + sum(counts), np.uint8)
+    low, at, high_at, low_at = np.frombuffer(packed[:low_bytes], np.uint8), 0, 0, 0
+    for shape, count in zip(shapes, counts, strict=True):
+        size = shape.dtype.size
+        numbers = plain[at : at + shape.nbytes].reshape(count, size)
+        numbers[:, :-1] = low[low_at : low_at + count * (size - 1)].reshape(size - 1, count).T
+        numbers[:, -1] = high[high_at : high_at + count]
+        at, high_at, low_at = at + shape.nbytes, high_at + count, low_at + count * (size - 1)
+    return memoryview(plain)
+
+
+def _read_head(data: bytes) -> tuple[int, int, tuple[Shape, ...], int]:
+    """Step, flags, shapes, and where the payload begins."""
+    try:
+        magic, step, count, flags = _HEAD.unpack_from(data)
         if magic != _MAGIC:
             raise BadFrame("not a tensor frame")
         at, shapes = _HEAD.size, []
@@ -82,11 +156,7 @@ def decode(data: bytes) -> Frame:
             at += 2 + 4 * rank
     except (struct.error, IndexError) as error:
         raise BadFrame(f"a tensor frame is damaged: {error}") from error
-    payload = memoryview(data)[at:]
-    expected = sum(shape.nbytes for shape in shapes) if has_payload else 0
-    if len(payload) != expected:
-        raise BadFrame(f"a tensor frame has {len(payload)} bytes where its shapes need {expected}")
-    return Frame(step, tuple(shapes), payload)
+    return step, flags, tuple(shapes), at
 
 
 def _encode_shape(array: mx.array) -> bytes:

@@ -1,16 +1,18 @@
-"""Tensors over gRPC: one stream of raw frames from each stage to the next."""
+"""Tensors over gRPC: one stream of raw frames from each stage to the next, and receipts for some of them back."""
 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator, Sequence
 
 import grpc
 import mlx.core as mx
 
 from chorus.transport import frames
-from chorus.transport.channel import open_channel
-from chorus.transport.links import Inbox, LinkLost
+from chorus.transport.channel import is_private, open_channel
+from chorus.transport.links import Inbox, LinkLost, Traffic
+from chorus.transport.packing import Compression, Packer
 
 SERVICE = "chorus.tensors.v1.Tensors"
 METHOD = f"/{SERVICE}/Push"
@@ -20,27 +22,41 @@ QUEUE_LENGTH = 64
 def tensor_service(inbox: Inbox, timeout: float) -> grpc.GenericRpcHandler:
     """The receiving end, to be added to a rank's server. Bytes pass through without protobuf: no second copy."""
 
-    def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages:
+            # First of all: the sender measures the link with it, not what we do with the frame.
+            if frames.wants_receipt(message):
+                yield b""
             try:
                 inbox.put(frames.decode(message), timeout)
             except (frames.BadFrame, LinkLost) as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return b""
 
-    return grpc.method_handlers_generic_handler(SERVICE, {"Push": grpc.stream_unary_rpc_method_handler(push)})
+    return grpc.method_handlers_generic_handler(SERVICE, {"Push": grpc.stream_stream_rpc_method_handler(push)})
 
 
 class FrameSender:
-    """Pushes frames to the next stage; the network's own thread does the sending."""
+    """Pushes frames to the next stage; the network's own threads pack and send them."""
 
-    def __init__(self, address: str, timeout: float, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout: float,
+        credentials: grpc.ChannelCredentials | None = None,
+        compression: Compression = "off",
+    ) -> None:
         self._address = address
         self._timeout = timeout
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
+        self._packer = Packer(compression, is_private(address))
         self._channel = open_channel(address, credentials)
-        push = self._channel.stream_unary(METHOD)
-        self._call = push.future(iter(self._outgoing.get, None), wait_for_ready=True)
+        push = self._channel.stream_stream(METHOD)
+        self._call = push(map(self._packer.outgoing, iter(self._outgoing.get, None)), wait_for_ready=True)
+        threading.Thread(target=self._read_receipts, name="receipts", daemon=True).start()
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._packer.traffic
 
     def send(self, frame: bytes) -> None:
         if self._call.done():
@@ -50,9 +66,21 @@ class FrameSender:
         except queue.Full:
             raise LinkLost(f"the next stage at {self._address} took no tensors for {self._timeout:g} s") from None
 
+    def send_arrays(self, step: int, arrays: Sequence[mx.array]) -> None:
+        nbytes = sum(array.nbytes for array in arrays)
+        self.send(frames.encode(step, arrays, receipt=self._packer.wants_receipt(nbytes)))
+
     def close(self) -> None:
         self._call.cancel()
         self._channel.close()
+
+    def _read_receipts(self) -> None:
+        """Until the call ends; why it ended is for whoever sends next."""
+        try:
+            for _ in self._call:
+                self._packer.arrived()
+        except grpc.RpcError:
+            return
 
 
 class GrpcLink:
@@ -61,10 +89,14 @@ class GrpcLink:
         self._inbox = inbox
         self._timeout = timeout
 
+    @property
+    def traffic(self) -> Traffic:
+        return self._sender.traffic if self._sender else Traffic()
+
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
         assert self._sender is not None, "the last stage has nobody to send to"
         mx.eval(*arrays)
-        self._sender.send(frames.encode(step, arrays))
+        self._sender.send_arrays(step, arrays)
 
     def receive(self, step: int) -> list[mx.array]:
         return self._inbox.take(step, self._timeout).arrays()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -15,7 +16,18 @@ class LinkLost(Exception):
     """The neighbour is gone or too late: names who and how long was waited."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a link has passed on so far: bytes of tensors, and bytes as sent, fewer where frames were packed."""
+
+    tensor_bytes: int = 0
+    sent_bytes: int = 0
+
+
 class Link(Protocol):
+    @property
+    def traffic(self) -> Traffic: ...
+
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
         """Pass the arrays of a step on to the next stage."""
         ...

@@ -1,0 +1,266 @@
+"""RDMA over Thunderbolt: what the tools print is understood, and every problem comes with its remedy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorus.cli.doctor import wanted_of
+from chorus.cluster.config import load_settings
+from chorus.platform import rdma
+from chorus.platform.checks import Finding
+from chorus.platform.rdma import Rdma
+from chorus.platform.rdma_checks import Wanted, rdma_findings
+
+DEVICES = """\
+    device          \t   node GUID
+    ------          \t----------------
+    rdma_en2        \te0c5797d9c8fac05
+    rdma_en3        \te1c5797d9c8fac05
+"""
+PORTS = """\
+hca_id:\trdma_en2
+\ttransport:\t\t\tThunderbolt (100)
+\tfw_ver:\t\t\t\t0
+\tphys_port_cnt:\t\t\t1
+\t\tport:\t1
+\t\t\tstate:\t\t\tPORT_ACTIVE (4)
+\t\t\tmax_mtu:\t\t4096 (5)
+
+hca_id:\trdma_en3
+\ttransport:\t\t\tThunderbolt (100)
+\tphys_port_cnt:\t\t\t1
+\t\tport:\t1
+\t\t\tstate:\t\t\tPORT_DOWN (1)
+"""
+INTERFACES = """
+Hardware Port: Ethernet
+Device: en0
+Ethernet Address: 00:11:22:33:44:55
+
+Hardware Port: Thunderbolt Bridge
+Device: bridge0
+Ethernet Address: 36:00:00:00:00:00
+
+Hardware Port: Thunderbolt 1
+Device: en2
+Ethernet Address: 36:00:00:00:00:01
+
+Hardware Port: Thunderbolt 2
+Device: en3
+Ethernet Address: 36:00:00:00:00:02
+"""
+IFCONFIG = """\
+lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384
+\tinet 127.0.0.1 netmask 0xff000000
+en2: flags=8963<UP,BROADCAST,SMART,RUNNING,PROMISC,SIMPLEX,MULTICAST> mtu 1500
+\tstatus: active
+bridge0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
+\tConfiguration:
+\t\tid 0:0:0:0:0:0 priority 0 hellotime 0 fwddelay 0
+\tmember: en2 flags=3<LEARNING,DISCOVER>
+\t        ifmaxaddr 0 port 9 priority 0 path cost 0
+\tmember: en3 flags=3<LEARNING,DISCOVER>
+\tstatus: active
+bridge100: flags=8822<BROADCAST,SMART,SIMPLEX,MULTICAST> mtu 1500
+\tmember: en4 flags=3<LEARNING,DISCOVER>
+"""
+
+MAC = Rdma(
+    "Darwin",
+    (26, 3),
+    ("rdma_en2", "rdma_en3"),
+    True,
+    {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"},
+    {"en2": "Thunderbolt 1", "en3": "Thunderbolt 2"},
+)
+WANTED = Wanted(0, (None, "rdma_en2"), "10.0.0.1:32323")
+
+
+def by_name(found: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in found}
+
+
+def test_devices_are_read_from_their_list() -> None:
+    assert rdma.parse_devices(DEVICES) == ("rdma_en2", "rdma_en3")
+    assert rdma.parse_devices("    device    node GUID\n    ------    ---------\n") == ()
+    assert rdma.parse_devices("mlx5_0 58a2:e103:002a:09b8\n") == ("mlx5_0",)
+    assert rdma.parse_devices("Failed to get IB devices list") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("enabled\n", True), ("disabled\n", False), ("RDMA is disabled", False), ("", None), ("unknown command", None)],
+)
+def test_the_status_is_a_word(text: str, expected: bool | None) -> None:
+    assert rdma.parse_status(text) is expected
+
+
+def test_each_port_has_a_state() -> None:
+    assert rdma.parse_ports(PORTS) == {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"}
+    assert rdma.parse_ports("") == {}
+
+
+def test_interfaces_have_the_names_that_are_printed_on_the_case() -> None:
+    assert rdma.parse_interfaces(INTERFACES)["en3"] == "Thunderbolt 2"
+
+
+def test_only_bridges_that_are_up_count() -> None:
+    assert rdma.parse_bridges(IFCONFIG) == {"bridge0": ("en2", "en3")}
+    assert rdma.parse_bridges("") == {}
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert rdma.parse_version("26.10") > rdma.FIRST_MACOS > rdma.parse_version("15.7.1")
+
+
+def test_a_mac_that_is_ready_says_what_each_port_is() -> None:
+    found = by_name(rdma_findings(MAC))
+    assert found["RDMA"] == Finding("RDMA", "enabled, with rdma_en2, rdma_en3")
+    assert found["rdma_en2"].value == "Thunderbolt 1 (en2), port active"
+    assert found["rdma_en3"].value == "Thunderbolt 2 (en3), port down: nothing connected to it"
+    assert all(finding.status == "ok" for finding in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "value", "fix"),
+    [
+        ({"macos": (15, 7)}, "macOS 15.7 has none", "update this Mac to macOS 26.2"),
+        ({"devices": None}, "ibv_devices is not there", "update this Mac"),
+        ({"devices": (), "silent": ("ibv_devices",)}, "did not answer in time", "restart"),
+        ({"enabled": False, "devices": ()}, "disabled", "Recovery Mode, run `rdma_ctl enable`"),
+        ({"enabled": None, "devices": ()}, "shows no devices", "Recovery Mode, run `rdma_ctl enable`"),
+        ({"devices": ()}, "enabled, but no devices", "needs Thunderbolt 5"),
+        ({"system": "Linux", "devices": ("mlx5_0",)}, "macOS only; ibv_devices shows mlx5_0", "--transport mpi"),
+        ({"system": "Linux", "devices": ()}, "macOS only; ibv_devices shows no devices", "--transport mpi"),
+        ({"system": "Linux", "devices": None}, "macOS only; no ibv_devices here", "--transport mpi"),
+    ],
+)
+def test_what_is_in_the_way_is_a_fault_only_where_jaccl_is_wanted(
+    changes: dict[str, Any], value: str, fix: str
+) -> None:
+    seen = replace(MAC, **changes)
+    wanted, unasked = (by_name(rdma_findings(seen, wish))["RDMA"] for wish in (WANTED, None))
+    assert value in wanted.value
+    assert fix in wanted.fix
+    assert "\n" not in wanted.fix
+    assert (wanted.status, unasked.status) == ("missing", "ok")
+
+
+def test_a_port_that_is_needed_and_down_is_a_warning() -> None:
+    found = by_name(rdma_findings(MAC, replace(WANTED, devices=(None, "rdma_en3"))))
+    assert found["rdma_en3"].status == "warn"
+    assert "RDMA enabled too" in found["rdma_en3"].fix
+
+
+def test_a_thunderbolt_bridge_over_the_ports_is_a_warning() -> None:
+    bridged = by_name(rdma_findings(replace(MAC, bridges={"bridge0": ("en2", "en9")})))["Thunderbolt bridge"]
+    assert (bridged.value, bridged.status) == ("bridge0 holds en2", "warn")
+    assert "sudo ifconfig bridge0 down" in bridged.fix
+    assert "Thunderbolt bridge" not in by_name(rdma_findings(replace(MAC, bridges={"bridge0": ("en9",)})))
+
+
+def test_devices_that_the_hostfile_names_and_the_machine_lacks_are_named() -> None:
+    several = Wanted(1, ("rdma_en2", None, ("rdma_en7", "rdma_en3"), "rdma_en8"), "a:1")
+    found = by_name(rdma_findings(MAC, several))["jaccl devices"]
+    assert found.value == "rdma_en7, rdma_en8, named for rank 1, not on this machine (here: rdma_en2, rdma_en3)"
+    assert found.status == "missing"
+    assert by_name(rdma_findings(MAC, WANTED))["jaccl devices"].value == "rank 0 uses rdma_en2"
+
+
+def test_jaccl_without_devices_rank_or_meeting_place_says_what_to_give() -> None:
+    assert "mlx.distributed_config" in by_name(rdma_findings(MAC, Wanted(0, (), "a:1")))["jaccl devices"].fix
+    assert "--rank" in by_name(rdma_findings(MAC, Wanted(None)))["jaccl devices"].fix
+    assert "MLX_JACCL_COORDINATOR" in by_name(rdma_findings(MAC, Wanted(0, ())))["jaccl coordinator"].fix
+
+
+HOSTS = (
+    '{"backend": "jaccl", "hosts": [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [null, "rdma_en2"]},'
+    ' {"ssh": "b", "ips": ["10.0.0.2"], "rdma": ["rdma_en5", null]}]}'
+)
+MATRIX = '[[null, "rdma_en2"], ["rdma_en5", null]]'
+
+
+def wanted_by(file: Path, names: set[str], rank: int | None = None, **variables: str) -> Wanted | None:
+    settings = load_settings(file, {"cluster": {"rank": rank}}, environment=variables)
+    return wanted_of(settings, names)
+
+
+def test_the_hostfile_tells_this_machines_devices_by_address_or_by_rank(tmp_path: Path) -> None:
+    (tmp_path / "hosts.json").write_text(HOSTS)
+    (tmp_path / "matrix.json").write_text(MATRIX)
+    by_address = wanted_by(tmp_path / "hosts.json", {"10.0.0.2"})
+    assert by_address == Wanted(1, ("rdma_en5", None), "10.0.0.1, at a port that rank 0 chooses")
+    elsewhere = wanted_by(tmp_path / "hosts.json", {"10.0.0.9"})
+    assert elsewhere is not None
+    assert elsewhere.rank is None
+    assert wanted_by(tmp_path / "matrix.json", set(), 0) == Wanted(0, (None, "rdma_en2"), None)
+    meeting = wanted_by(tmp_path / "matrix.json", set(), 0, MLX_JACCL_COORDINATOR="10.0.0.1:9")
+    assert meeting == Wanted(0, (None, "rdma_en2"), "10.0.0.1:9")
+
+
+def test_nothing_is_wanted_where_another_transport_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "hosts.json").write_text(HOSTS.replace('"jaccl"', '"ring"'))
+    assert wanted_by(tmp_path / "hosts.json", {"10.0.0.2"}) is None
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing on it but what the test puts there, on what claims to be a new Mac."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(rdma.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(rdma.platform, "mac_ver", lambda: ("26.2", ("", "", ""), "arm64"))
+    return tmp_path
+
+
+def put(folder: Path, name: str, text: str, *, expecting: str = "", before: str = "") -> None:
+    """A program that prints a text, if it is called with the argument that is expected."""
+    (folder / f"{name}.txt").write_text(text)
+    script = f'#!/bin/sh\n{before}\n[ "$1" = "{expecting}" ] || exit 3\n'
+    script += f'while IFS= read -r line; do printf "%s\\n" "$line"; done < {folder}/{name}.txt\n'
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+
+
+def test_every_tool_is_asked(tools: Path) -> None:
+    put(tools, "ibv_devices", DEVICES)
+    put(tools, "ibv_devinfo", PORTS)
+    put(tools, "rdma_ctl", "enabled\n", expecting="status")
+    put(tools, "networksetup", INTERFACES, expecting="-listallhardwareports")
+    put(tools, "ifconfig", IFCONFIG)
+    seen = rdma.look()
+    assert seen == Rdma(
+        "Darwin",
+        (26, 2),
+        ("rdma_en2", "rdma_en3"),
+        True,
+        {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"},
+        rdma.parse_interfaces(INTERFACES),
+        {"bridge0": ("en2", "en3")},
+    )
+    assert "bridge0 holds en2, en3" in by_name(rdma_findings(seen))["Thunderbolt bridge"].value
+
+
+def test_a_mac_without_any_of_the_tools_is_told_what_to_do(tools: Path) -> None:
+    seen = rdma.look()
+    assert (seen.devices, seen.enabled, seen.ports) == (None, None, {})
+    assert by_name(rdma_findings(seen))["RDMA"].value == "not available: ibv_devices is not there"
+
+
+def test_a_tool_that_hangs_is_left_after_the_deadline_and_named(tools: Path) -> None:
+    put(tools, "ibv_devices", DEVICES, before=f"exec {os.path.realpath('/bin/sleep')} 60")
+    put(tools, "rdma_ctl", "enabled\n", expecting="status")
+    seen = rdma.look(seconds=0.5)
+    assert seen.silent == ("ibv_devices",)
+    assert "did not answer in time" in by_name(rdma_findings(seen))["RDMA"].value
+
+
+def test_linux_asks_for_devices_alone(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma.platform, "system", lambda: "Linux")
+    put(tools, "ibv_devices", "mlx5_0 58a2e103002a09b8\n")
+    put(tools, "rdma_ctl", "enabled\n", expecting="status")
+    assert rdma.look() == Rdma("Linux", devices=("mlx5_0",))

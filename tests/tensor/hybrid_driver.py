@@ -1,0 +1,35 @@
+"""One rank of a hybrid group: `mpirun -n 4 python -m tests.tensor.hybrid_driver SPEC REPORT`. Rank 0 leads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from chorus import platform
+from chorus.platform import lifeline
+
+lifeline.hold()
+platform.prepare(1)
+
+from chorus.engine.spec import EngineSpec  # noqa: E402
+from chorus.shard import tensor  # noqa: E402
+from chorus.shard.worker import Worker  # noqa: E402
+from tests.tensor.hybrid_requests import generate  # noqa: E402
+
+
+def main() -> int:
+    spec = EngineSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
+    tensor.VOCABULARY_PAYS_FROM = 0
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    if rank:
+        Worker(rank, spec.ranks[rank]).serve()
+        return 0
+    answer = generate(spec)
+    Path(sys.argv[2]).write_text(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
