@@ -9,13 +9,14 @@ from dataclasses import replace
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.cases import memory, overhead, pipeline, platform, single, tensor
+from benchmarks.cases import copy, grammar, memory, overhead, pipeline, planner, platform, preshard, single, tensor
 from benchmarks.models import QWEN2, SMOLLM2
 from benchmarks.run import Options, execute
 from benchmarks.servers import ServerFailed, end_cleanly_when_told
 
 BENCHMARKS = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (single, platform, pipeline, memory, tensor, overhead)
+    module.BENCHMARK.name: module.BENCHMARK
+    for module in (single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard)
 }
 QUICK = Options(quick=True, rounds=1, tokens=16)
 

@@ -50,9 +50,14 @@ def one_stream(server: HttpServer, prompt: str, tokens: int) -> Answer:
 
 def many_streams(server: HttpServer, prompts: Sequence[str], tokens: int) -> Batch:
     """All prompts at once, one stream each."""
-    batch = asyncio.run(_many(server, prompts, tokens))
-    for answer in batch.answers:
-        check_useful(server.name, answer, tokens)
+    return streams(server, [body(prompt, tokens) for prompt in prompts])
+
+
+def streams(server: HttpServer, bodies: Sequence[dict[str, Any]]) -> Batch:
+    """All requests at once, whatever each asks for besides its text."""
+    batch = asyncio.run(_many(server, bodies))
+    for answer, sent in zip(batch.answers, bodies, strict=True):
+        check_useful(server.name, answer, sent["max_tokens"])
     return batch
 
 
@@ -68,20 +73,20 @@ def check_useful(name: str, answer: Answer, tokens: int) -> None:
         )
 
 
-async def _many(server: HttpServer, prompts: Sequence[str], tokens: int) -> Batch:
-    limits = httpx.Limits(max_connections=len(prompts))
+async def _many(server: HttpServer, bodies: Sequence[dict[str, Any]]) -> Batch:
+    limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(timeout=REQUEST_SECONDS, trust_env=False, limits=limits) as client:
         begin = time.perf_counter()
-        answers = await asyncio.gather(*(_stream(client, server, prompt, tokens) for prompt in prompts))
+        answers = await asyncio.gather(*(_stream(client, server, sent) for sent in bodies))
         return Batch(tuple(answers), time.perf_counter() - begin)
 
 
-async def _stream(client: httpx.AsyncClient, server: HttpServer, prompt: str, tokens: int) -> Answer:
+async def _stream(client: httpx.AsyncClient, server: HttpServer, sent: dict[str, Any]) -> Answer:
     begin = time.perf_counter()
     first: float | None = None
     usage: dict[str, Any] = {}
     try:
-        async with client.stream("POST", f"{server.url}/v1/completions", json=body(prompt, tokens)) as response:
+        async with client.stream("POST", f"{server.url}/v1/completions", json=sent) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")

@@ -134,6 +134,7 @@ def test_status_logs_drain_and_test_speak_of_the_running_cluster(nodes: Cluster,
     assert status.wait() == 0, status.log
     assert '"name": "one"' in status.log
     assert re.search(r'"step": [1-9]', status.log), status.log
+    assert re.search(r'"bandwidth_bytes_per_second": [1-9]', status.log), status.log
     logs = nodes.chorus("logs", "logs", "one")
     assert logs.wait() == 0, logs.log
     assert "rank 1 holds layers" in logs.log

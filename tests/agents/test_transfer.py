@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import json
+import os
 import random
 import signal
 import subprocess
@@ -16,7 +19,10 @@ import pytest
 
 from chorus.cluster import agent_models, trust_join
 from chorus.cluster.agent_door import FILES, PROTOCOLS, Door
-from chorus.cluster.transfer import RANGE_BYTES, Fetcher, FileServer, SharedFile, TransferFailed, share_folder
+from chorus.cluster.transfer import FileServer, SharedFile, TransferFailed, share_folder
+from chorus.cluster.transfer_disk import RANGE_BYTES
+from chorus.cluster.transfer_fetch import Progress, fetch
+from chorus.cluster.transfer_sources import Source
 from chorus.cluster.trust import Authority
 from chorus.cluster.trust_enrol import connect
 from chorus.cluster.trust_identity import NODE, SERVER_NAME, Identity
@@ -49,74 +55,160 @@ def holder(folder: Path, model: Path) -> Iterator[tuple[Door, FileServer, Identi
         door.close()
 
 
+NAME = "model.safetensors"
+
+
+def copy(door: Door, identity: Identity, share: str, folder: Path, progress: Progress = lambda count: None) -> None:
+    source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+    fetch([SharedFile(NAME, SIZE)], folder, share, [source], identity, progress)
+
+
 def digest(file: Path) -> str:
     return hashlib.file_digest(file.open("rb"), "sha256").hexdigest()
 
 
 def test_a_file_arrives_as_it_was(tmp_path: Path, model: Path) -> None:
+    target = tmp_path / "copies"
+    with holder(tmp_path, model) as (door, files, identity, share):
+        copy(door, identity, share, target)
+        assert files.sent_bytes == SIZE
+    assert digest(target / NAME) == digest(model / NAME)
+    assert [file.name for file in target.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (4 << 20) + 1, RANGE_BYTES, RANGE_BYTES + 4095])
+def test_a_file_of_any_length_arrives_as_it_was(tmp_path: Path, size: int) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / NAME).write_bytes(random.Random(size).randbytes(size))
+    with holder(tmp_path, tmp_path / "model") as (door, _, identity, share):
+        source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+        fetch(share_folder("m", tmp_path / "model").files, tmp_path / "copies", share, [source], identity)
+    assert digest(tmp_path / "copies" / NAME) == digest(tmp_path / "model" / NAME)
+
+
+@pytest.mark.parametrize("refusal", ["opening", "writing"])
+def test_a_disk_that_takes_nothing_past_the_page_cache_gets_it_through_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    real_open, real_write, direct = os.open, os.pwrite, set()
+
+    def open_(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT and refusal == "opening":
+            raise OSError(errno.EINVAL, "not here")
+        descriptor = real_open(path, flags, mode)
+        (direct.add if flags & os.O_DIRECT else direct.discard)(descriptor)
+        return descriptor
+
+    def write(descriptor: int, data: memoryview, position: int) -> int:
+        if descriptor in direct:
+            raise OSError(errno.EINVAL, "not so")
+        return real_write(descriptor, data, position)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "pwrite", write)
     with holder(tmp_path, model) as (door, _, identity, share):
-        fetcher = Fetcher(("127.0.0.1", door.port), identity, share)
-        fetcher.fetch(SharedFile("model.safetensors", SIZE), tmp_path / "copy")
-        fetcher.close()
-    assert digest(tmp_path / "copy") == digest(model / "model.safetensors")
-    assert not list(tmp_path.glob("copy.*"))
+        copy(door, identity, share, tmp_path / "copies")
+    assert digest(tmp_path / "copies" / NAME) == digest(model / NAME)
+
+
+def test_a_full_disk_ends_the_copy_and_is_named(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(descriptor: int, data: memoryview, position: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with holder(tmp_path, model) as (door, _, identity, share):
+        monkeypatch.setattr(os, "pwrite", write)
+        with pytest.raises(TransferFailed, match="No space left"):
+            copy(door, identity, share, tmp_path / "copies")
 
 
 def test_a_copy_that_was_killed_goes_on_where_it_stopped(tmp_path: Path, model: Path) -> None:
+    target = tmp_path / "copies"
     with holder(tmp_path, model) as (door, files, identity, share):
         program = (
-            "import sys, time; from pathlib import Path\n"
-            "from chorus.cluster.transfer import *; from chorus.cluster.trust_identity import Identity\n"
-            f"f = Fetcher(('127.0.0.1', {door.port}), Identity(Path({str(identity.folder)!r})), {share!r})\n"
+            "import time; from pathlib import Path\n"
+            "from chorus.cluster.transfer import SharedFile; from chorus.cluster.transfer_fetch import fetch\n"
+            "from chorus.cluster.transfer_sources import Source\n"
+            "from chorus.cluster.trust_identity import Identity\n"
+            f"source = Source('127.0.0.1:{door.port}', frozenset([{NAME!r}]))\n"
             # Slow enough to be caught in the middle.
-            f"target = Path({str(tmp_path / 'copy')!r})\n"
-            f"f.fetch(SharedFile('model.safetensors', {SIZE}), target, lambda n: time.sleep(0.02))"
+            f"fetch([SharedFile({NAME!r}, {SIZE})], Path({str(target)!r}), {share!r}, [source],"
+            f" Identity(Path({str(identity.folder)!r})), lambda count: time.sleep(0.05))"
         )
         child = subprocess.Popen([sys.executable, "-c", program])
-        journal = tmp_path / "copy.ranges"
+        journal = target / f"{NAME}.ranges"
         deadline = time.monotonic() + 60
         while not journal.is_file() or len(journal.read_text().splitlines()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.wait(10)
-        assert not (tmp_path / "copy").exists(), "a file appears only when it is whole"
+        assert not (target / NAME).exists(), "a file appears only when it is whole"
         kept = len(journal.read_text().splitlines())
         before = files.sent_bytes
-        fetcher = Fetcher(("127.0.0.1", door.port), identity, share)
-        fetcher.fetch(SharedFile("model.safetensors", SIZE), tmp_path / "copy")
-        fetcher.close()
+        copy(door, identity, share, target)
         assert files.sent_bytes - before <= SIZE - kept * RANGE_BYTES
-    assert digest(tmp_path / "copy") == digest(model / "model.safetensors")
+    assert digest(target / NAME) == digest(model / NAME)
 
 
 def test_what_rotted_on_disk_is_sent_again(tmp_path: Path, model: Path) -> None:
-    original = (model / "model.safetensors").read_bytes()
-    with holder(tmp_path, model) as (door, _, identity, share):
+    target = tmp_path / "copies"
+    arrived = 0
 
-        def cut(count: int) -> None:
+    def stop_late(count: int) -> None:
+        nonlocal arrived
+        arrived += count
+        if arrived > 4 * RANGE_BYTES:
             raise OSError("cut off")
 
-        fetcher = Fetcher(("127.0.0.1", door.port), identity, share)
-        arrived = 0
-
-        def stop_late(count: int) -> None:
-            nonlocal arrived
-            arrived += count
-            if arrived > 3 * RANGE_BYTES:
-                cut(count)
-
+    with holder(tmp_path, model) as (door, files, identity, share):
         with pytest.raises(TransferFailed, match="cut off"):
-            fetcher.fetch(SharedFile("model.safetensors", SIZE), tmp_path / "copy", stop_late)
-        fetcher.close()
-        partial = tmp_path / "copy.part"
-        with partial.open("r+b") as stream:
-            stream.seek(RANGE_BYTES + 7)
-            stream.write(bytes([original[RANGE_BYTES + 7] ^ 1]))
-        again = Fetcher(("127.0.0.1", door.port), identity, share)
-        again.fetch(SharedFile("model.safetensors", SIZE), tmp_path / "copy")
-        again.close()
-    assert (tmp_path / "copy").read_bytes() == original
+            copy(door, identity, share, target, stop_late)
+        noted = [json.loads(line)[0] for line in (target / f"{NAME}.ranges").read_text().splitlines()]
+        assert noted
+        with (target / f"{NAME}.part").open("r+b") as stream:
+            stream.seek(noted[0] + 7)
+            (byte,) = stream.read(1)
+            stream.seek(noted[0] + 7)
+            stream.write(bytes([byte ^ 1]))
+        before = files.sent_bytes
+        copy(door, identity, share, target)
+        assert files.sent_bytes - before >= SIZE - (len(noted) - 1) * RANGE_BYTES
+    assert digest(target / NAME) == digest(model / NAME)
+
+
+def test_a_file_that_was_replaced_under_its_name_is_not_taken_for_the_same(tmp_path: Path, model: Path) -> None:
+    meant = SharedFile(NAME, SIZE, "0" * 32)
+    with holder(tmp_path, model) as (door, _, identity, share):
+        source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+        with pytest.raises(TransferFailed, match="another file"):
+            fetch([meant], tmp_path / "copies", share, [source], identity)
+    assert not (tmp_path / "copies" / NAME).exists()
+
+
+def test_two_sources_share_the_work_and_one_that_fails_is_replaced(tmp_path: Path, model: Path) -> None:
+    with holder(tmp_path, model) as (door, files, identity, share):
+        second = FileServer()
+        second.offer(share_folder("some-model", model))
+        own = Identity(tmp_path / "holder")
+        with contextlib.closing(Door("127.0.0.1", 0)) as other, contextlib.closing(Door("127.0.0.1", 0)) as broken:
+            other.set(own.server_context(PROTOCOLS), own, None, {FILES: second.serve})
+            other.start()
+            broken.set(own.server_context(PROTOCOLS), own, None, {})
+            broken.start()
+            names = frozenset({NAME})
+            sources = [Source(f"127.0.0.1:{one.port}", names) for one in (broken, door, other)]
+            fetch([SharedFile(NAME, SIZE)], tmp_path / "copies", share, sources, identity)
+    assert digest(tmp_path / "copies" / NAME) == digest(model / NAME)
+    assert files.sent_bytes > 0
+    assert second.sent_bytes > 0
+    assert files.sent_bytes + second.sent_bytes == SIZE, "no range is sent twice"
+
+
+def test_a_copy_that_nobody_can_finish_names_every_source_and_its_reason(tmp_path: Path, model: Path) -> None:
+    with holder(tmp_path, model) as (door, _, identity, share):
+        door.close()
+        with pytest.raises(TransferFailed, match=rf"127.0.0.1:{door.port}.* broke off: .*cannot be reached"):
+            copy(door, identity, share, tmp_path / "copies")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +221,9 @@ def test_what_rotted_on_disk_is_sent_again(tmp_path: Path, model: Path) -> None:
         {"share": None, "file": "config.json", "start": -1, "length": 4},
         {"share": None, "file": "config.json", "start": 0, "length": 1 << 40},
         {"share": None, "file": "config.json", "start": "0", "length": 4},
+        {"share": None, "probe": 1 << 40},
+        {"share": None, "probe": -1},
+        {"share": None, "probe": "all"},
     ],
     ids=str,
 )
@@ -148,7 +243,8 @@ def test_a_node_takes_no_file_names_that_leave_its_folder(
     evil = [SharedFile("../../evil.json", 4)]
     refused = pytest.raises(agent_models.NoModel, match="node mini")
     with holder(tmp_path, model) as (door, _, identity, share), refused:
-        agent_models.provide("mini", "/a/model", share, evil, f"127.0.0.1:{door.port}", identity, lambda *_: None)
+        source = Source(f"127.0.0.1:{door.port}", frozenset({"../../evil.json"}))
+        agent_models.provide("mini", "/a/model", share, evil, [source], identity, lambda *_: None)
     assert not list(tmp_path.rglob("evil.json"))
 
 
@@ -157,4 +253,4 @@ def test_a_model_that_nobody_has_names_the_node_and_where_it_looked(
 ) -> None:
     monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
     with pytest.raises(agent_models.NoModel, match=r"node mini has no .*/model.*cache"):
-        agent_models.provide("mini", "/some/model", "", [], "", None, lambda *_: None)
+        agent_models.provide("mini", "/some/model", "", [], [], None, lambda *_: None)

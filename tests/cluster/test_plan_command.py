@@ -131,8 +131,8 @@ def test_a_plan_file_cuts_the_model(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give either --split or --plan"),
-        (("--split", "a,b"), "--split: expected numbers of layers like 20,7,3, got 'a,b'"),
+        ((), "give one of --split, --weights and --plan"),
+        (("--split", "a,b"), "--split: expected numbers like 20,7,3, got 'a,b'"),
         (("--split", "1,1"), "adds up to 2 layers where the model has 7"),
         (("--plan", "none.json"), "none.json: cannot be read: No such file or directory"),
     ],
@@ -159,3 +159,46 @@ def test_checking_a_file_names_its_ranks_or_its_fault() -> None:
     bad = run("config", "check", str(BROKEN / "role_unknown.json"))
     assert bad.exit_code == 1
     assert "devices[0].role: should be 'coordinator' or 'worker', got 'master'" in " ".join(bad.stderr.split())
+
+
+@pytest.mark.parametrize("weights", [None, "1,1"])
+def test_tensor_parallelism_is_planned_where_it_is_asked_for(model: str, weights: str | None) -> None:
+    given = ("--weights", weights) if weights else ()
+    shown = run("plan", model, "--nodes", "48GB:30,48GB:30", "--parallel", "tensor", *given, "--json")
+    made = Plan.from_json(shown.stdout)
+    assert (made.parallel, made.split) == ("tensor", (1, 1))
+    assert [(rank.first_layer, rank.last_layer) for rank in made.ranks] == [(0, 6), (0, 6)]
+    text = run("plan", model, "--nodes", "48GB:30,48GB:30", "--parallel", "tensor").stdout
+    assert "to serve it so: --parallel tensor --weights 1,1" in text
+
+
+def test_parallelism_of_a_settings_file_is_planned_and_a_flag_goes_over_it(model: str, tmp_path: Path) -> None:
+    (tmp_path / "chorus.yaml").write_text("engine: {parallel: tensor}")
+    nodes = ("--nodes", "48GB:30,48GB:30", "--json")
+    assert Plan.from_json(run("plan", model, *nodes).stdout).parallel == "tensor"
+    assert Plan.from_json(run("plan", model, *nodes, "--parallel", "single").stdout).parallel == "single"
+    uniform = run("plan", model, *nodes, "--parallel", "pipeline", "--strategy", "uniform").stdout
+    assert Plan.from_json(uniform).parallel == "pipeline"
+
+
+def test_a_single_machine_is_the_best_of_those_named(model: str) -> None:
+    shown = run("plan", model, "--nodes", "slow=48GB:10,fast=48GB:30", "--parallel", "single", "--json")
+    made = Plan.from_json(shown.stdout)
+    assert made.nodes == ("fast",)
+    assert [(node.node, node.reason) for node in made.excluded] == [("slow", "one node was asked for")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--nodes", "48GB", "--parallel", "tensor"), "tensor parallelism needs 2 nodes at least"),
+        (("--nodes", "48GB,48GB,48GB", "--parallel", "tensor", "--strategy", "uniform"), "3 nodes cannot share 2 key/"),
+        (("--nodes", "48GB,48GB", "--parallel", "hybrid"), "parallel hybrid is laid down by hand"),
+        (("--nodes", "48GB,48GB", "--parallel", "both"), "engine.parallel: should be 'auto'"),
+        (("--nodes", "0.6GB,0.6GB", "--parallel", "tensor"), "more memory"),
+    ],
+)
+def test_a_parallelism_that_cannot_be_is_one_clear_line(model: str, arguments: tuple[str, ...], message: str) -> None:
+    shown = run("plan", model, *arguments)
+    assert shown.exit_code == 1
+    assert message in " ".join(shown.stderr.split())

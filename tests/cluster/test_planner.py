@@ -305,7 +305,7 @@ def test_fast_links_make_tensor_parallel_the_choice_and_slow_ones_do_not() -> No
     fast = Links(Link(latency=1e-5, bandwidth=5e9, all_reduce=1e-5))
     assert plan(model(28), twins, fast, Workload(), Wish()).parallel == "tensor"
     assert plan(model(28), twins, fast, Workload(), Wish()).split == (4, 4)
-    assert plan(model(28), twins, fast, Workload(), Wish(tensor=False)).parallel == "single"
+    assert plan(model(28), twins, fast, Workload(), Wish(parallel="pipeline")).parallel == "single"
     assert plan(model(28), twins, Links(), Workload(), Wish()).parallel == "single"
     assert plan(model(28, model_type="mamba"), twins, fast, Workload(), Wish()).parallel == "single"
 

@@ -13,12 +13,14 @@ import pytest
 from mlx.utils import tree_flatten
 
 from chorus.models import ModelError, tensor_index
-from chorus.models.preshard import CHECKSUMS_FILE, PLAN_FILE, VERIFIED_FILE, WEIGHTS_FILE, open_preshard, write_preshard
+from chorus.models.preshard import CHECKSUMS_FILE, PLAN_FILE, VERIFIED_FILE, WEIGHTS_FILE, Division, open_preshard
+from chorus.models.preshard_write import write_preshard
 from chorus.models.values import LocalModel, Progress
 from chorus.shard.load import load_shard
 from tests.support.tiny_model import override, write_random_model, write_tiny_model
 
 SPLIT = (3, 2, 2)
+DIVISION = Division("pipeline", SPLIT)
 # Plain, tied, quantized later, experts, state spaces, shared keys, and those whose loading looks at every rank.
 KINDS = (
     *("llama", "qwen2", "gpt2", "qwen3_moe", "deepseek_v3", "mamba2", "afm7", "gemma3n", "gemma4_text"),
@@ -67,7 +69,7 @@ def test_a_rank_loads_the_same_from_its_folder_as_from_the_model(name: str, tmp_
     made = write_preshard(model, split, tmp_path / "parts")
     for part in made:
         layers = range(part.first_layer, part.last_layer + 1)
-        folder = open_preshard(tmp_path / "parts", part.rank, split)
+        folder = open_preshard(tmp_path / "parts", part.rank, Division("pipeline", split))
         whole, own = (load_shard(path, lambda _, run=layers: run, dtype="stored") for path in (model.path, folder))
         expected, found = (dict(tree_flatten(shard.stage.model.parameters())) for shard in (whole, own))
         assert set(found) == set(expected)
@@ -104,19 +106,23 @@ def test_ends_lie_where_they_are_used(parts: Path) -> None:
 
 def test_a_changed_plan_is_refused_with_the_way_out(parts: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        open_preshard(parts, 0, (4, 2, 1))
-    assert "was made for the split 3,2,2 and the plan is now 4,2,1; make it again: chorus models preshard" in str(
-        caught.value
+        open_preshard(parts, 0, Division("pipeline", (4, 2, 1)))
+    assert (
+        "was made for the split 3,2,2 and the plan is now the split 4,2,1; make it again: chorus models preshard"
+        in str(caught.value)
     )
-    with pytest.raises(ModelError, match="holds no part for rank 3"):
-        open_preshard(parts, 3, (3, 2, 1, 1))
+    with pytest.raises(ModelError, match="made for the split 3,2,2 and the plan is now the weights 3,2,2"):
+        open_preshard(parts, 0, Division("tensor", SPLIT))
+    shutil.rmtree(parts / "rank-1")
+    with pytest.raises(ModelError, match="holds no part for rank 1"):
+        open_preshard(parts, 1, DIVISION)
 
 
 def test_a_folder_copied_alone_opens_for_its_own_rank_only(parts: Path, tmp_path: Path) -> None:
     alone = Path(shutil.copytree(parts / "rank-2", tmp_path / "copied"))
-    assert open_preshard(alone, 2, SPLIT) == alone
+    assert open_preshard(alone, 2, DIVISION) == alone
     with pytest.raises(ModelError, match="was made for rank 2, not for rank 0"):
-        open_preshard(alone, 0, SPLIT)
+        open_preshard(alone, 0, DIVISION)
 
 
 def test_a_flipped_bit_is_found_though_the_size_is_right(parts: Path) -> None:
@@ -125,17 +131,17 @@ def test_a_flipped_bit_is_found_though_the_size_is_right(parts: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(ModelError, match=r"model.safetensors does not match its checksum; copy the folder again"):
-        open_preshard(parts, 0, SPLIT)
+        open_preshard(parts, 0, DIVISION)
 
 
 def test_a_truncated_or_missing_file_is_named(parts: Path) -> None:
     file = parts / "rank-0" / WEIGHTS_FILE
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(ModelError, match=r"model.safetensors has \d+ bytes where \d+ are expected"):
-        open_preshard(parts, 0, SPLIT)
+        open_preshard(parts, 0, DIVISION)
     (parts / "rank-1" / "config.json").unlink()
     with pytest.raises(ModelError, match=r"rank-1 lacks config.json; copy the folder again"):
-        open_preshard(parts, 1, SPLIT)
+        open_preshard(parts, 1, DIVISION)
 
 
 def test_contents_are_compared_again_only_when_a_file_has_changed(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +151,12 @@ def test_contents_are_compared_again_only_when_a_file_has_changed(parts: Path, m
         compared.append(file)
         return "wrong"
 
-    monkeypatch.setattr("chorus.models.preshard._digest", counting)
-    open_preshard(parts, 0, SPLIT)
+    monkeypatch.setattr("chorus.models.preshard.digest_of", counting)
+    open_preshard(parts, 0, DIVISION)
     assert compared == []
     (parts / "rank-0" / VERIFIED_FILE).unlink()
     with pytest.raises(ModelError, match="does not match its checksum"):
-        open_preshard(parts, 0, SPLIT)
+        open_preshard(parts, 0, DIVISION)
     assert compared
 
 
@@ -187,7 +193,7 @@ def test_starting_from_a_folder_reads_only_that_rank(tmp_path: Path) -> None:
     config = override(QWEN2_75M, {"num_hidden_layers": 6, "vocab_size": 8192})
     model = LocalModel("m", "m", write_random_model(tmp_path / "model", config))
     write_preshard(model, (3, 2, 1), tmp_path / "parts")
-    folder = open_preshard(tmp_path / "parts", 1, (3, 2, 1))
+    folder = open_preshard(tmp_path / "parts", 1, Division("pipeline", (3, 2, 1)))
     done = subprocess.run(
         [sys.executable, "-c", COUNTED_LOAD, str(folder), "1", "3"],
         capture_output=True,

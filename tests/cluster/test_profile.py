@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster import profile as profiles
-from chorus.cluster.profile import ProfileError, node_of, parse_rdma_devices, profile
+from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.cluster.profile_kernels import Rates
 from chorus.cluster.profile_links import LinkError, LinkFigures, LinkProbe, measure_link
+from chorus.platform.rdma import parse_devices
 
 RATES = Rates("chip", "float32", 16 << 30, 1e11, 1e10, 1e9, 1e9, 1e-4, ("ring",))
 
@@ -97,8 +98,8 @@ def test_rdma_devices_are_read_from_the_list() -> None:
     text = (
         "    device          \t   node GUID\n    ------          \t----------------\n    rdma_en5  \t0c4de9a1b2c30000\n"
     )
-    assert parse_rdma_devices(text) == ("rdma_en5",)
-    assert parse_rdma_devices("") == ()
+    assert parse_devices(text) == ("rdma_en5",)
+    assert parse_devices("") == ()
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ class HubServer:
     """(method, path, Range) of each request that came in"""
     cut: dict[str, int] = field(default_factory=dict)
     """file name to the number of bytes after which its next download breaks off"""
+    refused: set[str] = field(default_factory=set)
+    """files whose headers may be read, but that nobody gets"""
     status: int | None = None
     """answers everything with this, as a hub that is down does"""
 
@@ -106,6 +108,9 @@ class HubServer:
                 return None
 
             def _file(self, parts: list[str]) -> None:
+                if len(parts) < 5:
+                    self._answer(404, b"")  # an address of the hub that is no file
+                    return
                 model_id, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
                 repo = self._repo(model_id, revision)
                 if repo is None:
@@ -117,6 +122,9 @@ class HubServer:
                 headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
                 headers["Accept-Ranges"] = "bytes"
                 wanted = self.headers.get("Range")
+                if wanted is None and name in hub.refused and self.command == "GET":
+                    self._answer(410, b"")
+                    return
                 if wanted is None:
                     self._answer(200, data, headers, hub.cut.pop(name, None) if self.command == "GET" else None)
                     return

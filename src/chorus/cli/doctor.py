@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json as json_format
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import fail
+from chorus.cluster.config import ConfigError, DeviceConfig, Settings, load_settings
 from chorus.models import ModelError, resolve
 from chorus.platform.checks import Finding, can_run, examine
 from chorus.platform.probe import run_probe
+from chorus.platform.rdma import look
+from chorus.platform.rdma_checks import Wanted, rdma_findings
 
 PARITY_SECONDS = 3600
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "missing": ("missing", "bold red")}
@@ -29,10 +36,16 @@ def doctor(
     ] = None,
     split: Annotated[str | None, typer.Option(help="With --parity: layers of each rank, e.g. 20,7,3.")] = None,
     ranks: Annotated[int, typer.Option(help="With --parity and no --split: how many even stages.")] = 2,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Settings or a hostfile: check the RDMA devices it names.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Which rank of the hostfile this machine is.")] = None,
 ) -> None:
     """Show what Chorus found on this machine, what it chose, and how to fix what is missing.
 
     Example: chorus doctor --json
+
+    Example: chorus doctor --config hosts.json --rank 1
 
     Example: chorus doctor --parity smollm2-135m --split 20,7,3
     """
@@ -40,7 +53,7 @@ def doctor(
         _prove_parity(parity, split, ranks, json)
         return
     with Console(stderr=True).status("Asking MLX and measuring a matrix product"):
-        findings = examine(run_probe())
+        findings = [*examine(run_probe()), *_rdma(config, rank)]
     ready = can_run(findings)
     if json:
         print(json_format.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -50,6 +63,37 @@ def doctor(
         console.print(verdict(findings))
     if not ready:
         raise typer.Exit(1)
+
+
+def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
+    """A configuration that cannot be read hides what it wants, not what this machine has."""
+    try:
+        settings = load_settings(config, {"cluster": {"rank": rank}})
+    except ConfigError as error:
+        return [Finding("configuration", str(error), "warn", "chorus config check"), *rdma_findings(look())]
+    return rdma_findings(look(), wanted_of(settings, _own_names()))
+
+
+def wanted_of(settings: Settings, own_names: set[str]) -> Wanted | None:
+    """What jaccl needs of this machine; None where another transport is chosen."""
+    devices = settings.devices
+    if settings.engine.transport != "jaccl":
+        return None
+    rank = settings.cluster.rank if settings.cluster.rank is not None else _own_rank(devices, own_names)
+    own = devices[rank].rdma if rank is not None and rank < len(devices) else ()
+    leader = devices[0].hostname if devices else None
+    return Wanted(rank, own, settings.cluster.coordinator or (leader and f"{leader}, at a port that rank 0 chooses"))
+
+
+def _own_rank(devices: Sequence[DeviceConfig], own_names: set[str]) -> int | None:
+    ranks = [rank for rank, device in enumerate(devices) if device.hostname in own_names]
+    return ranks[0] if len(ranks) == 1 else None
+
+
+def _own_names() -> set[str]:
+    host = socket.gethostname()
+    addresses = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    return {host, host.partition(".")[0], f"{host.partition('.')[0]}.local", *addresses}
 
 
 def findings_table(findings: list[Finding]) -> Table:

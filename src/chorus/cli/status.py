@@ -75,7 +75,7 @@ def _engine(base: str) -> dict[str, Any]:
 
 
 def node_table(nodes: list[dict[str, Any]]) -> Table:
-    table = Table("node", "address", "version", "device", "memory free", "ranks", "step", "loaded", "heartbeat")
+    table = Table("node", "address", "version", "device", "memory free", "ranks", "step", "loaded", "link", "heartbeat")
     for node in nodes:
         ranks = [rank for rank in node["ranks"] if rank["running"]]
         table.add_row(
@@ -87,9 +87,17 @@ def node_table(nodes: list[dict[str, Any]]) -> Table:
             ", ".join(str(rank["rank"]) for rank in ranks) or "-",
             ", ".join(str(rank["step"]) for rank in ranks) or "-",
             ", ".join(f"{rank['load_progress']:.0%}" for rank in ranks) or "-",
+            link_text(node),
             f"{node['heartbeat_age_seconds']:.1f} s ago",
         )
     return table
+
+
+def link_text(node: dict[str, Any]) -> str:
+    """Round trip and bandwidth between the machine that serves and the node."""
+    bandwidth = node.get("bandwidth_bytes_per_second")
+    speed = f"{bandwidth / 1e6:,.0f} MB/s" if bandwidth else "not measured yet"
+    return f"{node.get('round_trip_ms', 0):.1f} ms, {speed}"
 
 
 def rank_table(ranks: list[dict[str, Any]]) -> Table:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chorus.api.auth import refusal_to_listen
-from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
+from chorus.api.settings import ApiKey
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program
-from chorus.cli.serve import (
+from chorus.cli.serve import engine_address, engine_spec
+from chorus.cli.serve_preshard import with_own_division
+from chorus.cli.serving import (
     ENGINE_GRACE_SECONDS,
-    _announce,
-    _find_model,
-    _listen,
     api_settings,
-    engine_address,
-    engine_spec,
+    find_model,
+    keys_to_serve_with,
+    run_announced,
+    url_of,
 )
+from chorus.cli.serving import listen as listen_for_clients
 from chorus.cli.up_options import environment_of, parse_peer
 from chorus.cli.up_serve import ClusterOptions, ranks_on_nodes
 from chorus.cluster import status
@@ -47,6 +47,7 @@ def coordinate(
     port: Annotated[int | None, typer.Option(help="Port of the API (8100).")] = None,
     split: Annotated[str | None, typer.Option(help="Layers of each rank, rank 0 first, e.g. 20,7,3.")] = None,
     transport: Annotated[str | None, typer.Option(help="auto, grpc or ring.")] = None,
+    compression: Annotated[str | None, typer.Option(help="Pack activations over grpc: auto, off or on.")] = None,
     peer: Annotated[list[str] | None, typer.Option(help="host:port of a node's agent; may be repeated.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Wait for so many nodes besides this one.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
@@ -64,7 +65,7 @@ def coordinate(
     overrides = {
         "model": model,
         "api": {"host": host, "port": port},
-        "engine": {"transport": transport, "start_timeout_seconds": start_timeout},
+        "engine": {"transport": transport, "compression": compression, "start_timeout_seconds": start_timeout},
     }
     try:
         settings = load_settings(config, overrides)
@@ -77,14 +78,9 @@ def coordinate(
         copy_output(log_file)
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    try:
-        keys = load_keys(default_key_file())
-    except KeyFileError as error:
-        fail(str(error))
-    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
-        fail(refusal)
-    with contextlib.closing(_listen(settings.api.host, settings.api.port)) as listener:
-        run_over_nodes(settings, _find_model(settings.model), listener, options)
+    keys = keys_to_serve_with(settings, insecure)
+    with contextlib.closing(listen_for_clients(settings.api.host, settings.api.port)) as listener:
+        run_over_nodes(settings, find_model(settings.model, for_nodes=True), listener, keys, options)
 
 
 def cluster_options(
@@ -111,21 +107,33 @@ def cluster_options(
     )
 
 
-def run_over_nodes(settings: Settings, model: LocalModel, listener: socket.socket, options: ClusterOptions) -> None:
+def run_over_nodes(
+    settings: Settings,
+    model: LocalModel,
+    listener: socket.socket,
+    keys: tuple[ApiKey, ...],
+    options: ClusterOptions,
+) -> None:
     """Until stopped; fails with one line."""
     try:
-        asyncio.run(_run(settings, model, listener, options))
+        asyncio.run(_run(with_own_division(settings, model), model, listener, keys, options))
     except (GaveUp, CannotLaunch, NoAuthority, ModelError, OSError) as error:
         fail(str(error))
 
 
-async def _run(settings: Settings, model: LocalModel, listener: socket.socket, options: ClusterOptions) -> None:
+async def _run(
+    settings: Settings,
+    model: LocalModel,
+    listener: socket.socket,
+    keys: tuple[ApiKey, ...],
+    options: ClusterOptions,
+) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    front_end = front_end_program(api_settings(settings, model, address, listener), folder)
+    front_end = front_end_program(api_settings(settings, model, address, listener, keys), folder)
     shown = ""
 
     def report(detail: str) -> None:
@@ -134,9 +142,7 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
             shown = detail
             console.print(f"[dim]{detail}[/]")
 
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    announcer: list[asyncio.Task[None]] = []
+    url = url_of(listener)
     try:
         async with ranks_on_nodes(
             model,
@@ -150,15 +156,9 @@ async def _run(settings: Settings, model: LocalModel, listener: socket.socket, o
             supervisor = Supervisor(
                 ranks, Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2)
             )
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, supervisor.stop)
             with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
-                await supervisor.run(lambda: announcer.append(asyncio.create_task(_announce(address, model, url))))
+                await run_announced(supervisor, address, model, url)
     finally:
-        for task in announcer:
-            task.cancel()
-        await asyncio.gather(*announcer, return_exceptions=True)
         lifeline.cut()
 
 

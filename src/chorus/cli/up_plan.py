@@ -15,7 +15,8 @@ from chorus.cluster.costs import ETHERNET, Link, Links, Workload
 from chorus.cluster.costs import Node as Machine
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.plan import Plan, PlanError
-from chorus.cluster.planner import Wish, plan
+from chorus.cluster.planner import Wanted, Wish, plan
+from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES
 from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.cluster.supervisor import GaveUp
 from chorus.engine.spec import EngineSpec
@@ -30,8 +31,10 @@ HERE = "here"
 
 
 async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig) -> Plan | None:
-    """A pipeline over this machine and the nodes, in their order; None where it is not ours to plan."""
-    if spec.parallel == "tensor" or not nodes or is_given(spec, len(nodes) + 1):
+    """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
+    ours to plan.
+    """
+    if not nodes or is_given(spec, len(nodes) + 1) or not _can_plan(spec, facts, len(nodes) + 1):
         return None
     try:
         machines = await _measured(nodes, spec.memory_fraction)
@@ -48,23 +51,33 @@ async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, shard
     except PlanError as error:
         raise GaveUp(str(error)) from None
     for rank in made.ranks:
-        log.info("rank %d on %s: layers %d-%d", rank.rank, rank.node, rank.first_layer, rank.last_layer)
+        held = f"weight {rank.share}" if made.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}"
+        log.info("rank %d on %s: %s, weights as %s", rank.rank, rank.node, held, rank.policy_name)
     return made
 
 
 def is_given(spec: EngineSpec, ranks: int) -> bool:
-    """Whether the user laid down every rank's layers: then nothing needs to be measured."""
-    return spec.split is not None and len(spec.split) == ranks
+    """Whether the user laid down what every rank holds: then nothing needs to be measured."""
+    given = spec.weights if spec.parallel == "tensor" else spec.split
+    return given is not None and len(given) == ranks
+
+
+def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
+    """What mlx-lm divides itself it divides evenly; more ranks than key/value groups only go by hand."""
+    if spec.parallel == "tensor":
+        return facts.model_type in TENSOR_ARCHITECTURES and ranks <= facts.groups
+    return spec.parallel == "pipeline"
 
 
 def wish_of(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Wish:
     """What was laid down for so many ranks holds; who named nodes wants all of them used."""
+    parallel: Wanted = "tensor" if spec.parallel == "tensor" else "pipeline"
     if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
-        return Wish("custom", proportions=sharding.custom_proportions, tensor=False)
+        return Wish("custom", proportions=sharding.custom_proportions, parallel=parallel)
     if spec.split or sharding.custom_proportions:
         log.warning("the split that was asked for is not for %d ranks: dividing anew", ranks)
     usable = [strategy for strategy in get_args(Strategy) if strategy not in ("auto", "custom")]
-    return Wish(sharding.strategy if sharding.strategy in usable else "balanced", tensor=False)
+    return Wish(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
 
 
 async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,17 @@ from chorus.cluster.agent_paths import DOOR_PORT, node_id, own_name, state_dir
 from chorus.cluster.config_tree import ShardingConfig
 from chorus.cluster.coordinator import Address, Node, Nodes
 from chorus.cluster.coordinator_group import ClusterGroup, Deployment, RankOrder, Served
-from chorus.cluster.facts import read_facts
-from chorus.cluster.supervisor import Group, Program
+from chorus.cluster.coordinator_parts import OwnParts
+from chorus.cluster.facts import ModelFacts, read_facts
+from chorus.cluster.facts_remote import find_facts
+from chorus.cluster.plan import Plan
+from chorus.cluster.supervisor import GaveUp, Group, Program
 from chorus.cluster.transfer import Share, SharedFile, share_folder
 from chorus.cluster.trust import Authority
 from chorus.engine.spec import EngineSpec
-from chorus.models import LocalModel, weight_map
-from chorus.models.layers import files_for_layers
+from chorus.models import LocalModel, ModelError, weight_map
+from chorus.models.layer_names import files_for_layers
+from chorus.models.preshard import Preshard, is_preshard, rank_name, read_preshard
 from chorus.platform.lifeline import Lifeline
 from chorus.shard.split import choose_split, layers_of
 
@@ -64,7 +68,6 @@ async def ranks_on_nodes(
     state = state_dir()
     authority = Authority(state / "authority")
     identity = authority.coordinator(own_name(), node_id(state))
-    share = share_folder(model.name, model.path)
     agent = Agent(
         AgentOptions(
             name=own_name(),
@@ -76,7 +79,6 @@ async def ranks_on_nodes(
             lock=False,
         )
     )
-    agent.files.offer(share)
     running = asyncio.create_task(agent.run())
     nodes = Nodes(
         authority, identity, node_id(state), options.peers, options.discover and not options.peers, agent.registry
@@ -93,20 +95,38 @@ async def ranks_on_nodes(
         folder = lifeline.path.parent
 
         first = make_spec(())
-        facts = await asyncio.to_thread(read_facts, model.path, model.name)
+        cut = read_preshard(model.path) if is_preshard(model.path) else None
+        parts = preshard_shares(model, cut) if cut else ()
+        for part in parts:
+            agent.files.offer(part)
+        group: ClusterGroup
+        held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail))
+        facts = None if cut else await asyncio.to_thread(facts_of_parts, model, held)
 
         async def deploy(chosen: list[Node]) -> Deployment:
             nonlocal predicted
             backend = common_backend(chosen) if options.nodes_choose_transport else None
             report("planning")
-            made = await plan_for(chosen, facts, first, sharding)
-            given = first.split if is_given(first, len(chosen) + 1) else None
-            split, predicted = (made.split, made.to_json()) if made else (given, {})
+            if cut and len(parts) != len(chosen) + 1:
+                raise GaveUp(
+                    f"{model.path} was made for {len(parts)} ranks and there are {len(chosen) + 1} machines: "
+                    "make it again for these, or serve the original model"
+                )
+            made = await plan_for(chosen, facts, first, sharding) if facts else None
+            predicted = made.to_json() if made else {}
+            layers = cut.layers if cut else len(facts.layers) if facts else 0
             return deployment(
-                chosen, share, len(facts.layers), make_spec, identity.folder, folder, options, split, backend
+                chosen, held.share, layers, make_spec, identity.folder, folder, options, made, backend, parts
             )
 
-        served = Served(model.name, share.digest, agent.port, options.environment, log_level=first.log_level)
+        served = Served(
+            held.share.model,
+            held.share.digest,
+            agent.port,
+            options.environment,
+            log_level=first.log_level,
+            parts=held,
+        )
         group = ClusterGroup(
             nodes,
             deploy,
@@ -138,28 +158,56 @@ def deployment(
     identity: Path,
     folder: Path,
     options: ClusterOptions,
-    split: tuple[int, ...] | None = None,
+    made: Plan | None = None,
     transport: str | None = None,
+    parts: Sequence[Share] = (),
 ) -> Deployment:
-    """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers."""
+    """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers, or its own part
+    of a model that was cut before.
+    """
     ranks = len(nodes) + 1
     spec = make_spec(())
-    split = choose_split(split, layers, ranks)
+    pipeline = spec.parallel == "pipeline"
+    given = spec.split if is_given(spec, ranks) else None
+    split = choose_split(
+        made.split if made and pipeline else given if pipeline else None, layers, ranks if pipeline else 1
+    )
     orders = tuple(
-        RankOrder(node, rank, needed_files(share, layers_of(rank, split), layers, spec.parallel == "tensor"))
+        RankOrder(node, rank, parts[rank].files, parts[rank].digest)
+        if parts
+        else RankOrder(node, rank, needed_files(share, layers_of(rank if pipeline else 0, split), layers, not pipeline))
         for rank, node in enumerate(nodes, 1)
     )
 
     def leader(addresses: tuple[str, ...]) -> Program:
         port = options.leader_port or (_free_port(nodes[0].own_ip) if nodes else 0)
         own = (f"{nodes[0].own_ip}:{port}", *addresses) if nodes else ()
-        pipeline = spec.parallel == "pipeline"
-        chosen = {"identity": identity, "model": share.model, "split": split if pipeline else None}
+        chosen: dict[str, Any] = {"identity": identity, "model": share.model, "split": split if pipeline else None}
+        if made:
+            chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
+        if made and not pipeline:
+            chosen["weights"] = made.split
         final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
         program = rank_programs(final, folder)[0]
         return replace(program, environment={**program.environment, **options.environment})
 
-    return Deployment(orders, leader)
+    own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)
+    return Deployment(orders, leader, own)
+
+
+def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:
+    """Of files that are not here, the hub tells the headers."""
+    return find_facts(held.share.model) if held.absent else read_facts(model.path, model.name)
+
+
+def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[Share, ...]:
+    """Each rank's folder is offered on its own: a node gets its part and nothing else."""
+    folders = [model.path / rank_name(rank) for rank in range(len(cut.division.parts))]
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise ModelError(
+            f"{missing[0]} is missing: nodes get their parts from here; copy it here, or cut the model again"
+        )
+    return tuple(share_folder(model.name, folder) for folder in folders)
 
 
 def common_backend(nodes: list[Node]) -> str | None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 
-from chorus.api.auth import refusal_to_listen
-from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
+from chorus.api.settings import ApiKey
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_programs
-from chorus.cli.serve import (
+from chorus.cli.serve import engine_address, engine_spec
+from chorus.cli.serving import (
     ENGINE_GRACE_SECONDS,
-    _announce,
-    _find_model,
-    _listen,
     api_settings,
-    engine_address,
-    engine_spec,
+    find_model,
+    keys_to_serve_with,
+    listen,
+    run_announced,
+    url_of,
 )
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.hostfile import Hostfile, split_address
@@ -51,15 +50,13 @@ def lead_with_api(
             "log": {"level": log_level},
         }
         settings = load_settings(None, overrides, environment={})
-        keys = load_keys(default_key_file())
-    except (ConfigError, KeyFileError, ValueError) as error:
+    except (ConfigError, ValueError) as error:
         fail(str(error))
-    if refusal := refusal_to_listen(host, keys, insecure=False):
-        fail(refusal)
-    with contextlib.closing(_listen(host, port or DEFAULT_PORT)) as listener:
-        found = _find_model(model)
+    keys = keys_to_serve_with(settings, insecure=False)
+    with contextlib.closing(listen(host, port or DEFAULT_PORT)) as listener:
+        found = find_model(model)
         try:
-            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener))
+            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, keys))
         except (GaveUp, CannotLaunch) as error:
             fail(str(error))
 
@@ -72,6 +69,7 @@ async def _lead(
     hosts: Hostfile,
     start_timeout: float,
     listener: socket.socket,
+    keys: tuple[ApiKey, ...],
 ) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
@@ -87,24 +85,12 @@ async def _lead(
     )
     leader = rank_programs(spec, folder)[0]
     leader = Program(leader.name, leader.arguments, dict(hosts.envs), failure_file=leader.failure_file)
-    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener), folder)
+    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, keys), folder)
     supervisor = Supervisor(
         Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.stop)
-    host, port = listener.getsockname()[:2]
-    announcer: list[asyncio.Task[None]] = []
-
-    def announce() -> None:
-        announcer.append(asyncio.create_task(_announce(engine_address(folder), model, f"http://{host}:{port}")))
-
     try:
-        await supervisor.run(announce)
+        await run_announced(supervisor, engine_address(folder), model, url_of(listener))
     finally:
-        for task in announcer:
-            task.cancel()
-        await asyncio.gather(*announcer, return_exceptions=True)
         lifeline.cut()

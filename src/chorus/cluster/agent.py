@@ -147,7 +147,7 @@ class Agent:
                 options.backend,
                 peers=self.registry.addresses,
             )
-            service = AgentService(facts, ranks, identity)
+            service = AgentService(facts, ranks, identity, self.files)
             wanted = options.port + 1 if options.port else 0
             self._control, self._control_port = await serve_control(service, identity, options.host, wanted)
             self._open_to_members(door, identity)

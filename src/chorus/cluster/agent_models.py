@@ -1,4 +1,4 @@
-"""Where a node gets the model it is to load: from its own store, from a node that has it, or from Hugging Face.
+"""Where a node gets the model it is to load: from its own store, from nodes that have it, or from Hugging Face.
 
 A coordinator says a model's name and which files a rank needs; it never says a path. A copy that was cut off goes on
 where it stopped, and only complete files are ever seen by a rank.
@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from chorus.cluster.hostfile import split_address
-from chorus.cluster.transfer import Fetcher, SharedFile, TransferFailed
+from chorus.cluster.transfer import Share, SharedFile, TransferFailed, is_same, part_of_share
+from chorus.cluster.transfer_fetch import fetch
+from chorus.cluster.transfer_sources import Source
 from chorus.cluster.trust_identity import Identity
 from chorus.models import ModelError, fetch_files, resolve
 from chorus.models.catalog import CATALOG
@@ -49,7 +50,7 @@ def provide(
     model: str,
     share: str,
     files: Sequence[SharedFile],
-    source: str,
+    sources: Sequence[Source],
     identity: Identity | None,
     report: Report,
 ) -> Path:
@@ -57,9 +58,9 @@ def provide(
     tried: list[str] = []
     if path := _in_own_store(model, files, tried):
         return path
-    if source and share and identity:
+    if sources and share and identity:
         try:
-            return _copied(share, files, source, identity, report)
+            return _copied(share, files, sources, identity, report)
         except (TransferFailed, OSError) as error:
             tried.append(str(error))
     if hub := split_hub_id(model):
@@ -73,6 +74,14 @@ def provide(
     raise NoModel(f"node {node} has no {model} in {where}: {'; '.join(tried) or 'and nobody offers it'}")
 
 
+def held(model: str, share: str, files: Sequence[SharedFile]) -> Share:
+    """What this node has of a share, in its own store or from an earlier copy; perhaps nothing."""
+    folder = copies_dir() / share
+    own = _own_folder(model, [])
+    found = [part_of_share(model, share, place, files) for place in (own, folder) if place and share.isalnum()]
+    return max(found, key=lambda part: len(part.files), default=Share(model, folder, (), share))
+
+
 def named_model(model: str) -> Path:
     """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
     known = model in CATALOG or split_hub_id(model) is not None or Store.default().get(model) is not None
@@ -84,49 +93,50 @@ def named_model(model: str) -> Path:
         raise NoModel(f"{model}: {error} To get it: chorus models pull {model}") from error
 
 
-def _in_own_store(model: str, files: Sequence[SharedFile], tried: list[str]) -> Path | None:
+def _own_folder(model: str, tried: list[str]) -> Path | None:
     if model not in CATALOG and split_hub_id(model) is None and Store.default().get(model) is None:
         return None
     try:
-        path = resolve(model, offline=True, weights=False).path
+        return resolve(model, offline=True, weights=False).path
     except ModelError as error:
         tried.append(str(error))
         return None
-    different = [file.name for file in files if not _same_size(path / file.name, file.size)]
-    if different:
+
+
+def _in_own_store(model: str, files: Sequence[SharedFile], tried: list[str]) -> Path | None:
+    path = _own_folder(model, tried)
+    if path is None:
+        return None
+    if different := [file.name for file in files if not is_same(path / file.name, file)]:
         tried.append(f"{path} lacks {different[0]}, or has another version of it")
         return None
     return path
 
 
-def _copied(share: str, files: Sequence[SharedFile], source: str, identity: Identity, report: Report) -> Path:
+def _copied(
+    share: str, files: Sequence[SharedFile], sources: Sequence[Source], identity: Identity, report: Report
+) -> Path:
     if not share.isalnum() or any(Path(file.name).name != file.name or file.name.startswith(".") for file in files):
-        raise TransferFailed(f"{source} offers files with names that are no file names")
+        raise TransferFailed(f"{sources[0].address} offers files with names that are no file names")
     folder = copies_dir() / share
     folder.mkdir(parents=True, exist_ok=True)
-    total, done = sum(file.size for file in files), 0
     with _locked(folder):
-        missing = [file for file in files if not _same_size(folder / file.name, file.size)]
-        done = total - sum(file.size for file in missing)
+        missing = [file for file in files if not is_same(folder / file.name, file)]
         if not missing:
             return folder
-        host, port = split_address(source)
-        fetcher = Fetcher((host, port or 0), identity, share)
+        total, wanted = sum(file.size for file in files), sum(file.size for file in missing)
+        done = total - wanted
 
         def progress(count: int) -> None:
             nonlocal done
             done += count
-            report(f"copying the model from {host}", done, total)
+            report("copying the model", done, total)
 
-        with contextlib.closing(fetcher):
-            for file in missing:
-                fetcher.fetch(file, folder / file.name, progress)
-    log.info("copied %.0f MB from %s to %s", sum(file.size for file in missing) / 1e6, source, folder)
+        started = time.monotonic()
+        fetch(missing, folder, share, sources, identity, progress)
+    seconds, names = time.monotonic() - started, ", ".join(source.address for source in sources)
+    log.info("copied %.0f MB from %s to %s in %.1f s", wanted / 1e6, names, folder, seconds)
     return folder
-
-
-def _same_size(file: Path, size: int) -> bool:
-    return file.is_file() and file.stat().st_size == size
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from chorus.cluster import agent_models
 from chorus.cluster.agent_ranks import NoPort, Ranks
 from chorus.cluster.logs import follow, tail
 from chorus.cluster.profile import ProfileError, node_of, profile
-from chorus.cluster.transfer import SharedFile
+from chorus.cluster.transfer import FileServer, SharedFile
+from chorus.cluster.transfer_sources import Source
 from chorus.cluster.trust_guard import caller
 from chorus.cluster.trust_identity import Identity, NotTrusted
 from chorus.platform import cores, device
@@ -54,9 +55,10 @@ class NodeFacts:
 
 
 class AgentService(agent_pb2_grpc.AgentServicer):
-    def __init__(self, facts: NodeFacts, ranks: Ranks, identity: Identity) -> None:
+    def __init__(self, facts: NodeFacts, ranks: Ranks, identity: Identity, files: FileServer) -> None:
         self._facts = facts
         self._ranks = ranks
+        self._files = files
         self._identity = identity
         self._ended = asyncio.Event()
 
@@ -90,15 +92,15 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         def report(detail: str, done: int, total: int) -> None:
             latest[:] = [wire.SpawnProgress(detail=detail, done_bytes=done, total_bytes=total)]
 
-        files = [SharedFile(file.name, file.size) for file in request.files]
+        sources = [Source(source.address, frozenset(source.files)) for source in request.sources]
         work = asyncio.create_task(
             asyncio.to_thread(
                 agent_models.provide,
                 self._facts.name,
                 request.model,
                 request.share,
-                files,
-                request.source,
+                _shared_files(request.files),
+                sources,
                 self._identity,
                 report,
             )
@@ -118,10 +120,20 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             )
         except (agent_models.NoModel, NoPort, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            lacks_model = isinstance(error, agent_models.NoModel)
+            code = grpc.StatusCode.NOT_FOUND if lacks_model else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, str(error))
             raise
         started = wire.Started(port=rank.port, pid=rank.process.pid, model_path=str(path))
         yield wire.SpawnProgress(detail="started", started=started)
+
+    async def Offer(self, request: wire.OfferRequest, context: grpc.aio.ServicerContext) -> wire.OfferReply:
+        await self._check(context)
+        files = _shared_files(request.files)
+        share = await asyncio.to_thread(agent_models.held, request.model, request.share, files)
+        if share.files:
+            self._files.offer(share)
+        return wire.OfferReply(files=[file.name for file in share.files])
 
     async def Kill(self, request: wire.KillRequest, context: grpc.aio.ServicerContext) -> wire.KillReply:
         await self._check(context)
@@ -199,6 +211,10 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
             models_folder=str(folder),
         )
+
+
+def _shared_files(files: Iterable[wire.ModelFile]) -> list[SharedFile]:
+    return [SharedFile(file.name, file.size, file.fingerprint) for file in files]
 
 
 async def serve_control(service: AgentService, identity: Identity, host: str, port: int) -> tuple[grpc.aio.Server, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,18 +27,42 @@ class ApiConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8100, ge=0, le=65535)
     aliases: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tool_parser: str | None = Field(default=None, min_length=1)
+    embeddings: bool | None = None
+    pooling: Literal["mean", "last"] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    max_choices: int = Field(default=64, ge=1)
+    max_tools: int = Field(default=256, ge=1)
+    max_inputs: int = Field(default=2048, ge=1)
+    max_stop_strings: int = Field(default=16, ge=1)
+    max_logit_biases: int = Field(default=1024, ge=1)
+    max_stored_responses: int = Field(default=1000, ge=0)
+    max_stored_bytes: int = Field(default=64 << 20, ge=0)
+    body_timeout_seconds: float = Field(default=30, gt=0)
     request_timeout_seconds: float = Field(default=600, gt=0)
+    keep_alive_seconds: float = Field(default=15, gt=0)
+    connect_timeout_seconds: float = Field(default=10, gt=0)
+    describe_timeout_seconds: float = Field(default=2, gt=0)
     shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(f"{origin} is no origin: expected scheme://host[:port] without a path, or *")
+        return origins
 
 
 class EngineConfig(Section):
     ranks: int = Field(default=1, ge=1)
-    parallel: Literal["pipeline", "tensor"] = "pipeline"
+    parallel: Literal["auto", "pipeline", "tensor", "hybrid", "single"] = "auto"
     split: tuple[int, ...] | None = None
     weights: tuple[int, ...] | None = None
     transport: Literal["auto", "grpc", "ring", "mpi", "jaccl", "nccl"] = "auto"
+    compression: Literal["auto", "off", "on"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
@@ -50,6 +75,13 @@ class EngineConfig(Section):
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
+
+    @property
+    def served_parallel(self) -> Literal["pipeline", "tensor", "hybrid"]:
+        """What ranks are started for: where it was left open, weights mean tensor and anything else a pipeline."""
+        if self.parallel == "auto":
+            return "tensor" if self.weights else "pipeline"
+        return "pipeline" if self.parallel == "single" else self.parallel
 
     @field_validator("split", "weights", mode="before")
     @classmethod
@@ -73,6 +105,10 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _split_fits_ranks(self) -> Self:
+        if self.parallel == "hybrid":  # so many stages of so many ranks: what fits is said where they are started
+            if self.split and self.weights and "ranks" not in self.model_fields_set:
+                object.__setattr__(self, "ranks", len(self.split) * len(self.weights))
+            return self
         division = self.split or self.weights
         if division is not None and "ranks" not in self.model_fields_set:
             object.__setattr__(self, "ranks", len(division))  # a division says how many ranks there are

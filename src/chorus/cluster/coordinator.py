@@ -21,6 +21,7 @@ from chorus import __version__
 from chorus.cluster import agent_peers, trust_enrol
 from chorus.cluster.agent_peers import Registry
 from chorus.cluster.discovery import Announcement, Listener
+from chorus.cluster.profile_links import LinkError, measure_member
 from chorus.cluster.trust import Authority
 from chorus.cluster.trust_enrol import Card
 from chorus.cluster.trust_identity import CHANNEL_OPTIONS, Identity
@@ -56,6 +57,8 @@ class Node:
     state: wire.Node
     heard_at: float = field(default_factory=time.time)
     round_trip_ms: float = 0.0
+    bandwidth: float | None = None
+    """Bytes per second from there to here, measured once when the node came; None until then."""
 
     @property
     def name(self) -> str:
@@ -249,12 +252,20 @@ class Nodes:
             self._nodes[card.node_id] = node
             log.info("%s is there, at %s:%d", card.name, *address)
             await self._notify()
+            measuring = asyncio.create_task(self._measure(node))
             try:
                 await self._listen(node)
             finally:
+                measuring.cancel()
                 del self._nodes[card.node_id]
                 log.warning("%s is gone", card.name)
                 await self._notify()
+
+    async def _measure(self, node: Node) -> None:
+        try:
+            node.bandwidth = await asyncio.to_thread(measure_member, node.address, self._identity)
+        except LinkError as error:
+            log.warning("%s: %s", node.name, error)
 
     async def _listen(self, node: Node) -> None:
         """Take heartbeats until they stop, and pass on who has been expelled."""

@@ -9,17 +9,22 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import grpc
 import grpc.aio
 
 from chorus.cluster.coordinator import Node, Nodes, NodesMissing
+from chorus.cluster.coordinator_parts import OwnParts
+from chorus.cluster.coordinator_sources import Wanted, find_sources, wire_files
 from chorus.cluster.supervisor import GaveUp, Group, Program
 from chorus.cluster.transfer import SharedFile
+from chorus.cluster.transfer_sources import Source
+from chorus.models import ModelError
+from chorus.platform.exits import EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import agent_pb2 as wire
 
 log = logging.getLogger("chorus.coordinator")
 
-EXIT_RANK_LOST = 71
 KILL_SECONDS = 8.0
 REJOIN_SECONDS = 20.0
 """After a loss: how long to wait for a node to come back before going on without it."""
@@ -32,6 +37,8 @@ class RankOrder:
     node: Node
     rank: int
     files: tuple[SharedFile, ...]
+    share: str = ""
+    """Where the rank's files are a share of their own; otherwise those of the model."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Deployment:
     orders: tuple[RankOrder, ...]
     leader: Callable[[tuple[str, ...]], Program]
     """From the followers' addresses, in rank order, to the process of rank 0."""
+    own_files: tuple[SharedFile, ...] = ()
+    """What rank 0 needs."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Served:
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
     log_level: str = "info"
+    parts: OwnParts | None = None
+    """Where this machine may lack files itself."""
 
 
 class ClusterGroup(Group):
@@ -78,6 +89,7 @@ class ClusterGroup(Group):
         self._orders: tuple[RankOrder, ...] = ()
         self._watchers: dict[asyncio.Task[str], RankOrder] = {}
         self._started_once = False
+        self._limit: asyncio.Timeout | None = None
 
     def program(self, name: str) -> Program:
         known = {program.name: program for program in self._programs}
@@ -86,15 +98,21 @@ class ClusterGroup(Group):
     async def start(self) -> None:
         deployment = await self._deploy(await self._gather())
         self._session, self._orders = uuid.uuid4().hex, deployment.orders
+        own = asyncio.create_task(self._fetch(deployment.own_files))
         try:
-            async with asyncio.timeout(self._timeout):
-                addresses = await asyncio.gather(*(self._spawn(order) for order in self._orders))
+            async with asyncio.timeout(self._timeout) as self._limit:
+                sources = await self._find_sources()
+                spawned = asyncio.gather(*map(self._spawn, self._orders, sources))
+                addresses, _ = await asyncio.gather(spawned, own)
         except TimeoutError:
             await self.stop()
             raise GaveUp(f"the nodes did not start their ranks within {self._timeout:g} s") from None
-        except _CannotSpawn as error:
+        except (_CannotSpawn, ModelError) as error:
             await self.stop()
             raise GaveUp(str(error)) from None
+        finally:
+            self._limit = None
+            own.cancel()
         self._watchers = {asyncio.create_task(self._watch(order)): order for order in self._orders}
         self._programs = [deployment.leader(tuple(addresses))]
         await super().start()
@@ -143,15 +161,47 @@ class ClusterGroup(Group):
         log.warning("going on with %s%s", ", ".join(node.name for node in found) or "this machine alone", why)
         return found
 
-    async def _spawn(self, order: RankOrder) -> str:
+    async def _find_sources(self) -> list[tuple[Source, ...]]:
+        served = self._served
+        wanted = [Wanted(order.node, order.share or served.share, order.files) for order in self._orders]
+        absent = served.parts.absent if served.parts else frozenset()
+        return await find_sources(self._nodes.usable(()), wanted, served.model, served.source_port, absent)
+
+    async def _fetch(self, files: Sequence[SharedFile]) -> None:
+        if self._served.parts:
+            await self._served.parts.fetch(files)
+
+    def progressed(self, detail: str) -> None:
+        """Bytes that move are a reason to wait on: a large model takes longer to fetch than a rank to start."""
+        if self._limit:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
+        self._report(detail)
+
+    async def _spawn(self, order: RankOrder, sources: tuple[Source, ...]) -> str:
+        names = frozenset(file.name for file in order.files)
+        try:
+            return await self._spawn_from(order, sources)
+        except _LacksModel as error:
+            parts = self._served.parts
+            if parts is None or not names & parts.absent:
+                raise
+            log.warning("%s; fetching the files for it", error)
+            try:
+                await parts.fetch(order.files)
+            except ModelError as own_error:
+                raise _CannotSpawn(f"{error}; and this machine cannot get them for it: {own_error}") from None
+        here = Source(f"{order.node.own_ip}:{self._served.source_port}", names)
+        return await self._spawn_from(order, (here,))
+
+    async def _spawn_from(self, order: RankOrder, sources: tuple[Source, ...]) -> str:
         node, served = order.node, self._served
         request = wire.SpawnRequest(
             session=self._session,
             rank=order.rank,
             model=served.model,
-            share=served.share,
-            files=[wire.ModelFile(name=file.name, size=file.size) for file in order.files],
-            source=f"{node.own_ip}:{served.source_port}",
+            share=order.share or served.share,
+            files=wire_files(order.files),
+            sources=[wire.FileSource(address=source.address, files=sorted(source.files)) for source in sources],
             environment=served.environment,
             threads=served.threads,
             log_level=served.log_level,
@@ -160,9 +210,12 @@ class ClusterGroup(Group):
             async for progress in node.stub.Spawn(request):
                 if progress.HasField("started"):
                     return f"{node.host}:{progress.started.port}"
-                self._report(f"{node.name}: {progress.detail} {progress.done_bytes / max(progress.total_bytes, 1):.0%}")
+                share = f"{progress.done_bytes / max(progress.total_bytes, 1):.0%}"
+                self.progressed(f"{node.name}: {progress.detail} {share}")
         except _GONE as error:
-            raise _CannotSpawn(f"rank {order.rank} on {node.name}: {_details(error)}") from None
+            lacks = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND
+            kind = _LacksModel if lacks else _CannotSpawn
+            raise kind(f"rank {order.rank} on {node.name}: {_details(error)}") from None
         raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
 
     async def _watch(self, order: RankOrder) -> str:
@@ -195,6 +248,10 @@ class ClusterGroup(Group):
 
 class _CannotSpawn(Exception):
     pass
+
+
+class _LacksModel(_CannotSpawn):
+    """The node has no way to get its files by itself."""
 
 
 _GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,9 @@ CACHE_STEP = 256
 ACTIVATION_WIDTHS = 16
 """Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
 STATE_BYTES = 4
+HANDOVER_SECONDS = 0.002
+"""What one more rank costs each step at both ends of its link: reading the step, framing, waking up. Measured with a
+model of no size: a few milliseconds of CPU time for each rank beyond the first."""
 
 Matrix = NDArray[np.float64]
 
@@ -120,12 +124,29 @@ class StageTable:
     decode: Matrix
     """Seconds of one decode step."""
 
+    request: Matrix
+    """Seconds of a whole request: its first prefill chunk and all its decode steps."""
+    costs: tuple[PolicyCosts, PolicyCosts]
+    """Under each of the policies."""
+
     def policy(self, first: int, last: int) -> DtypePolicy:
         return self.policies[0 if self.unpacked[first, last] else 1]
 
-    @property
+    @cached_property
     def fits(self) -> NDArray[np.bool_]:
         return self.need <= self.node.memory
+
+    @cached_property
+    def request_runs(self) -> Matrix:
+        return runs_only(self.request, self.fits)
+
+    @cached_property
+    def request_band(self) -> Matrix:
+        return band_of(self.request_runs)
+
+    @cached_property
+    def prefill_band(self) -> Matrix:
+        return band_of(runs_only(self.prefill, self.fits))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +161,54 @@ class PolicyCosts:
     item: int
 
 
-def stage_table(facts: ModelFacts, node: Node, work: Workload) -> StageTable:
+def runs_only(costs: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
+    """Infinite where a run is empty or not allowed."""
+    size = len(costs)
+    return np.where(allowed & (np.arange(size)[:, None] < np.arange(size)[None, :]), costs, np.inf)
+
+
+def band_of(runs: Matrix) -> Matrix:
+    """[d - 1, j]: the run of d layers that ends before layer j, up to the longest run that is possible at all.
+
+    A node rarely holds all layers, so this is much less than the whole table.
+    """
+    size = len(runs)
+    starts, ends = np.nonzero(np.isfinite(runs))
+    longest = int((ends - starts).max(initial=0))
+    end = np.arange(size)[None, :]
+    begin = end - np.arange(1, longest + 1)[:, None]
+    return np.where(begin >= 0, runs[np.maximum(begin, 0), end], np.inf)
+
+
+def stage_tables(facts: ModelFacts, nodes: Sequence[Node], work: Workload) -> list[StageTable]:
+    """One for each node; what depends on the model alone is computed once."""
+    known: dict[tuple[str, bool], PolicyCosts] = {}
+    effort = model_effort(facts, work)
+    return [stage_table(facts, node, work, known, effort) for node in nodes]
+
+
+def stage_table(
+    facts: ModelFacts,
+    node: Node,
+    work: Workload,
+    known: dict[tuple[str, bool], PolicyCosts] | None = None,
+    effort: Effort | None = None,
+) -> StageTable:
     policies = policies_of(facts, node, work)
-    roomy, tight = (policy_costs(facts, policy, work) for policy in policies)
+    known = {} if known is None else known
+    for policy in policies:
+        if (policy.dtype, policy.dequantize) not in known:
+            known[policy.dtype, policy.dequantize] = policy_costs(facts, policy, work)
+    roomy, tight = (known[policy.dtype, policy.dequantize] for policy in policies)
+    effort = effort or model_effort(facts, work)
     activations = _activations(facts, node, roomy.item, work)
     unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory
     times = [
-        stage_times(facts, node, work, costs, is_packed(facts, policy))
+        stage_times(node, effort, costs, is_packed(facts, policy))
         for costs, policy in zip((roomy, tight), policies, strict=True)
     ]
+    prefill = np.where(unpacked, times[0][0], times[1][0])
+    decode = np.where(unpacked, times[0][1], times[1][1])
     weights = np.where(unpacked, roomy.weights, tight.weights)
     cache = np.where(unpacked, roomy.cache, tight.cache)
     return StageTable(
@@ -159,8 +219,10 @@ def stage_table(facts: ModelFacts, node: Node, work: Workload) -> StageTable:
         cache=cache,
         activations=activations,
         need=weights + cache + activations + work.reserve,
-        prefill=np.where(unpacked, times[0][0], times[1][0]),
-        decode=np.where(unpacked, times[0][1], times[1][1]),
+        prefill=prefill,
+        decode=decode,
+        request=prefill + work.output * decode,
+        costs=(roomy, tight),
     )
 
 
@@ -248,24 +310,40 @@ def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Ma
     return _with_ends(np.full((size, size), inside), 0, logits)
 
 
-def stage_times(
-    facts: ModelFacts, node: Node, work: Workload, costs: PolicyCosts, packed: bool
-) -> tuple[Matrix, Matrix]:
+@dataclass(frozen=True, eq=False)
+class Effort:
+    """Floating-point operations over all runs of layers, whatever the node."""
+
+    products: Matrix
+    """Of a prefill chunk with the weights."""
+    attention: Matrix
+    """Of a prefill chunk with keys and values."""
+    step: Matrix
+    """Of a decode step, head included."""
+    layers: Matrix
+    """How many layers a run has."""
+
+
+def model_effort(facts: ModelFacts, work: Workload) -> Effort:
+    active = _runs([2.0 * layer.active_elements for layer in facts.layers])
+    layers = _runs([1.0] * len(facts.layers))
+    head = 2.0 * head_weights(facts).elements
+    return Effort(
+        products=active * work.chunk_tokens,
+        attention=4.0 * facts.hidden * work.chunk_tokens * work.prompt / 2 * layers,
+        step=_with_ends(active, 0, head) * work.concurrency,
+        layers=layers,
+    )
+
+
+def stage_times(node: Node, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
     """(one prefill chunk, one decode step)."""
     flops = (packed and node.packed_flops) or node.flops
     bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
-    active = [2.0 * layer.active_elements for layer in facts.layers]
-    launches = _runs([node.layer_seconds] * len(facts.layers))
-    attention = 4.0 * facts.hidden * work.chunk_tokens * work.prompt / 2 * _runs([1.0] * len(facts.layers))
-    prefill = (
-        np.maximum(_runs(active) * work.chunk_tokens / flops, costs.prefill_read / bandwidth)
-        + attention / node.flops
-        + launches
-    )
-    head = 2.0 * head_weights(facts).elements
-    step_flops = _with_ends(_runs(active), 0, head) * work.concurrency
-    decode = np.maximum(costs.decode_read / bandwidth, step_flops / flops) + costs.cache_read / node.bandwidth
-    return prefill, decode + launches
+    launches = node.layer_seconds * effort.layers
+    prefill = np.maximum(effort.products / flops, costs.prefill_read / bandwidth) + effort.attention / node.flops
+    decode = np.maximum(costs.decode_read / bandwidth, effort.step / flops) + costs.cache_read / node.bandwidth
+    return prefill + launches, decode + launches
 
 
 @dataclass(frozen=True)
@@ -279,8 +357,8 @@ class Hop:
 def hop(facts: ModelFacts, link: Link, sender: StageTable, work: Workload) -> Hop:
     width = facts.hidden * activation_item(facts, sender.policies[0])
     return Hop(
-        link.latency + work.chunk_tokens * width / link.bandwidth,
-        link.latency + work.concurrency * width / link.bandwidth,
+        HANDOVER_SECONDS + link.latency + work.chunk_tokens * width / link.bandwidth,
+        HANDOVER_SECONDS + link.latency + work.concurrency * width / link.bandwidth,
     )
 
 

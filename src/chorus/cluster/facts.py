@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorus.cluster.facts_cache import CacheFacts, cache_of_layer, text_config
+from chorus.models.description import context_length
 from chorus.models.errors import ModelError
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
@@ -19,7 +20,6 @@ from chorus.platform.dtype import DtypePolicy
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 _HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "dim")
 _TOP_K_KEYS = (
     *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
@@ -155,7 +155,7 @@ def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name:
         vocabulary=int(_first(text, ("vocab_size", "num_vocab", "padded_vocab_size")) or 0),
         heads=heads,
         groups=int(_scalar(_first(text, _GROUP_KEYS)) or heads),
-        context=int(_scalar(_first(text, _CONTEXT_KEYS)) or 2048),
+        context=context_length(config),
         stored_dtype=_main_dtype(own.values()),
         quantized=any(count.packed for count in counted.values()),
     )

@@ -32,7 +32,9 @@ def find_facts(name: str, progress: Callable[[Progress], None] | None = None) ->
 def _remote_facts(model_id: str, revision: str | None, folder: Path) -> ModelFacts:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError, NotASafetensorsRepoError, SafetensorsParsingError
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()  # a bar of the library's own would run through ours
     try:
         found = HfApi().get_safetensors_metadata(model_id, revision=revision, timeout=HEADER_SECONDS)
     except NotASafetensorsRepoError as error:

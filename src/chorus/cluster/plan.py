@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from chorus.cluster.costs import Prediction, Workload
+from chorus.platform.dtype import policy_name
 
 Parallel = Literal["single", "pipeline", "tensor"]
 
@@ -46,6 +47,11 @@ class RankPlan:
     chunk_seconds: float
     step_seconds: float
     """Its own part of a prefill chunk and of a decode step."""
+
+    @property
+    def policy_name(self) -> str:
+        """What the rank does with its weights, as it is told."""
+        return policy_name(self.dtype, self.dequantize)
 
     @property
     def layers(self) -> int:

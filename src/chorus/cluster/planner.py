@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import get_args
+from typing import Literal, get_args
 
 from chorus.cluster.config_tree import Strategy
-from chorus.cluster.costs import Links, Node, Prediction, StageTable, Workload, predict_pipeline, stage_table
+from chorus.cluster.costs import Links, Node, StageTable, Workload, predict_pipeline, stage_tables
 from chorus.cluster.facts import ModelFacts
-from chorus.cluster.plan import DoesNotFit, Excluded, Parallel, Plan, PlanError, RankPlan, size
+from chorus.cluster.plan import DoesNotFit, Excluded, Plan, PlanError, size
+from chorus.cluster.planner_build import pipeline_plan, tensor_plan
 from chorus.cluster.planner_hints import hints_for
 from chorus.cluster.planner_search import EXACT_NODES, Chain, best_split, fewest_missing, find_chain
 from chorus.cluster.planner_split import Bounds, apportion, balanced, least_missing, nearest_to_shares
-from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES, TensorChoice, choose_tensor
+from chorus.cluster.planner_tensor import (
+    TENSOR_ARCHITECTURES,
+    SliceTable,
+    TensorChoice,
+    can_sum,
+    choose_tensor,
+    predicted,
+    share_out,
+    slice_table,
+)
+
+Wanted = Literal["auto", "pipeline", "tensor", "single", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -26,15 +38,21 @@ class Wish:
     layers: tuple[int, ...] | None = None
     leader: str | None = None
     """The node that must lead in an `auto` plan; the other strategies are led by the first node."""
-    tensor: bool = True
-    """Whether `auto` may choose tensor parallelism."""
+    parallel: Wanted = "auto"
+    """auto: whatever is quickest (the strategy auto), or a pipeline (the others). single: one node, the best."""
+    weights: tuple[int, ...] | None = None
+    """Tensor parallelism: the share of each node, in rank order."""
 
 
 def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, wish: Wish | None = None) -> Plan:
     """Raises DoesNotFit where memory is short, PlanError where the wish makes no sense. `nodes` are in rank order."""
     wish = wish or Wish()
     _check(facts, nodes, work, wish)
-    tables = [stage_table(facts, node, work) for node in nodes]
+    tables = stage_tables(facts, nodes, work)
+    if wish.parallel == "single":
+        return _single(facts, tables, links, work, wish)
+    if wish.parallel == "tensor" and (wish.strategy != "auto" or wish.weights):
+        return _tensor(facts, tables, links, work, wish)
     if wish.strategy == "auto":
         return _auto(facts, tables, links, work, wish)
     # The first node leads and holds the last layers, so stages run against the order of ranks.
@@ -47,7 +65,7 @@ def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload,
     if bounds is None:
         raise _does_not_fit(facts, nodes, links, work, int(least_missing(stages)[0]), wish)
     chain = Chain(tuple(stages), bounds, predict_pipeline(facts, stages, links, work, bounds))
-    return _pipeline_plan(facts, chain, work, wish.strategy, notes=notes)
+    return pipeline_plan(facts, chain, work, wish.strategy, notes=notes)
 
 
 def _check(facts: ModelFacts, nodes: Sequence[Node], work: Workload, wish: Wish) -> None:
@@ -60,7 +78,13 @@ def _check(facts: ModelFacts, nodes: Sequence[Node], work: Workload, wish: Wish)
         raise PlanError(f"strategy {wish.strategy} is unknown: use one of {', '.join(get_args(Strategy))}")
     if wish.leader is not None and wish.leader not in names:
         raise PlanError(f"the leader {wish.leader} is not among the nodes {', '.join(names)}")
-    if wish.strategy == "custom":
+    if wish.parallel == "hybrid":
+        raise PlanError(
+            "parallel hybrid is laid down by hand, with a split and weights: plan for pipeline, tensor, single or auto"
+        )
+    if wish.parallel == "tensor":
+        _check_tensor(facts, len(nodes), wish)
+    elif wish.strategy == "custom" and wish.parallel != "single":
         _check_custom(facts, len(nodes), wish)
     if work.context > facts.context:
         raise PlanError(f"the model's context is {facts.context} tokens, not {work.context}: ask for less")
@@ -77,6 +101,22 @@ def _check_custom(facts: ModelFacts, count: int, wish: Wish) -> None:
     if wish.layers and sum(wish.layers) != len(facts.layers):
         raise PlanError(
             f"layers {_list(wish.layers)} add up to {sum(wish.layers)} where the model has {len(facts.layers)}"
+        )
+
+
+def _check_tensor(facts: ModelFacts, count: int, wish: Wish) -> None:
+    if facts.model_type not in TENSOR_ARCHITECTURES:
+        raise PlanError(f"{facts.model_type} has no rule to divide it inside its layers: use parallel pipeline")
+    if count < 2:
+        raise PlanError("tensor parallelism needs 2 nodes at least: name more, or use parallel single")
+    given = wish.weights or (wish.proportions if wish.strategy == "custom" else None)
+    if wish.strategy == "custom" and not given:
+        raise PlanError("the strategy custom with parallel tensor needs weights or proportions: give one of them")
+    if given and (len(given) != count or any(part <= 0 for part in given)):
+        raise PlanError(f"{_list(given)}: expected {count} weights above 0, one per node, rank 0 first")
+    if (given or wish.strategy != "auto") and count > facts.groups:
+        raise PlanError(
+            f"{count} nodes cannot share {facts.groups} key/value groups: leave some out, or use the strategy auto"
         )
 
 
@@ -163,22 +203,92 @@ def _counts(bounds: Bounds) -> tuple[int, ...]:
 
 def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
     exact = len(tables) <= EXACT_NODES
-    chain = find_chain(facts, tables, links, work, wish.leader)
-    if not exact:
-        chain = _better(chain, _fixed_chains(facts, tables, links, work, wish))
+    chain = None
+    if wish.parallel != "tensor":
+        chain = find_chain(facts, tables, links, work, wish.leader)
+        if not exact:
+            chain = _better(chain, _fixed_chains(facts, tables, links, work, wish))
     tensor = None
-    if wish.tensor and facts.model_type in TENSOR_ARCHITECTURES and len(tables) > 1:
+    if wish.parallel != "pipeline" and facts.model_type in TENSOR_ARCHITECTURES and len(tables) > 1:
         tensor = choose_tensor(facts, tables, links, work, wish.leader, exact)
     if chain is None and tensor is None:
-        nodes = [table.node for table in tables]
-        raise _does_not_fit(facts, nodes, links, work, int(fewest_missing(tables, wish.leader)), wish)
+        raise _nothing_fits(facts, tables, links, work, wish)
     if tensor and (chain is None or tensor.prediction.request_seconds < chain.seconds):
-        return _tensor_plan(facts, tensor, tables, work, wish, chain)
+        notes = (f"the best pipeline would take {chain.seconds:.3g} s a request",) if chain else ()
+        return tensor_plan(facts, _led(tensor, wish.leader), tables, work, "auto", notes)
     assert chain is not None
     excluded = _excluded(facts, chain, tables, links, work)
     heuristic = f"{len(tables)} nodes: found by a heuristic; up to {EXACT_NODES} the search is exact"
     notes = () if exact else (heuristic,)
-    return _pipeline_plan(facts, chain, work, "auto", excluded, notes)
+    return pipeline_plan(facts, chain, work, "auto", excluded, notes)
+
+
+def _led(choice: TensorChoice, leader: str | None) -> TensorChoice:
+    """In the order of ranks: the leader, then the largest share first."""
+    pairs = sorted(
+        zip(choice.tables, choice.shares, strict=True),
+        key=lambda pair: (pair[0].node.name != leader, -pair[1], pair[0].node.name),
+    )
+    return replace(choice, tables=tuple(table for table, _ in pairs), shares=tuple(share for _, share in pairs))
+
+
+def _single(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
+    able = [table for table in tables if wish.leader in (None, table.node.name)]
+    chains = [chain for table in able if (chain := best_split(facts, [table], links, work))]
+    best = _better(None, chains)
+    if best is None:
+        missing = min(float(table.need[0, -1]) - table.node.memory for table in able)
+        raise _does_not_fit(facts, [table.node for table in able], links, work, int(missing), wish)
+    reason = "one node was asked for"
+    left_out = tuple(Excluded(table.node.name, reason) for table in tables if table not in best.tables)
+    return pipeline_plan(facts, best, work, wish.strategy, left_out)
+
+
+def _tensor(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
+    """All nodes in the order given, their shares by the strategy; what was laid down is kept or refused."""
+    slices = [slice_table(facts, table, work) for table in tables]
+    laid_down = wish.weights or (wish.proportions if wish.strategy == "custom" else None)
+    weights: Sequence[float] | None = laid_down
+    if weights is None and wish.strategy in _SHARES:
+        weights = [_SHARES[wish.strategy](table.node) for table in tables]
+    choice = share_out(facts, slices, links, work) if weights is None else None
+    notes: tuple[str, ...] = ()
+    if weights is not None:
+        shares = apportion(weights, facts.groups, [table.node.name for table in tables])
+        choice = predicted(facts, slices, shares, links, work)
+        if choice is None and not laid_down:
+            choice = share_out(facts, slices, links, work)
+            notes = (f"the shares alone would give {_list(shares)}, which does not fit",)
+    if choice is None:
+        raise _tensor_misfit(facts, slices, links, work, weights)
+    return tensor_plan(facts, choice, tables, work, wish.strategy, notes)
+
+
+def _tensor_misfit(
+    facts: ModelFacts, slices: Sequence[SliceTable], links: Links, work: Workload, weights: Sequence[float] | None
+) -> PlanError:
+    if not can_sum(slices, links):
+        return PlanError("these nodes have no link that collectives run on: use parallel pipeline")
+    names = [table.node.name for table in slices]
+    shares = apportion(weights or [1.0] * len(slices), facts.groups, names)
+    short = [table.need[share] - table.node.memory for table, share in zip(slices, shares, strict=True)]
+    return DoesNotFit(max(1, sum(max(0, missing) for missing in short)), ("use parallel pipeline", "add a node"))
+
+
+_SHARES: dict[str, Callable[[Node], float]] = {
+    "uniform": lambda node: 1.0,
+    "memory_proportional": lambda node: float(node.memory),
+    "compute_proportional": lambda node: node.flops,
+}
+
+
+def _nothing_fits(
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
+) -> PlanError:
+    if wish.parallel == "tensor":
+        return _tensor_misfit(facts, [slice_table(facts, table, work) for table in tables], links, work, None)
+    nodes = [table.node for table in tables]
+    return _does_not_fit(facts, nodes, links, work, int(fewest_missing(tables, wish.leader)), wish)
 
 
 def _fixed_chains(
@@ -206,7 +316,9 @@ def _does_not_fit(
     facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, missing: int, wish: Wish
 ) -> DoesNotFit:
     def fits(changed: ModelFacts, changed_nodes: Sequence[Node], changed_work: Workload) -> bool:
-        tables = [stage_table(changed, node, changed_work) for node in changed_nodes]
+        tables = stage_tables(changed, changed_nodes, changed_work)
+        if wish.parallel == "single":
+            return any(bool(table.fits[0, -1]) for table in tables)
         if wish.strategy != "auto":
             return len(tables) <= len(facts.layers) and least_missing(tables[::-1])[0] == 0
         return fewest_missing(tables, wish.leader) == 0
@@ -233,110 +345,3 @@ def _excluded(
             reason = f"with it a request would take {joined.seconds:.3g} s instead of {chain.seconds:.3g} s"
         left_out.append(Excluded(table.node.name, reason))
     return tuple(left_out)
-
-
-def _pipeline_plan(
-    facts: ModelFacts,
-    chain: Chain,
-    work: Workload,
-    strategy: str,
-    excluded: tuple[Excluded, ...] = (),
-    notes: tuple[str, ...] = (),
-) -> Plan:
-    ranks = []
-    for stage, (table, run) in enumerate(zip(chain.tables, pairwise(chain.bounds), strict=True)):
-        policy = table.policy(*run)
-        ranks.append(
-            RankPlan(
-                rank=len(chain.tables) - 1 - stage,
-                node=table.node.name,
-                first_layer=run[0],
-                last_layer=run[1] - 1,
-                share=facts.groups,
-                dtype=policy.dtype,
-                dequantize=policy.dequantize,
-                weight_bytes=int(table.weights[run]),
-                cache_bytes=int(table.cache[run]),
-                activation_bytes=int(table.activations[run]),
-                reserve_bytes=work.reserve,
-                memory_bytes=table.node.memory,
-                chunk_seconds=float(table.prefill[run]),
-                step_seconds=float(table.decode[run]),
-            )
-        )
-    ranks.reverse()
-    parallel: Parallel = "pipeline" if len(ranks) > 1 else "single"
-    return Plan(
-        model=facts.name,
-        model_layers=len(facts.layers),
-        strategy=strategy,
-        parallel=parallel,
-        ranks=tuple(ranks),
-        workload=work,
-        prediction=chain.prediction,
-        limit=_limit(ranks, chain.prediction, tensor=False),
-        excluded=excluded,
-        notes=notes,
-    )
-
-
-def _tensor_plan(
-    facts: ModelFacts,
-    choice: TensorChoice,
-    tables: Sequence[StageTable],
-    work: Workload,
-    wish: Wish,
-    chain: Chain | None,
-) -> Plan:
-    pairs = sorted(
-        zip(choice.tables, choice.shares, strict=True),
-        key=lambda pair: (pair[0].node.name != wish.leader, -pair[1], pair[0].node.name),
-    )
-    policies = {table.node.name: table.policies for table in tables}
-    ranks = [
-        RankPlan(
-            rank=rank,
-            node=table.node.name,
-            first_layer=0,
-            last_layer=len(facts.layers) - 1,
-            share=share,
-            dtype=policies[table.node.name][not table.unpacked[share]].dtype,
-            dequantize=policies[table.node.name][not table.unpacked[share]].dequantize,
-            weight_bytes=table.weights[share],
-            cache_bytes=table.cache[share],
-            activation_bytes=table.activations,
-            reserve_bytes=work.reserve,
-            memory_bytes=table.node.memory,
-            chunk_seconds=table.prefill[share],
-            step_seconds=table.decode[share],
-        )
-        for rank, (table, share) in enumerate(pairs)
-    ]
-    used = {table.node.name for table in choice.tables}
-    slower = "more nodes would wait longer for each other than they save"
-    left_out = tuple(Excluded(table.node.name, slower) for table in tables if table.node.name not in used)
-    notes = (f"the best pipeline would take {chain.seconds:.3g} s a request",) if chain else ()
-    return Plan(
-        model=facts.name,
-        model_layers=len(facts.layers),
-        strategy="auto",
-        parallel="tensor",
-        ranks=tuple(ranks),
-        workload=work,
-        prediction=choice.prediction,
-        limit=_limit(ranks, choice.prediction, tensor=True),
-        excluded=left_out,
-        notes=notes,
-    )
-
-
-def _limit(ranks: Sequence[RankPlan], prediction: Prediction, tensor: bool) -> str:
-    """Where most of a token's time goes, and which memory is fullest."""
-    slowest = max(ranks, key=lambda rank: rank.step_seconds)
-    parts = {f"reading weights and cache on {slowest.node}": slowest.step_seconds}
-    if len(ranks) > 1:
-        parts["the sums over all ranks" if tensor else "the links between ranks"] = prediction.link_seconds
-    name, seconds = max(parts.items(), key=lambda item: item[1])
-    fullest = min(ranks, key=lambda rank: rank.headroom_bytes)
-    share = round(100 * seconds / prediction.token_seconds)
-    return f"{name}, {share} % of each token; the least free memory is {size(fullest.headroom_bytes)} on {fullest.node}"

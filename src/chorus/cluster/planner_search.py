@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chorus.cluster.costs import Links, ModelFacts, Prediction, StageTable, Workload, hop, hops_of, predict_pipeline
-from chorus.cluster.planner_split import Bounds, Vector, extend, least_total, quickest, runs_only, shortage, start
+from chorus.cluster.planner_split import Bounds, Vector, extend, least_total, quickest, shortage, start
 
 EXACT_NODES = 6
 IMPROVEMENT_ROUNDS = 3
@@ -69,7 +69,7 @@ def best_split(
     hops, back = hops_of(facts, order, links, work)
     between = sum(hop.prefill + work.output * hop.decode for hop in hops) + (1 + work.output) * back
     slowest = max((hop.prefill for hop in hops), default=0.0)
-    bounds = quickest(order, work.output, work.chunks, slowest, bound - between)
+    bounds = quickest(order, work.chunks, slowest, bound - between)
     if bounds is None:
         return None
     return Chain(tuple(order), bounds, predict_pipeline(facts, order, links, work, bounds))
@@ -89,8 +89,7 @@ def find_chain(
 
 
 def _search_all(search: Search, tables: Sequence[StageTable]) -> None:
-    work = search.work
-    totals = {table.node.name: runs_only(table.prefill + work.output * table.decode, table.fits) for table in tables}
+    totals = {table.node.name: table.request_runs for table in tables}
     interchangeable = not search.links.pairs
 
     def visit(order: list[StageTable], sums: Vector, between: float) -> None:
@@ -144,7 +143,7 @@ def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[St
         yield [table]
 
     def speed(table: StageTable) -> float:
-        return float(table.prefill[0, -1] + search.work.output * table.decode[0, -1])
+        return float(table.request[0, -1])
 
     rankings = (
         sorted(tables, key=lambda table: (speed(table), table.node.name)),

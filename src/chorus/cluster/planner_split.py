@@ -8,18 +8,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from chorus.cluster.costs import Matrix, StageTable
+from chorus.cluster.costs import Matrix, StageTable, runs_only
 
 Bounds = tuple[int, ...]
 """Stage s holds layers bounds[s] to bounds[s + 1] - 1."""
 Vector = NDArray[np.float64]
 Combine = Callable[[Matrix, Matrix], Matrix]
-
-
-def runs_only(costs: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
-    """Infinite where a run is empty or not allowed."""
-    size = len(costs)
-    return np.where(allowed & (np.arange(size)[:, None] < np.arange(size)[None, :]), costs, np.inf)
 
 
 def start(layers: int) -> Vector:
@@ -45,17 +39,16 @@ def least_maximum(costs: Sequence[Matrix]) -> tuple[float, Bounds | None]:
 
 def _solve(costs: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds | None]:
     layers = len(costs[0]) - 1
-    best, choices = start(layers), []
+    reached = [start(layers)]
     for matrix in costs:
-        totals = combine(best[:, None], matrix)
-        choices.append(totals.argmin(axis=0))
-        best = totals.min(axis=0)
-    if not np.isfinite(best[layers]):
+        reached.append(combine(reached[-1][:, None], matrix).min(axis=0))
+    if not np.isfinite(reached[-1][layers]):
         return float("inf"), None
+    # Only the way that leads to the end is looked up again, backwards.
     bounds = [layers]
-    for choice in reversed(choices):
-        bounds.append(int(choice[bounds[-1]]))
-    return float(best[layers]), tuple(reversed(bounds))
+    for best, matrix in zip(reversed(reached[:-1]), reversed(costs), strict=True):
+        bounds.append(int(combine(best, matrix[:, bounds[-1]]).argmin()))
+    return float(reached[-1][layers]), tuple(reversed(bounds))
 
 
 def balanced(tables: Sequence[StageTable]) -> Bounds | None:
@@ -68,7 +61,7 @@ def balanced(tables: Sequence[StageTable]) -> Bounds | None:
 
 
 def quickest(
-    tables: Sequence[StageTable], output: int, chunks: int, floor: float = 0.0, bound: float = float("inf")
+    tables: Sequence[StageTable], chunks: int, floor: float = 0.0, bound: float = float("inf")
 ) -> Bounds | None:
     """The least of: all stages' times for a request, plus the slowest stage again for each further prefill chunk.
 
@@ -76,35 +69,65 @@ def quickest(
     cheapest split is found for ever tighter limits on the slowest stage. A tighter limit only makes the sum larger,
     so the next limit worth trying follows from the best found so far.
     """
-    totals = [runs_only(table.prefill + output * table.decode, table.fits) for table in tables]
+    totals = [table.request_band for table in tables]
     again = chunks - 1
-    cost, bounds = least_total(totals)
-    if bounds is None or again == 0:
-        return bounds if cost < bound else None
-    prefill = [runs_only(table.prefill, table.fits) for table in tables]
-    lowest, evened = least_maximum(prefill)
+    cost, bounds = _cut_bands(totals, np.add)
+    if bounds is None or again == 0 or cost + again * floor >= bound:
+        return bounds if cost < bound and again == 0 else None
+    prefill = [table.prefill_band for table in tables]
+    lowest, evened = _cut_bands(prefill, np.maximum)
     assert evened is not None
     best_cost, best = bound, None
     for candidate in (evened, bounds):
-        spent = _total(totals, candidate) + again * max(floor, dearest(prefill, candidate))
+        spent = sum(_along(totals, candidate)) + again * max(floor, *_along(prefill, candidate))
         if spent < best_cost:
             best_cost, best = spent, candidate
-    limit = dearest(prefill, bounds)
+    limit = max(_along(prefill, bounds))
     while cost + again * max(floor, lowest) < best_cost:
         limit = min(limit, (best_cost - cost) / again)
-        cost, bounds = least_total(
-            [np.where(times < limit, matrix, np.inf) for times, matrix in zip(prefill, totals, strict=True)]
-        )
+        cost, bounds = _cut_bands([_below(limit, *pair) for pair in zip(prefill, totals, strict=True)], np.add)
         if bounds is None:
             break
-        limit = dearest(prefill, bounds)
+        limit = max(_along(prefill, bounds))
         if cost + again * max(floor, limit) < best_cost:
             best_cost, best = cost + again * max(floor, limit), bounds
     return best
 
 
-def _total(costs: Sequence[Matrix], bounds: Bounds) -> float:
-    return sum(float(matrix[run]) for matrix, run in zip(costs, pairwise(bounds), strict=True))
+def _cut_bands(bands: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds | None]:
+    """As `_solve`, over bands: row d - 1 holds the runs of d layers, by their ends."""
+    layers = bands[0].shape[1] - 1
+    reached = [start(layers)]
+    for band in bands:
+        if not len(band):
+            return float("inf"), None
+        reached.append(combine(_beginnings(reached[-1], len(band)), band).min(axis=0))
+    if not np.isfinite(reached[-1][layers]):
+        return float("inf"), None
+    bounds = [layers]
+    for best, band in zip(reversed(reached[:-1]), reversed(bands), strict=True):
+        longest = min(len(band), bounds[-1])
+        before = best[bounds[-1] - longest : bounds[-1]][::-1]
+        bounds.append(bounds[-1] - 1 - int(combine(before, band[:longest, bounds[-1]]).argmin()))
+    return float(reached[-1][layers]), tuple(reversed(bounds))
+
+
+def _beginnings(best: Vector, longest: int) -> Matrix:
+    """[d - 1, j]: the best up to where a run of d layers that ends before j begins. A view, nothing is copied."""
+    padded = np.full(longest + len(best), np.inf)
+    padded[longest:] = best
+    item = padded.itemsize
+    return np.ndarray((longest, len(best)), buffer=padded, offset=(longest - 1) * item, strides=(-item, item))
+
+
+def _below(limit: float, prefill: Matrix, totals: Matrix) -> Matrix:
+    """The totals of runs whose prefill stays below the limit; a longer run never takes less."""
+    longest = int(np.count_nonzero(prefill.min(axis=1) < limit))
+    return np.where(prefill[:longest] < limit, totals[:longest], np.inf)
+
+
+def _along(bands: Sequence[Matrix], bounds: Bounds) -> list[float]:
+    return [float(band[last - first - 1, last]) for band, (first, last) in zip(bands, pairwise(bounds), strict=True)]
 
 
 def evenest(prefill: Sequence[Matrix], decode: Sequence[Matrix], chunks: int, output: int) -> Bounds | None:

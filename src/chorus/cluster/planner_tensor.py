@@ -17,10 +17,11 @@ from chorus.cluster.costs import (
     StageTable,
     Workload,
     is_packed,
-    policy_costs,
+    model_effort,
+    runs_only,
     stage_times,
 )
-from chorus.cluster.planner_split import evenest, runs_only
+from chorus.cluster.planner_split import evenest
 
 TENSOR_ARCHITECTURES = frozenset(
     {
@@ -80,12 +81,10 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
         int(bodies[not fits] * share + ends[not fits]) for fits, share in zip(unpacked, shares, strict=True)
     )
     launches = node.layer_seconds * layers
+    effort = model_effort(facts, work)
     times = [
-        [
-            float(matrix[0, layers]) - launches
-            for matrix in stage_times(facts, node, work, policy_costs(facts, policy, work), is_packed(facts, policy))
-        ]
-        for policy in whole.policies
+        [float(matrix[0, layers]) - launches for matrix in stage_times(node, effort, costs, is_packed(facts, policy))]
+        for policy, costs in zip(whole.policies, whole.costs, strict=True)
     ]
     return SliceTable(
         node=node,
@@ -134,6 +133,21 @@ def share_out(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, wor
         return None
     shares = tuple(b - a for a, b in pairwise(bounds))
     return TensorChoice(tuple(tables), shares, predict_tensor(tables, shares, sums, work))
+
+
+def predicted(
+    facts: ModelFacts, tables: Sequence[SliceTable], shares: Sequence[int], links: Links, work: Workload
+) -> TensorChoice | None:
+    """Of shares that were laid down; None where they do not fit or the nodes cannot reach each other."""
+    sums = _sums(facts, tables, links, work)
+    if sums is None or any(table.need[share] > table.node.memory for table, share in zip(tables, shares, strict=True)):
+        return None
+    return TensorChoice(tuple(tables), tuple(shares), predict_tensor(tables, shares, sums, work))
+
+
+def can_sum(tables: Sequence[SliceTable], links: Links) -> bool:
+    """Whether a collective can run between all of these nodes."""
+    return all(links.between(a.node.name, b.node.name).all_reduce is not None for a, b in combinations(tables, 2))
 
 
 def predict_tensor(

@@ -20,6 +20,7 @@ from chorus.platform import cores, device, memory
 from chorus.platform.checks import chip
 from chorus.platform.device import Backend
 from chorus.platform.paths import cache_dir, models_dir
+from chorus.platform.rdma import parse_devices
 
 PROFILE_FILE = "profile.json"
 MEASURE_SECONDS = 180.0
@@ -51,6 +52,21 @@ class Profile:
 def profile(threads: int | None = None, *, refresh: bool = False) -> Profile:
     """This machine with so many threads per rank (all its cores). Memory and disk are read anew each time."""
     threads = threads or cores.usable_cores()
+    return _described(threads, _rates(threads, refresh))
+
+
+def fresh_profile(threads: int) -> Profile:
+    """Measured now and not remembered: for whoever compares it with something else that is measured now."""
+    return _described(threads, _measured(threads))
+
+
+def known_profile(threads: int) -> Profile | None:
+    """As `profile`, where this machine was measured before; measures nothing."""
+    known = _remembered(cache_dir() / PROFILE_FILE).get(_key(threads))
+    return _described(threads, _parsed(known)) if known else None
+
+
+def _described(threads: int, rates: Rates) -> Profile:
     models = models_dir()
     existing = next(folder for folder in (models, *models.parents) if folder.exists())
     return Profile(
@@ -62,7 +78,7 @@ def profile(threads: int | None = None, *, refresh: bool = False) -> Profile:
         memory_available=memory.available_memory(),
         disk_free=shutil.disk_usage(existing).free,
         threads=threads,
-        rates=_rates(threads, refresh),
+        rates=rates,
         rdma_devices=rdma_devices(),
     )
 
@@ -94,12 +110,7 @@ def rdma_devices() -> tuple[str, ...]:
     """As `ibv_devices` lists them; none where it is missing."""
     if shutil.which("ibv_devices") is None:
         return ()
-    return parse_rdma_devices(_output(["ibv_devices"]))
-
-
-def parse_rdma_devices(text: str) -> tuple[str, ...]:
-    rows = [line.split() for line in text.splitlines()]
-    return tuple(row[0] for row in rows if len(row) == 2 and re.fullmatch(r"[0-9a-f]{16}", row[1]))
+    return parse_devices(_output(["ibv_devices"]))
 
 
 def _output(command: list[str]) -> str:

@@ -1,7 +1,8 @@
 """Latency and bandwidth between two nodes, measured over TCP.
 
-One side answers (`LinkProbe`), the other asks (`measure_link`). An exchange is one command byte and its length: small
-echoes give the latency, one long transfer the bandwidth. Everything is bounded in bytes and in time.
+Between members of a cluster a node's door answers (`measure_member`). Before there is one, one side answers
+(`LinkProbe`) and the other asks (`measure_link`): an exchange is one command byte and its length; small echoes give the
+latency, one long transfer the bandwidth. Everything is bounded in bytes and in time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ import threading
 import time
 from dataclasses import dataclass
 
+from chorus.cluster import trust_join
+from chorus.cluster.agent_door import FILES
 from chorus.cluster.costs import Link
+from chorus.cluster.transfer import PROBE_BYTES
+from chorus.cluster.trust_enrol import connect
+from chorus.cluster.trust_identity import SERVER_NAME, Identity
 
 ECHOES = 50
 TRANSFER_BYTES = 16 << 20
 MOST_BYTES = 256 << 20
+FIRST_PROBE_BYTES = 256 << 10
+PROBE_SECONDS = 0.05
+"""An answer that took so long is believed: slow links are measured with few bytes, fast ones with more."""
 _HEADER = struct.Struct("<cQ")
 _PIECE = 1 << 20
 
@@ -99,6 +108,33 @@ def measure_link(host: str, port: int, timeout: float = 10.0, nbytes: int = TRAN
     except OSError as error:
         raise LinkError(f"cannot measure the link to {host}:{port}: {error}; is it up and its port open?") from error
     return LinkFigures(latency, nbytes / max(seconds, 1e-9))
+
+
+def measure_member(address: tuple[str, int], identity: Identity, timeout: float = 10.0) -> float:
+    """Bytes per second that come from a member's door, as model files would: over TLS, with its real cost.
+
+    Ever larger answers are asked for, until one takes long enough to be believed; the last one counts.
+    """
+    where = f"{address[0]}:{address[1]}"
+    try:
+        with connect(address, identity.client_context([FILES]), timeout, SERVER_NAME) as connection:
+            length = FIRST_PROBE_BYTES
+            while True:
+                begin = time.perf_counter()
+                trust_join.send(connection, {"probe": length})
+                _discard(connection, length)
+                seconds = time.perf_counter() - begin
+                if seconds >= PROBE_SECONDS or length >= PROBE_BYTES:
+                    return length / max(seconds, 1e-9)
+                length = min(length * 4, PROBE_BYTES)
+    except (OSError, trust_join.JoinRefused) as error:
+        raise LinkError(f"cannot measure the link to {where}: {error}; is it up and its port open?") from error
+
+
+def _discard(connection: socket.socket, length: int) -> None:
+    buffer = memoryview(bytearray(_PIECE))
+    while length:
+        length -= connection.recv_into(buffer[: min(length, _PIECE)]) or len(_lost())
 
 
 def _exchange(connection: socket.socket, command: bytes, length: int) -> float:

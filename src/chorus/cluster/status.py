@@ -41,6 +41,7 @@ def node_status(node: Node) -> dict[str, Any]:
         "disk_free": state.disk_free,
         "draining": state.draining,
         "round_trip_ms": round(node.round_trip_ms, 2),
+        "bandwidth_bytes_per_second": round(node.bandwidth) if node.bandwidth else None,
         "last_heartbeat": node.heard_at,
         "heartbeat_age_seconds": round(time.time() - node.heard_at, 2),
         "ranks": [rank_status(rank) for rank in state.ranks],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -93,11 +93,17 @@ def fetch_files(
         if missing := [name for name, file in zip(names, found, strict=True) if file is None]:
             raise ModelError(f"{model_id} lacks {missing[0]} in the cache, and we are offline; pull it while online.")
         return next(file.parent for file in found if file is not None)
-    with _clear_errors(model_id, revision):
+    with _clear_errors(model_id, revision, names):
         sizes = _list_files(model_id, revision)
         if missing := [name for name in names if name not in sizes]:
             raise ModelError(f"{model_id} has no file {missing[0]}; check the model's index.")
         return _download(model_id, revision, {name: sizes[name] for name in names}, progress)
+
+
+def file_sizes(model_id: str, revision: str | None) -> dict[str, int | None]:
+    """Every file of a repository, as the hub tells it."""
+    with _clear_errors(model_id, revision):
+        return _list_files(model_id, revision)
 
 
 def is_offline(asked: bool | None) -> bool:
@@ -243,7 +249,10 @@ def _cached_after_failure(model_id: str, revision: str | None, weights: bool, er
 
 
 @contextmanager
-def _clear_errors(model_id: str, revision: str | None) -> Iterator[None]:
+def _clear_errors(model_id: str, revision: str | None, files: Sequence[str] = ()) -> Iterator[None]:
+    """Errors of the library as one line that names the model, and where only some files were wanted those that have not
+    come.
+    """
     wanted = model_id if revision is None else f"{model_id}@{revision}"
     try:
         yield
@@ -264,9 +273,11 @@ def _clear_errors(model_id: str, revision: str | None) -> Iterator[None]:
     except HFValidationError as error:
         raise ModelError(f"{wanted} is no model id; write ORGANISATION/NAME or ORGANISATION/NAME@REVISION.") from error
     except HTTPError as error:
+        lacking = [name for name in files if _cached_file(model_id, revision, name) is None]
+        part = f"{lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''} of " if lacking else ""
         raise ModelError(
-            f"Cannot get {wanted} from {constants.ENDPOINT} ({_reason(error)}); check the network, HF_ENDPOINT and "
-            "proxy settings, then run the same command again: files that are complete are kept."
+            f"Cannot get {part}{wanted} from {constants.ENDPOINT} ({_reason(error)}); check the network, HF_ENDPOINT "
+            "and proxy settings, then run the same command again: files that are complete are kept."
         ) from error
     except OSError as error:
         raise ModelError(

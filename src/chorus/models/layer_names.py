@@ -42,6 +42,17 @@ def layers_of_names(names: Iterable[str]) -> dict[str, int]:
     return {name: int(match["index"]) + (own if match["list"] == _SECOND_LIST else 0) for name, match in found.items()}
 
 
+def files_for_layers(mapping: Mapping[str, str], layers: range, total: int) -> list[str]:
+    """The files a stage needs: its layers, and what is outside all layers where it is the first or the last stage.
+
+    `mapping` is tensor name to file name. A tied head is the embedding again, so both ends take everything that is
+    outside the layers.
+    """
+    edge = layers.start == 0 or layers.stop == total
+    indices = layers_of_names(mapping)
+    return sorted({file for name, file in mapping.items() if (indices[name] in layers if name in indices else edge)})
+
+
 def layer_count(config: Mapping[str, Any], layers: Mapping[str, int]) -> int:
     """How many layers the decoder has. Those stored beyond the declared number (prediction heads) are never loaded."""
     stored = max(layers.values(), default=-1) + 1

@@ -12,6 +12,7 @@ from chorus.models.catalog import CATALOG
 from chorus.models.errors import ModelError
 from chorus.models.hub import fetch_model
 from chorus.models.imports import ensure_catalog_model, import_gguf
+from chorus.models.preshard import is_preshard, read_preshard
 from chorus.models.store import Entry, Store
 from chorus.models.tensors import read_json, tensor_index
 from chorus.models.values import LocalModel, Progress, ignore_progress
@@ -41,6 +42,8 @@ def resolve(
         return _checked_entry(name, stored, weights)
     # os.path leaves the ~ of an unknown user as it is, where Path raises.
     path = Path(os.path.expanduser(name))
+    if name and path.is_dir() and is_preshard(path):
+        return _checked(LocalModel(name, read_preshard(path).model, path.resolve()), weights=False)
     if name and path.is_dir():
         return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
     if name.endswith(".gguf"):

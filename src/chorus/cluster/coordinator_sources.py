@@ -1,0 +1,70 @@
+"""Who has the files that ranks need: asked of every node just before a model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import grpc.aio
+
+from chorus.cluster.coordinator import CALL_SECONDS, Node
+from chorus.cluster.transfer import SharedFile
+from chorus.cluster.transfer_sources import Source, choose_sources
+from chorus.proto import agent_pb2 as wire
+
+log = logging.getLogger("chorus.coordinator")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one rank's node must have."""
+
+    node: Node
+    share: str
+    files: tuple[SharedFile, ...]
+
+
+async def find_sources(
+    nodes: Sequence[Node],
+    wanted: Sequence[Wanted],
+    model: str,
+    serving_port: int,
+    absent: frozenset[str] = frozenset(),
+) -> list[tuple[Source, ...]]:
+    """For each want, from whom its node may copy: the machine that serves, which has all but what is absent there, and
+    nodes that have some.
+    """
+    chosen: dict[tuple[str, str], tuple[Source, ...]] = {}
+    for share in dict.fromkeys(want.share for want in wanted):
+        wants = [want for want in wanted if want.share == share]
+        files = {file.name: file for want in wants for file in want.files}
+        offers = await asyncio.gather(*(_offered(node, model, share, files.values()) for node in nodes))
+        sources = [Source("", frozenset(files) - absent), *(source for source in offers if source.files)]
+        doors = {_door(want.node): frozenset(file.name for file in want.files) for want in wants}
+        chosen |= {(share, door): found for door, found in choose_sources(doors, sources).items()}
+    return [_addressed(chosen[want.share, _door(want.node)], want.node, serving_port) for want in wanted]
+
+
+def wire_files(files: Iterable[SharedFile]) -> list[wire.ModelFile]:
+    return [wire.ModelFile(name=file.name, size=file.size, fingerprint=file.fingerprint) for file in files]
+
+
+async def _offered(node: Node, model: str, share: str, files: Iterable[SharedFile]) -> Source:
+    request = wire.OfferRequest(model=model, share=share, files=wire_files(files))
+    try:
+        reply = await node.stub.Offer(request, timeout=CALL_SECONDS)
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+        log.warning("%s does not say which model files it has: %s", node.name, error)
+        return Source(_door(node), frozenset())
+    return Source(_door(node), frozenset(reply.files))
+
+
+def _door(node: Node) -> str:
+    return f"{node.address[0]}:{node.address[1]}"
+
+
+def _addressed(sources: Iterable[Source], node: Node, serving_port: int) -> tuple[Source, ...]:
+    serving = f"{node.own_ip}:{serving_port}"
+    return tuple(source if source.address else replace(source, address=serving) for source in sources)

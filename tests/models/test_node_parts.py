@@ -1,0 +1,108 @@
+"""A hub model over several nodes: each machine has its own rank's files afterwards, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorus.models.layer_names import files_for_layers
+from chorus.models.tensors import weight_map
+from chorus.shard.split import layers_of
+from tests.agents.harness import Cluster, cluster, complete, url_of
+from tests.models.hub_server import HubServer, Repo
+from tests.support.server import ChorusServer
+from tests.support.tiny_model import write_tiny_model
+
+NAME = "someone/split"
+SPLIT = (2, 2, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model") / "split"
+    return write_tiny_model(made, "llama", shards=6, vocab_size=512, num_hidden_layers=6, max_position_embeddings=4096)
+
+
+@pytest.fixture
+def split_hub(hub: HubServer, folder: Path) -> HubServer:
+    hub.repos[NAME] = Repo({file.name: file.read_bytes() for file in folder.iterdir()})
+    return hub
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as made:
+        yield made
+
+
+def expected(folder: Path, rank: int) -> set[str]:
+    return set(files_for_layers(weight_map(folder), layers_of(rank, SPLIT), sum(SPLIT)))
+
+
+def homes(nodes: Cluster, name: str) -> dict[str, str]:
+    """A machine of its own has caches of its own."""
+    home = nodes.folder / f"home-{name}"
+    hub = {"HF_HOME": str(home / "hf"), "HF_HUB_CACHE": str(home / "hf" / "hub")}
+    return {**hub, "CHORUS_CACHE": str(home / "chorus")}
+
+
+def weights_in(nodes: Cluster, name: str, place: str) -> set[str]:
+    return {file.name for file in (nodes.folder / f"home-{name}" / place).rglob("*.safetensors")}
+
+
+def held_by_nodes(nodes: Cluster, place: str) -> set[frozenset[str]]:
+    """Which of them is which rank is a matter of their identities."""
+    return {frozenset(weights_in(nodes, name, place)) for name in ("b", "c")}
+
+
+def start(nodes: Cluster, **offline: str) -> list[str]:
+    ports = [nodes.agent(name, **homes(nodes, name), **offline)[1] for name in ("b", "c")]
+    return [word for port in ports for word in ("--peer", f"127.0.0.1:{port}")]
+
+
+def test_each_node_downloads_only_the_files_of_its_own_rank(
+    nodes: Cluster, split_hub: HubServer, folder: Path, tmp_path: Path
+) -> None:
+    arguments = [*start(nodes), "--split", "2,2,2"]
+    server = nodes.serve(NAME, arguments, **homes(nodes, "a"))
+    text = complete(url_of(server))
+    assert weights_in(nodes, "a", "hf") == expected(folder, 0)
+    assert held_by_nodes(nodes, "hf") == {frozenset(expected(folder, rank)) for rank in (1, 2)}
+    assert all(expected(folder, rank) < set(weight_map(folder).values()) for rank in range(3))
+    downloads = [name for name in split_hub.downloaded() if name.endswith(".safetensors")]
+    assert server.stop() == 0
+
+    split_hub.requests.clear()
+    again = nodes.serve(NAME, arguments, **homes(nodes, "a"))
+    assert complete(url_of(again)) == text
+    plain = [path for method, path, part in split_hub.requests if method == "GET" and part is None]
+    assert not [path for path in plain if path.endswith(".safetensors")]
+    assert again.stop() == 0
+    assert downloads
+    with ChorusServer(folder, [], tmp_path) as alone:
+        assert alone.text("The quick brown fox", max_tokens=12) == text
+
+
+def test_a_node_that_may_not_ask_the_hub_gets_its_files_from_here(
+    nodes: Cluster, split_hub: HubServer, folder: Path
+) -> None:
+    peers = start(nodes, HF_HUB_OFFLINE="1")
+    server = nodes.serve(NAME, [*peers, "--split", "2,2,2"], **homes(nodes, "a"))
+    assert complete(url_of(server))
+    assert held_by_nodes(nodes, "hf") == {frozenset()}
+    assert held_by_nodes(nodes, "chorus/copies") == {frozenset(expected(folder, rank)) for rank in (1, 2)}
+    assert server.stop() == 0
+
+
+def test_a_file_that_nobody_can_get_is_named_with_its_node(nodes: Cluster, split_hub: HubServer, folder: Path) -> None:
+    (lacking, *_) = sorted(expected(folder, 1) - expected(folder, 0))
+    split_hub.refused.add(lacking)
+    server = nodes.serve(NAME, [*start(nodes), "--split", "2,2,2"], **homes(nodes, "a"))
+    assert server.wait(120) == 1
+    told = re.search(r"error: rank 1 on ([bc]): node \1 has no someone/split@.*", server.log)
+    assert told, server.log
+    assert "this machine cannot get them for it" in told[0]
+    assert told[0].count(f"Cannot get {lacking} of {NAME}@") == 2
