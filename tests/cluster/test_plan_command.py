@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from chorus.cli.config import app as config_app
 from chorus.cli.models_preshard import preshard
 from chorus.cli.plan import plan
+from chorus.cluster.config import known_keys
 from chorus.cluster.plan import Plan
 from chorus.cluster.profile_kernels import Rates
 from tests.support.tiny_model import write_tiny_model
@@ -150,7 +151,10 @@ def test_every_setting_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch)
     assert settings["api.port"] == {"value": 9001, "origin": "environment: API_PORT"}
     assert settings["engine.split"] == {"value": [20, 7, 3], "origin": str(GOLDEN / "tree.yaml")}
     assert settings["api.host"] == {"value": "127.0.0.1", "origin": "default"}
-    assert "api.port" in run("config", "show").stdout
+    assert set(settings) == set(known_keys())
+    assert all(entry.keys() == {"value", "origin"} and entry["origin"] for entry in settings.values())
+    printed = run("config", "show").stdout
+    assert all(key in printed for key in known_keys())
 
 
 def test_checking_a_file_names_its_ranks_or_its_fault() -> None:

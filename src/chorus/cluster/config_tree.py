@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from chorus.cluster.hostfile import DEFAULT_PORT
+from chorus.platform import device
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -70,7 +71,7 @@ class EngineConfig(Section):
     context: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: int = Field(default=512, ge=1)
+    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
     trust_remote_code: bool = False
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)

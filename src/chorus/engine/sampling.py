@@ -119,14 +119,14 @@ def _forbid(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     if all(draw.mask is None for draw in draws):
         return logits
     vocabulary = logits.shape[-1]
-    words = np.full((len(draws), (vocabulary + 31) // 32), -1, dtype=np.int32)
+    allowed = np.ones((len(draws), vocabulary), dtype=bool)
     for row, draw in enumerate(draws):
         if draw.mask is not None:
-            words[row] = 0
-            words[row, : len(draw.mask)] = draw.mask
-    positions = mx.arange(vocabulary)
-    bits = (mx.array(words.view(np.uint32))[:, positions // 32] >> (positions % 32).astype(mx.uint32)) & 1
-    return mx.where(bits == 1, logits, -mx.inf)
+            # Unpacked here: as a graph it is five operations over the vocabulary, and on a CPU ten times slower.
+            known = min(vocabulary, 32 * len(draw.mask))
+            allowed[row, :known] = np.unpackbits(draw.mask.view(np.uint8), bitorder="little", count=known)
+            allowed[row, known:] = False
+    return mx.where(mx.array(allowed), logits, -mx.inf)
 
 
 def _repeated(row: int, draw: Draw) -> list[Entry]:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from chorus.platform import device
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "stored"]
 
 
@@ -49,7 +51,7 @@ class EngineSpec(BaseModel):
     context: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: int = Field(default=512, ge=1)
+    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
     trust_remote_code: bool = False
     step_log: Path | None = None
     failure_file: Path | None = None

@@ -26,6 +26,13 @@ def backend() -> Backend:
     )
 
 
+def prefill_chunk() -> int:
+    """How many prompt tokens make one forward. A CPU gains little beyond 128 (4 % from there to 512, measured), and
+    whoever streams meanwhile, or computes the next stage, waits for all of them.
+    """
+    return 128 if backend() == "cpu" else 512
+
+
 def choose_backend(system: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
     if system == "Darwin":
         return "metal" if machine == "arm64" else "cpu"
