@@ -166,8 +166,13 @@ class Stage:
             return
         layers, flow = self._span.layers, self._flow
         for index in range(self.first, self.last):
-            if index == self.last - 1 or (index == self.first and not self.is_first) or flow.adjusts_every_layer:
+            edge = index == self.last - 1 or (index == self.first and not self.is_first)
+            if edge or flow.adjusts_every_layer or self._starts_early(index):
                 _seat(layers[index], _Local, self, index)
+
+    def _starts_early(self, index: int) -> bool:
+        """Between ranks there is no look-ahead to hide the building of a graph: let the device begin meanwhile."""
+        return index == self.first and not (self.is_first and self.is_last)
 
     def _probe(self, index: int, args: Args, kwargs: Kwargs) -> Any:
         assert self._call is not None
@@ -190,6 +195,8 @@ class Stage:
         if flow.adjusts_every_layer:
             args, kwargs = flow.adjust(call, args, kwargs)
         result = layer(*args, **kwargs)
+        if self._starts_early(index):
+            mx.async_eval(result)
         if index != self.last - 1 or not flow.ends(call, args, kwargs):
             return result
         if not self.is_last:

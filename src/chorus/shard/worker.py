@@ -10,6 +10,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ log = logging.getLogger("chorus.rank")
 
 SERVICE_THREADS = 8
 PUT_TIMEOUT_SECONDS = 600.0
+MEMORY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class _Memory:
+    """This rank's memory, as last seen. Looking takes a millisecond, in which the tensors just sent would not leave."""
+
+    def __init__(self) -> None:
+        self.resident = self.free = 0
+        self._seen_at = -MEMORY_SECONDS
+
+    def look_again(self) -> None:
+        if time.monotonic() - self._seen_at >= MEMORY_SECONDS:
+            self.resident, self.free = resident_memory(), device_memory(mx).available
+            self._seen_at = time.monotonic()
+
+
 class Worker:
     def __init__(
         self, rank: int, address: str, find_model: ModelFinder = leaders_path, beat: Beat | None = None
@@ -129,6 +144,7 @@ class Worker:
         rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands), self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._member: Member | None = None
+        self._memory = _Memory()
         self._in_collective = False
 
     def stop(self) -> None:
@@ -195,11 +211,12 @@ class Worker:
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         self._beat.finished(step.number)
         traffic = self._member.traffic
+        self._memory.look_again()
         return wire.Done(
             number=step.number,
-            memory_bytes=resident_memory(),
+            memory_bytes=self._memory.resident,
             cache_bytes_per_token=self._member.cache_bytes_per_token,
-            free_bytes=device_memory(mx).available,
+            free_bytes=self._memory.free,
             tensor_bytes=traffic.tensor_bytes,
             sent_bytes=traffic.sent_bytes,
         )
