@@ -14,8 +14,6 @@ from chorus.platform.filelimit import keep_file_limit
 
 __all__ = ["Prepared", "keep_file_limit", "prepare"]
 
-SWITCH_SECONDS = 0.0005
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -30,8 +28,6 @@ def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
     Without `threads`, this machine's cores are divided among the ranks that run on it. Import mlx_lm inside
     `keep_file_limit()` afterwards.
     """
-    # Threads that carry tensors and tokens take turns with the one that builds graphs: 5 ms, the default, is a long turn.
-    sys.setswitchinterval(SWITCH_SECONDS)
     backend = device.backend()
     count = threads if threads is not None else cores.threads_per_rank(cores.usable_cores(), ranks_here)
     if count < 1:
