@@ -4,7 +4,8 @@ RANKS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8100
 PYTHON ?= python3
-JOBS ?= 2
+# More than the cores that are left over: many tests wait for processes to start.
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 # What this platform needs besides the package itself: nothing on a Mac, CUDA wheels where a driver answers.
