@@ -91,6 +91,10 @@ DOCUMENTS: tuple[tuple[dict[str, Any], Any], ...] = (
 )
 
 
+NO_END = {"0": -100, "2": -100}
+"""SmolLM2's end tokens: a plain stream that is done early would measure something else."""
+
+
 def measure(run: Run) -> list[Goal]:
     model = model_folder(SMOLLM2 + FLOAT32_SUFFIX)
     prompts = Prompts(model, run.options.seed)
@@ -123,7 +127,7 @@ def add_rates(run: Run, server: HttpServer, prompts: Prompts) -> None:
 
 
 def others_rate(server: HttpServer, prompts: Sequence[str], tokens: int, *, with_grammar: bool) -> float:
-    *plain, last = (body(prompt, tokens) for prompt in prompts)
+    *plain, last = (body(prompt, tokens) | {"logit_bias": NO_END} for prompt in prompts)
     fifth = {**last, "guided_json": ENDLESS} if with_grammar else last
     answers = streams(server, [*plain, fifth]).answers
     return mean(answer.decode_rate for answer in answers[:-1])

@@ -45,7 +45,8 @@ def script(steps: list[Step], context: Path, root: Path, arguments: dict[str, st
                 *sources, target = step.rest.split()
                 out += [f"cp -r {context / source} {target}" for source in sources]
             case "RUN":
-                out.append(re.sub(r"chown \S+ ", "test -d ", rest))
+                # `set -e` forgives what fails before the last `&&`; a builder does not.
+                out.append(f"{{ {re.sub(r'chown [^ ]+ ', 'test -d ', rest)}; }} || exit 1")
     return "\n".join(out) + "\n"
 
 

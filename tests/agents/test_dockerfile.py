@@ -60,13 +60,18 @@ def test_the_steps_build_an_agent_that_runs(tmp_path: Path, nodes: Cluster) -> N
     """Needs a package registry: everything is installed anew."""
     root = tmp_path / "image"
     build = script(STEPS, ROOT, root, {"EXTRA": "cpu"})
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # The image's Python has this name, ours may only be called python3.
+    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.base_prefix}/bin/python3 "$@"\n')
+    (tools / "python").chmod(0o755)
     done = subprocess.run(
         ["sh", "-c", build],
         capture_output=True,
         text=True,
         timeout=1100,
         check=False,
-        env={**os.environ, "PATH": f"{Path(sys.base_prefix) / 'bin'}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert not list((root / "src").iterdir()), "the image keeps no sources"
