@@ -24,7 +24,7 @@ serve: $(VENV)/installed ## Serve MODEL over RANKS local ranks on HOST:PORT.
 	$(BIN)/chorus serve $(MODEL) --ranks $(RANKS) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages.
-	$(BIN)/python -m pytest -m "not system" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not system" -n $(JOBS) --dist loadfile
 
 test-system: $(VENV)/installed-dev ## Run the tests that need root, system packages or a package registry.
 	$(BIN)/python -m pytest -m system

@@ -20,13 +20,11 @@ from chorus.cli.serving import (
     url_of,
 )
 from chorus.cluster.config import ConfigError, Settings, load_settings
-from chorus.cluster.hostfile import Hostfile, split_address
+from chorus.cluster.hostfile import DEFAULT_PORT, Hostfile, split_address
 from chorus.cluster.supervisor import GaveUp, Group, Program, Supervisor
 from chorus.models import LocalModel
 from chorus.platform.lifeline import Lifeline
 from chorus.transport.channel import is_private
-
-DEFAULT_PORT = 50051
 
 
 def lead_with_api(

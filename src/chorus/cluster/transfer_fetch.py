@@ -151,8 +151,8 @@ def _open(
         partial = cleanup.enter_context(contextlib.closing(PartialFile(folder / file.name, file.size)))
         progress(sum(found.length for found in partial.found))
         missing = partial.missing
-        todo += [(_Arriving(file, folder / file.name, partial, len(missing)), part) for part in missing[:1]]
-        todo += [(todo[-1][0], part) for part in missing[1:]]
+        arriving = _Arriving(file, folder / file.name, partial, len(missing))
+        todo += [(arriving, part) for part in missing]
         if not missing:
             partial.complete()
     return todo
