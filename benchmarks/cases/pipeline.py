@@ -7,35 +7,46 @@ from benchmarks.models import QWEN2, model_folder
 from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run, awake
-from benchmarks.servers import chorus, mlx_launch
+from benchmarks.servers import HttpServer, chorus, mlx_launch
+
+
+def measure_two(run: Run, server: HttpServer, prompts: Prompts) -> None:
+    common.decode(run, server, prompts)
+    common.throughput(run, server, prompts)
+    common.first_token(run, server, prompts)
 
 
 def measure(run: Run) -> list[Goal]:
     model = model_folder(QWEN2)
     prompts = Prompts(model, run.options.seed)
-    two = ["--ranks", "2", "--transport", "grpc"]
+    plain = ["--threads", "1", "--dtype", "float32"]
     with (
-        chorus(model, "--threads", "1", "--dtype", "float32", *two, name="chorus, 2 ranks") as ours,
-        chorus(model, "--threads", "1", "--dtype", "float32", name="chorus, 1 rank") as single,
+        # Over the same transport as the peer; gRPC, the default, beside it.
+        chorus(model, *plain, "--ranks", "2", "--transport", "ring", name="chorus, 2 ranks, ring") as ours,
+        chorus(model, *plain, "--ranks", "2", "--transport", "grpc", name="chorus, 2 ranks, grpc") as grpc,
+        chorus(model, *plain, name="chorus, 1 rank") as single,
         mlx_launch(model, "--pipeline", ranks=2, threads=1, name="mlx_lm.server, 2 ranks, ring") as peer,
     ):
         common.warm(peer, prompts, long_prompt=True)
         peer.pause()
         common.warm(ours, prompts, long_prompt=True)
+        common.warm(grpc, prompts, long_prompt=True)
         common.warm(single, prompts)
 
         def measure_peer() -> None:
             with awake(peer):
-                common.decode(run, peer, prompts)
-                common.throughput(run, peer, prompts)
-                common.first_token(run, peer, prompts)
+                measure_two(run, peer, prompts)
 
-        def measure_ours() -> None:
-            common.decode(run, ours, prompts)
-            common.throughput(run, ours, prompts)
-            common.first_token(run, ours, prompts)
+        def measure_single() -> None:
+            common.decode(run, single, prompts)
+            common.throughput(run, single, prompts)
 
-        run.interleave(lambda: common.decode(run, single, prompts), measure_ours, measure_peer)
+        run.interleave(
+            measure_single,
+            lambda: measure_two(run, ours, prompts),
+            lambda: measure_two(run, grpc, prompts),
+            measure_peer,
+        )
     return [
         Goal(common.DECODE, ours.name, ">=", 1.8, against=peer.name),
         Goal(common.THROUGHPUT, ours.name, ">=", 3, against=peer.name),

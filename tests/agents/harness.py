@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,21 +16,18 @@ from typing import Any
 import httpx
 import psutil
 
+from chorus.cluster.agent_paths import RANK_PORTS
 from chorus.cluster.token import Token
 from chorus.cluster.trust import Authority
+from tests.support import failure_logs
+from tests.support.ports import port_block
 
 START_SECONDS = 240.0
 """A node that was never measured is measured first, all of them on the same few cores here."""
-LAUNCH = """
-from chorus.cli import app
-from chorus.cli.up_commands import register
-if "join" not in {c.name or c.callback.__name__ for c in app.registered_commands}:
-    register(app)
-app()
-"""
+LAUNCH = "from chorus.cli import main; main()"
 
 
-def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
+def eventually(check: Callable[[], Any], seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := check()):
         if time.monotonic() > deadline:
@@ -40,23 +36,9 @@ def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(listener.getsockname()[1]) for listener in sockets]
-
-
-def free_block(size: int = 4) -> int:
-    """The first of several free ports in a row: an agent uses its own and those after it."""
-    while True:
-        (first,) = free_ports(1)
-        try:
-            with contextlib.ExitStack() as stack:
-                for port in range(first, first + size):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
-        except OSError:
-            continue
+def free_block() -> int:
+    """For an agent, which uses its own port and those after it."""
+    return port_block(2 + RANK_PORTS)
 
 
 class Process:
@@ -78,6 +60,7 @@ class Process:
                 cwd=folder,
                 env={**kept, "COLUMNS": "300", **environment},
             )
+        failure_logs.keep(name, self.log_file, self.process)
 
     @property
     def log(self) -> str:
@@ -97,7 +80,7 @@ class Process:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, seconds: float = 30.0) -> int:
+    def stop(self, seconds: float = 120.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.wait(seconds)
@@ -148,7 +131,9 @@ class Cluster:
     ) -> tuple[Process, int]:
         port = port or free_block()
         command = ["join", "--token", token or self.token.text, "--listen", f"127.0.0.1:{port}", "--name", name]
-        command += ["--no-announce", "--log-dir", str(self.folder / name / "logs"), *arguments]
+        logs = self.folder / name / "logs"
+        command += ["--no-announce", "--log-dir", str(logs), *arguments]
+        failure_logs.keep(f"the ranks of {name}", logs)
         return self.chorus(name, *command, state=self.folder / f"state-{name}", **environment), port
 
     def serve(self, model: str | Path, arguments: list[str], **environment: str) -> Process:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.agents.harness import Cluster, complete, eventually, free_block, url_of
+from tests.agents.harness import START_SECONDS, Cluster, complete, eventually, free_block, url_of
 from tests.support.server import ChorusServer
 
 
@@ -24,7 +24,7 @@ def test_three_nodes_serve_one_model_and_leave_nothing_behind(nodes: Cluster, ti
     assert len(ranks) == 2
     below = server.children()
     assert server.stop() == 0, server.log
-    _, left = psutil.wait_procs([*ranks, *below], timeout=15)
+    _, left = psutil.wait_procs([*ranks, *below], timeout=60)
     assert not left
     assert first.process.poll() is None, "an agent survives its coordinator"
     with ChorusServer(tiny, [], nodes.folder) as alone:
@@ -70,7 +70,7 @@ def test_ranks_end_when_their_coordinator_is_killed_and_the_next_one_works(nodes
     (rank,) = agent.children()
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
-    assert eventually(lambda: not rank.is_running(), 40), agent.log
+    assert eventually(lambda: not rank.is_running()), agent.log
     again = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
     assert complete(url_of(again)) == text
 
@@ -81,7 +81,7 @@ def test_nothing_outlives_a_killed_agent(nodes: Cluster, tiny: Path) -> None:
     url_of(server)
     (rank,) = agent.children()
     os.kill(agent.process.pid, signal.SIGKILL)
-    psutil.wait_procs([rank], timeout=10)
+    psutil.wait_procs([rank], timeout=60)
     assert not rank.is_running()
 
 
@@ -93,7 +93,7 @@ def test_a_killed_rank_is_started_again(nodes: Cluster, tiny: Path) -> None:
     (rank,) = agent.children()
     rank.kill()
     server.wait_for("starting the ranks again")
-    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, 60), server.log
+    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, START_SECONDS), server.log
     assert complete(url) == text
 
 
@@ -121,7 +121,7 @@ def test_a_member_needs_no_token_when_it_starts_again(nodes: Cluster, tiny: Path
         *("join", "--listen", f"127.0.0.1:{port}", "--name", "one", "--no-announce"),
         state=nodes.folder / "state-one",
     )
-    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, 60), server.log
+    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, START_SECONDS), server.log
     assert complete(url_of(server))
 
 
@@ -144,7 +144,7 @@ def test_status_logs_drain_and_test_speak_of_the_running_cluster(nodes: Cluster,
     drained = nodes.chorus("drain", "drain", "one")
     assert drained.wait() == 0, drained.log
     server.wait_for("going on with this machine alone")
-    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, 60), server.log
+    assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, START_SECONDS), server.log
     assert complete(url)
 
 

@@ -22,7 +22,8 @@ from chorus.cluster.transfer_sources import Source, choose_sources, lacking, str
 from chorus.cluster.trust import Authority
 from chorus.cluster.trust_identity import NODE
 from chorus.proto import agent_pb2 as wire
-from tests.agents.harness import Cluster, free_ports
+from tests.agents.harness import Cluster
+from tests.support.ports import listening_port
 
 ALL = frozenset({"a", "b"})
 
@@ -68,7 +69,7 @@ def test_a_node_copies_from_another_node_that_has_the_files(nodes: Cluster, tiny
     shutil.copytree(tiny, nodes.folder / "cache-one" / "copies" / share.digest)
     one, first = nodes.agent("one", CHORUS_CACHE=str(nodes.folder / "cache-one"))
     two, second = nodes.agent("two", CHORUS_CACHE=str(nodes.folder / "cache-two"))
-    (nobody,) = free_ports(1)
+    nobody = listening_port()
 
     async def copy() -> Path:
         async with _joined(nodes, first, second) as (holder, taker):

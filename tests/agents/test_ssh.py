@@ -116,7 +116,7 @@ def test_a_started_process_outlives_its_starter_and_is_started_once(tmp_path: Pa
     finally:
         ended = ssh_launch.stop(tmp_path)
     assert list(ended) == ["agent"]
-    assert eventually(lambda: not psutil.pid_exists(ended["agent"]), 10)
+    assert eventually(lambda: not psutil.pid_exists(ended["agent"]))
     assert not list(tmp_path.glob("*.pid"))
 
 

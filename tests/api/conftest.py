@@ -20,6 +20,7 @@ from chorus.platform.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import grammar_tokenizer
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
+from tests.support import failure_logs
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCABULARY = 512
@@ -94,6 +95,7 @@ class ApiProcess:
         self._settings = folder / "settings.json"
         self._settings.write_text(json.dumps({**settings, "socket_fd": self._listener.fileno()}))
         self.log = folder / "api.log"
+        failure_logs.keep("the front end", self.log)
         self.start()
 
     def start(self) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from chorus.api.auth import Meter, find_key, key_hash, needs_keys, new_key, refusal_to_listen
+from chorus.api.auth import Meter, find_key
 from chorus.api.errors import ApiError
+from chorus.api.key_rules import key_hash, needs_keys, new_key, refusal_to_listen
 from chorus.api.settings import ApiKey
 from tests.api.conftest import ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 import chorus
+from chorus.api.meta import other_names
+from chorus.api.settings import ApiSettings
 from chorus.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
 from tests.api.scripted_engine import ScriptedEngine, say
@@ -23,6 +26,24 @@ def test_the_model_list_has_the_context_length(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("name", [MODEL_ID, "tiny", "default_model"])
 def test_a_model_is_found_by_each_of_its_names(client: openai.OpenAI, name: str) -> None:
     assert client.models.retrieve(name).id == MODEL_ID
+
+
+@pytest.mark.parametrize(
+    ("model_id", "name", "aliases", "listed"),
+    [
+        ("acme/tiny", "tiny", (), ["tiny"]),
+        ("acme/tiny", "tiny", ("tiny", "gpt-4", "gpt-4"), ["tiny", "gpt-4"]),
+        ("tiny", "tiny", ("tiny", "gpt-4"), ["gpt-4"]),
+        ("acme/tiny", "tiny", ("acme/tiny",), ["tiny"]),
+    ],
+)
+def test_each_other_name_of_a_model_is_listed_once(
+    model_id: str, name: str, aliases: tuple[str, ...], listed: list[str], tmp_path: Path
+) -> None:
+    settings = ApiSettings(
+        engine_address="unix:none", model_id=model_id, model_name=name, aliases=aliases, model_path=tmp_path
+    )
+    assert other_names(settings) == listed
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:

@@ -34,7 +34,15 @@ from tests.support.tiny_model import write_tiny_model
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 CLOSING = ('"', "}", "]", ">")
+CALLERS = [family.name for family in FAMILIES if family.calls is not None]
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (WEATHER, CLOCK)}
+
+
+# Bare text cannot hold the mark that ends it.
+ODD = {
+    "type": "function",
+    "function": {"name": "odd", "parameters": {"type": "object", "properties": {"tag": {"enum": ["</parameter>"]}}}},
+}
 
 
 def strict(tool: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +60,8 @@ def enforceable() -> list[str]:
     return names
 
 
-# How a model of each family goes about a call; spelled by letters here, since the tokenizer has no tokens for it.
+# How a model that writes arguments as JSON goes about a call; spelled by letters, since the tokenizer has no tokens for
+# it. Grammars of the other families are walked in tests/frontend.
 BEGINNINGS = {
     "hermes": "<tool_call>",
     "llama3": '{"name": "',
@@ -65,8 +74,8 @@ BEGINNINGS = {
 }
 
 
-def test_the_families_whose_arguments_are_json_can_be_held_to_a_schema() -> None:
-    assert set(enforceable()) == set(BEGINNINGS)
+def test_every_family_that_calls_tools_can_be_held_to_a_schema() -> None:
+    assert enforceable() == CALLERS
 
 
 def speak(matcher: LLMatcher, tokenizer: LLTokenizer, random: Random, said: str) -> str:
@@ -111,7 +120,7 @@ def test_every_call_that_is_begun_keeps_to_its_schema(name: str, grammar_tokens:
     assert called >= 10
 
 
-@pytest.mark.parametrize("name", BEGINNINGS)
+@pytest.mark.parametrize("name", CALLERS)
 def test_text_without_a_call_stays_free(name: str, grammar_tokens: LLTokenizer) -> None:
     grammar = strict_calls(choose(None, name), [WEATHER], ["weather"], True, {})
     head = "<|channel|>final<|message|>" if name == "harmony" else ""
@@ -189,11 +198,11 @@ def test_strict_is_refused_by_name_where_the_format_cannot_be_held_to_it(
     start_api: Callable[..., ApiProcess], choice: str
 ) -> None:
     api = start_api(tool_parser="qwen3_coder")
-    body = {"messages": QUESTION, "tools": [CLOCK, strict(WEATHER)], "tool_choice": choice}
+    body = {"messages": QUESTION, "tools": [strict(WEATHER), CLOCK, strict(ODD)], "tool_choice": choice}
     error = httpx.post(f"{api.url}{CHAT}", json=body).json()["error"]
-    assert error["param"] == "tools[1]"
-    assert "qwen3_coder" in error["message"]
-    assert "strict" in error["message"]
+    assert error["param"] == "tools[2]"
+    for word in ("qwen3_coder", "'odd'", "'tag'", "</parameter>", "strict"):
+        assert word in error["message"]
 
 
 def test_a_strict_tool_whose_schema_cannot_be_enforced_is_named(tool_http: httpx.Client) -> None:
@@ -268,5 +277,6 @@ def test_strict_holds_over_localai_too(tool_model_path: Path) -> None:
     grammar = answer_grammar(chat, None, [], choose(None, "hermes"), tokenizer)
     assert grammar is not None
     assert "Paris" in grammar.source
-    with pytest.raises(BadRequest, match="glm"):
-        answer_grammar(chat, None, [], choose(None, "glm"), tokenizer)
+    odd = read_chat(localai_pb2.PredictOptions(Tools=json.dumps([strict(ODD)])), {})
+    with pytest.raises(BadRequest, match=r"qwen3_coder.*'odd'.*'tag'"):
+        answer_grammar(odd, None, [], choose(None, "qwen3_coder"), tokenizer)

@@ -13,7 +13,8 @@ import pytest
 from chorus.models import LocalModel
 from chorus.models.preshard import PLAN_FILE
 from chorus.models.preshard_write import write_preshard
-from tests.agents.harness import Cluster, cluster, complete, free_ports, url_of
+from tests.agents.harness import Cluster, cluster, complete, url_of
+from tests.support.ports import listening_port
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
@@ -32,15 +33,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_device_of_a_file_is_started_alone_with_its_name_and_port(nodes: Cluster, tiny: Path) -> None:
-    (port,) = free_ports(1)
-    door = free_ports(1)[0]
+    port = listening_port()
+    door = listening_port()
     agent = nodes.chorus(
         "mini2",
         *("join", "-c", str(DEVICES), "--device-id", "mini2", "--port", str(port)),
         *("--token", nodes.token.text, "--listen", f"127.0.0.1:{door}", "--no-announce"),
         state=nodes.folder / "state-mini2",
     )
-    agent.wait_for("waiting on", 60)
+    agent.wait_for("waiting on")
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{door}", "--split", "4,3"])
     assert complete(url_of(server))
     (rank,) = agent.children()

@@ -176,6 +176,17 @@ def test_tensor_parallelism_is_planned_where_it_is_asked_for(model: str, weights
     assert "to serve it so: --parallel tensor --weights 1,1" in text
 
 
+def test_stages_of_equal_machines_are_planned_with_the_transport_that_runs_them(model: str) -> None:
+    nodes = ("--nodes", "48GB:30,48GB:30,48GB:30,48GB:30", "--link", "rdma", "--parallel", "hybrid")
+    shown = run("plan", model, *nodes, "--split", "5,2")
+    assert shown.exit_code == 0, shown.stderr
+    assert "to serve it so: --parallel hybrid --transport mpi --split 5,2 --weights 1,1" in shown.stdout
+    assert "tensor inside pipeline (--parallel hybrid) runs over mpi, on one machine" in shown.stdout
+    made = Plan.from_json(run("plan", model, *nodes, "--split", "5,2", "--json").stdout)
+    assert [(rank.first_layer, rank.last_layer, rank.share) for rank in made.ranks] == [(2, 6, 1)] * 2 + [(0, 1, 1)] * 2
+    assert sum(Plan.from_json(run("plan", model, *nodes, "--json").stdout).split) == 7
+
+
 def test_parallelism_of_a_settings_file_is_planned_and_a_flag_goes_over_it(model: str, tmp_path: Path) -> None:
     (tmp_path / "chorus.yaml").write_text("engine: {parallel: tensor}")
     nodes = ("--nodes", "48GB:30,48GB:30", "--json")
@@ -197,7 +208,7 @@ def test_a_single_machine_is_the_best_of_those_named(model: str) -> None:
     [
         (("--nodes", "48GB", "--parallel", "tensor"), "tensor parallelism needs 2 nodes at least"),
         (("--nodes", "48GB,48GB,48GB", "--parallel", "tensor", "--strategy", "uniform"), "3 nodes cannot share 2 key/"),
-        (("--nodes", "48GB,48GB", "--parallel", "hybrid"), "parallel hybrid is laid down by hand"),
+        (("--nodes", "48GB,48GB", "--parallel", "hybrid"), "parallel hybrid cannot divide 2 nodes"),
         (("--nodes", "48GB,48GB", "--parallel", "both"), "engine.parallel: should be 'auto'"),
         (("--nodes", "0.6GB,0.6GB", "--parallel", "tensor"), "more memory"),
     ],

@@ -8,12 +8,16 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
+from chorus.cli.models_preshard import write_parts
 from chorus.cli.serve_plan import local_plan
+from chorus.cli.serve_preshard import cut_facts, with_own_division
 from chorus.cluster.config import load_settings
 from chorus.cluster.costs import Links, Node, Workload, stage_table
 from chorus.cluster.facts import read_facts
 from chorus.cluster.planner import Wish, plan
 from chorus.models import LocalModel
+from chorus.models.preshard import Division
+from chorus.models.values import ignore_progress
 from chorus.platform.dtype import planned_policy, policy_name
 from chorus.shard.load import LoadError, load_shard
 from tests.support.server import ChorusServer
@@ -92,6 +96,32 @@ def test_ranks_of_this_machine_are_decided_about_together(quantized: Path, tmp_p
     assert local_plan(settings, model).policies == ("float32, unpacked", "float32, unpacked")
     stored = load_settings(None, {"engine": {"ranks": 2, "dtype": "stored"}}, {}, tmp_path)
     assert local_plan(stored, model).policies == ("stored", "stored")
+
+
+@pytest.mark.parametrize("room_mb", [400, 16])
+def test_stages_of_several_ranks_and_parts_cut_before_are_decided_about_too(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_mb: int
+) -> None:
+    """With room for unpacked weights in every rank, and with room for packed ones only."""
+    monkeypatch.setattr("chorus.platform.memory.available_memory", lambda: room_mb * MB)
+    monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
+    model, common = LocalModel("m", "m", quantized), {"reserve_mb": 0, "memory_fraction": 1.0, "context": 64}
+    expected = "float32, unpacked" if room_mb == 400 else "float32"
+    hybrid = {"parallel": "hybrid", "split": (4, 3), "weights": (1, 1), **common}
+    found = [local_plan(load_settings(None, {"engine": hybrid}, {}, tmp_path), model)]
+    for division in (Division("pipeline", (2, 2, 2, 1)), Division("tensor", (1, 1))):
+        write_parts(model, division, folder := tmp_path / division.parallel, ignore_progress)
+        # Half as many ranks share the machine, and each holds half of everything.
+        engine = common | ({"memory_fraction": 0.5} if division.parallel == "tensor" else {})
+        settings = load_settings(None, {"engine": engine}, {}, tmp_path)
+        parts = LocalModel("parts", "m", folder)
+        found.append(local_plan(with_own_division(settings, parts), parts))
+    assert [made.policies for made in found] == [(expected,) * 4, (expected,) * 4, (expected,) * 2]
+
+
+def test_a_model_in_parts_is_known_as_the_whole(quantized: Path, tmp_path: Path) -> None:
+    write_parts(LocalModel("m", "m", quantized), Division("pipeline", (5, 2)), tmp_path / "parts", ignore_progress)
+    assert cut_facts(tmp_path / "parts") == read_facts(quantized, "m")
 
 
 def test_status_shows_what_was_planned_beside_what_was_loaded(quantized: Path, tmp_path: Path) -> None:

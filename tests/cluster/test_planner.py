@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chorus.cluster.costs import Link, Links, Node, Workload, predict_pipeline, stage_table
+from chorus.cluster.costs import Link, Links, Node, Workload, stage_table
+from chorus.cluster.costs_chain import predict_pipeline
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.plan import DoesNotFit, Plan, PlanError
 from chorus.cluster.planner import Wish, plan

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from tests.support.server import ChorusServer
 
 
-def eventually(check: Callable[[], bool], seconds: float = 30.0) -> bool:
+def eventually(check: Callable[[], bool], seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while not check():
         if time.monotonic() > deadline:
@@ -37,7 +38,7 @@ def test_a_killed_front_end_comes_back_and_the_model_stays_loaded(tiny_model: Pa
         before = server.get("/health")["engine"]
         front_end = server.process_named("chorus.api")
         front_end.send_signal(signal.SIGKILL)
-        front_end.wait(10)
+        front_end.wait(60)
         # The socket belongs to the supervisor, so this request waits for the new front end instead of failing.
         assert server.text("The quick brown fox") == text
         after = server.get("/health")["engine"]
@@ -51,9 +52,23 @@ def test_a_killed_engine_is_started_again(tiny_model: Path, tmp_path: Path) -> N
         text = server.text("The quick brown fox")
         engine = server.process_named("chorus.engine")
         engine.send_signal(signal.SIGKILL)
-        engine.wait(10)
+        engine.wait(60)
         assert eventually(lambda: answers(server)), server.log
         assert server.text("The quick brown fox") == text
+
+
+def test_requests_around_a_loss_are_answered_or_told_when_to_come_back(tiny_model: Path, tmp_path: Path) -> None:
+    """Also those that meet the next engine while it loads: none of them may wait for an answer that never comes."""
+    body = {"prompt": "The quick brown fox", "max_tokens": 4}
+    with ChorusServer(tiny_model, [], tmp_path) as server, ThreadPoolExecutor(32) as pool:
+        server.text("The quick brown fox")
+        server.process_named("chorus.engine").send_signal(signal.SIGKILL)
+        asked: list[Future[httpx.Response]] = []
+        while not (asked and answers(server)):
+            asked.append(pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60))
+        replies = [reply.result() for reply in asked]
+    assert {reply.status_code for reply in replies} <= {200, 503}, [reply.text for reply in replies]
+    assert all("retry-after" in reply.headers for reply in replies if reply.status_code == 503)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--ranks", "2"], ["--ranks", "2", "--transport", "mpi"]], ids=str)
@@ -64,7 +79,7 @@ def test_nothing_outlives_a_killed_supervisor(tiny_model: Path, tmp_path: Path, 
     assert children
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait_for_exit()
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=60)
     assert not left
 
 

@@ -14,6 +14,8 @@ import openai
 import psutil
 import pytest
 
+from tests.support import failure_logs
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 1500
 
@@ -40,6 +42,7 @@ def test_a_fresh_clone_with_an_empty_home_serves_the_real_model(tmp_path: Path) 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    failure_logs.keep("make serve", log_file, server)
     try:
         url = _wait_until_ready(server, log_file)
         client = openai.OpenAI(base_url=url, api_key="none", timeout=300)

@@ -211,19 +211,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     batch=st.integers(1, 5),
     depth=st.integers(1, 4),
     lookahead=st.booleans(),
+    lanes=st.integers(1, 3),
     choices=st.randoms(use_true_random=False),
 )
 def test_every_request_gets_all_its_tokens_whatever_comes_between(
-    sizes: list[tuple[int, int]], chunk: int, batch: int, depth: int, lookahead: bool, choices: object
+    sizes: list[tuple[int, int]], chunk: int, batch: int, depth: int, lookahead: bool, lanes: int, choices: object
 ) -> None:
     """Random arrivals, cancels and steps under way: prompts are fed whole and in order, nothing is left over."""
-    limits = Limits(context=100, prefill_chunk=chunk, max_batch=batch, lookahead=lookahead)
+    limits = Limits(context=100, prefill_chunk=chunk, max_batch=batch, lookahead=lookahead, lanes=lanes)
     scheduler = Scheduler(limits)
     waiting = [request(str(i), *size) for i, size in enumerate(sizes)]
     expected = {r.id: r for r in waiting}
     fed: defaultdict[int, tuple[int, ...]] = defaultdict(tuple)
     whole: set[int] = set()
-    rows: list[int] = []
+    rows: defaultdict[int, list[int]] = defaultdict(list)
     got: Counter[str] = Counter()
     ended: dict[str, Finish | None] = {}
     under_way: list[Step] = []
@@ -235,8 +236,7 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
         leaving = choices.choice(open_now) if open_now and choices.random() < 0.05 else ""  # type: ignore[attr-defined]
         if cancelled := scheduler.cancel(leaving):
             ended[cancelled.id] = cancelled.finish
-        # With look-ahead the leader keeps one step under way, without it as many as there are stages.
-        if len(under_way) < (2 if lookahead else depth) and (step := scheduler.next_step()):
+        if len(under_way) < depth + 1 and (step := scheduler.next_step()):
             under_way.append(step)
             for operation in step.operations:
                 assert isinstance(operation, Drop)
@@ -244,9 +244,13 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
             assert len(step.feeds) <= batch
             live.update(step.sequences)
             if step.decode:
-                stay = [row for row in rows if row in step.sequences]
+                stay = [row for row in rows[step.lane] if row in step.sequences]
                 assert list(step.sequences[: len(stay)]) == stay, "rows that stay keep their order"
-                rows = list(step.sequences)
+                rows[step.lane] = list(step.sequences)
+                others = {row for lane, held in rows.items() if lane != step.lane for row in held}
+                assert not others & set(step.sequences), "nobody decodes in two lanes"
+                under_way_here = [other for other in under_way if other.decode and other.lane == step.lane]
+                assert len(under_way_here) <= (2 if lookahead else 1)
             for feed in step.feeds:
                 # Between the end of its prompt and its end a sequence is fed nothing but what was sampled for it.
                 fed[feed.sequence] += feed.tokens if feed.sequence not in whole else ()
@@ -298,3 +302,53 @@ def test_owners_take_turns() -> None:
     first = scheduler.next_step()
     assert first
     assert first.sequences == (1, 4, 7, 2)
+
+
+def begin(scheduler: Scheduler, *names: str, new: int = 20) -> None:
+    """Prompts in, first tokens out."""
+    for name in names:
+        scheduler.submit(request(name, prompt=3, new=new))
+    step = scheduler.next_step()
+    assert step
+    assert len(step.feeds) == len(names)
+    scheduler.finish(step, tokens_for(step))
+
+
+def test_lanes_decode_in_turn_and_each_waits_for_its_own_tokens_only() -> None:
+    scheduler = Scheduler(Limits(context=100, lookahead=False, lanes=2))
+    begin(scheduler, *"abcd")
+    first, second = scheduler.next_step(), scheduler.next_step()
+    assert first
+    assert second
+    assert {first.lane, second.lane} == {0, 1}
+    assert sorted(first.sequences + second.sequences) == [1, 2, 3, 4]
+    assert scheduler.next_step() is None
+    scheduler.finish(first, tokens_for(first))
+    third = scheduler.next_step()
+    assert third
+    assert (third.lane, third.sequences) == (first.lane, first.sequences)
+    assert scheduler.next_step() is None
+
+
+def test_a_newcomer_joins_the_lane_with_most_room() -> None:
+    scheduler = Scheduler(Limits(context=100, lookahead=False, lanes=2))
+    begin(scheduler, *"abcd")
+    scheduler.cancel("b")
+    scheduler.cancel("d")
+    left = {step.lane: step.sequences for step in (scheduler.next_step(), scheduler.next_step()) if step and step.feeds}
+    assert len(left) == 1
+    begin(scheduler, "e", "f")
+    lanes = {}
+    while step := scheduler.next_step():
+        lanes[step.lane] = step.sequences
+    assert 5 in lanes[1 - next(iter(left))]
+
+
+def test_a_chunk_of_a_prompt_comes_once_between_two_decodes_of_any_lane() -> None:
+    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=50, lookahead=False, lanes=2))
+    begin(scheduler, *"abcd", new=200)
+    scheduler.submit(request("long", prompt=2000, new=2))
+    steps, _ = drain(scheduler)
+    for lane in (0, 1):
+        kinds = "".join("P" if not step.decode else "D" for step in steps if not step.decode or step.lane == lane)
+        assert "PP" not in kinds.strip("P")

@@ -14,13 +14,14 @@ from typing import Any
 import grpc
 import psutil
 
-from chorus.shard.worker import free_port
 from tests.localai.table import Client
+from tests.support import failure_logs
+from tests.support.ports import listening_port
 
 COMMAND = [sys.executable, "-c", "from chorus.cli import main; main()", "localai"]
 
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 
 class Backend:
@@ -35,7 +36,7 @@ class Backend:
         environment: dict[str, str] | None = None,
         token: str | None = None,
     ) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{listening_port()}"
         self.log_file = folder / f"backend-{time.monotonic_ns()}.log"
         inherited = {
             key: value
@@ -51,6 +52,7 @@ class Backend:
                 cwd=cwd or folder,
                 env={**inherited, "COLUMNS": "300", **(environment or {})},
             )
+        failure_logs.keep("the backend", self.log_file, self.process)
         self.client = Client(self.address, token)
 
     @property
@@ -68,7 +70,7 @@ class Backend:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def wait_for_log(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, seconds: float = 120) -> re.Match[str]:
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.log)):
             assert self.process.poll() is None, self.log
@@ -83,11 +85,11 @@ class Backend:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"the backend did not stop:\n{self.log}") from None
-        _, left = psutil.wait_procs(children, timeout=5)
+        _, left = psutil.wait_procs(children, timeout=60)
         assert not left, f"left running: {left}\n{self.log}"
 
     def __enter__(self) -> Backend:

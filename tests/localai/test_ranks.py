@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 
 from tests.localai.process import Backend
 from tests.localai.table import state_name
 from tests.support.ranks import Ranks
+from tests.support.tiny_model import write_tiny_model
 
 TOKENS = 24
 
@@ -30,7 +33,7 @@ def write_hostfile(folder: Path, addresses: tuple[str, ...]) -> Path:
     return file
 
 
-def wait_for_state(backend: Backend, state: str, seconds: float = 30.0) -> None:
+def wait_for_state(backend: Backend, state: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while state_name(backend.client.Status().state) != state:
         assert time.monotonic() < deadline, backend.log
@@ -69,7 +72,7 @@ def test_several_ranks_on_this_machine_need_no_hostfile(backend: Backend, alone:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def test_a_worker_that_is_not_there_is_named_within_the_time(
@@ -96,6 +99,41 @@ def test_a_rank_that_dies_while_idle_is_waited_for(
     backend.load(tiny_model, f"hostfile:{write_hostfile(tmp_path, addresses)}")
     kill(follower)
     wait_for_state(backend, "BUSY")
-    assert backend.client.Health(timeout=1).message == b"OK"
+    assert backend.client.Health(timeout=30).message == b"OK"
     ranks.follower(1, addresses[1])
     assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone
+
+
+def test_a_request_right_after_the_engine_was_lost_waits_for_the_next_one(
+    backend: Backend, alone: str, tiny_model: Path
+) -> None:
+    backend.load(tiny_model, "ranks:2")
+    for _ in range(4):
+        leader = next(p for p in backend.children() if "chorus.engine" in p.cmdline())
+        # Whether or not the loss has been noticed when the request comes, and also when it was under way.
+        with ThreadPoolExecutor(1) as pool:
+            early = pool.submit(backend.text, Tokens=TOKENS, IgnoreEOS=True)
+            leader.kill()
+            assert backend.text(Tokens=TOKENS, IgnoreEOS=True, timeout=100) == alone
+            assert early.exception() is None or early.exception().code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[union-attr]
+
+
+def test_a_freed_model_leaves_the_memory_of_the_workers_who_can_load_it_again(
+    backend: Backend, ranks: Ranks, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 4}
+    model = write_tiny_model(tmp_path / "wide", "llama", vocab_size=512, num_hidden_layers=6, head_dim=64, **sizes)
+    addresses = ranks.addresses(2)
+    options = (f"hostfile:{write_hostfile(tmp_path, addresses)}", "split:2,4")
+    worker = psutil.Process(ranks.follower(1, addresses[1]).pid)
+    ranks.wait_for_log("rank1", "waits for its leader")
+    before = worker.memory_info().rss
+    backend.load(model, *options)
+    text = backend.text(Tokens=TOKENS, IgnoreEOS=True)
+    loaded = worker.memory_info().rss
+    assert loaded - before > 100 << 20
+    backend.client.Free()
+    assert worker.memory_info().rss - before < (loaded - before) // 3
+    backend.load(model, *options)
+    assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == text
+    assert ranks.log("rank1").count("let go of its model") == 1

@@ -16,9 +16,10 @@ import grpc
 import psutil
 import pytest
 
-from chorus.shard.worker import free_port
 from tests.localai.process import Backend
 from tests.localai.table import message, state_name
+from tests.support import failure_logs
+from tests.support.ports import listening_port
 
 MODEL = "smollm2-135m"
 WORKER = [sys.executable, "-c", "from chorus.cli.worker import app; app()", "mlx-distributed"]
@@ -49,7 +50,7 @@ class Workers:
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.hostfile = folder / f"hosts-{ranks}.json"
-        self.hostfile.write_text(json.dumps([f"127.0.0.1:{free_port()}" for _ in range(ranks)]))
+        self.hostfile.write_text(json.dumps([f"127.0.0.1:{listening_port()}" for _ in range(ranks)]))
         self._folder = folder
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -61,6 +62,7 @@ class Workers:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )
+        failure_logs.keep(f"worker {rank}", self._log(rank), self._running[rank])
 
     def child(self, rank: int) -> psutil.Process:
         (child,) = psutil.Process(self._running[rank].pid).children()
@@ -79,7 +81,7 @@ class Workers:
         for worker in self._running.values():
             worker.send_signal(signal.SIGTERM)
         for worker in self._running.values():
-            worker.wait(20)
+            worker.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from chorus.cluster.coordinator_sources import nobody_has
+from chorus.cluster.facts_remote import find_facts
+from chorus.cluster.transfer import SharedFile
+from chorus.cluster.transfer_sources import Source
 from chorus.models import ModelError, fetch_files, resolve
 from chorus.models.parts import HubVersion, hub_version, missing_weights, resolve_description
+from chorus.platform.paths import cache_dir
 from tests.models.hub_server import HubServer, Repo
 from tests.support.tiny_model import write_tiny_model
 
@@ -88,3 +93,33 @@ def test_a_file_that_cannot_be_had_is_named(hub: HubServer, repo: Repo) -> None:
     hub.status = 500
     with pytest.raises(ModelError, match=rf"Cannot get {wanted[1]} and 1 more of {NAME}@{repo.commit} .*status 500"):
         fetch_files(NAME, model.path.name, wanted[1:])
+
+
+def test_offline_a_model_in_parts_is_known_as_a_whole_once_the_hub_was_asked(
+    hub: HubServer, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = missing_weights(resolve_description(NAME))
+    facts = find_facts(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert missing_weights(resolve_description(NAME)) == missing
+    assert find_facts(NAME) == facts
+    assert hub.requests == []
+
+
+def test_what_was_kept_about_a_model_and_is_damaged_is_asked_again(hub: HubServer, repo: Repo) -> None:
+    model = resolve_description(NAME)
+    missing = missing_weights(model)
+    (kept,) = (cache_dir() / "hub").iterdir()
+    kept.write_text(kept.read_text()[:-40])
+    assert missing_weights(model) == missing
+    hub.status = 500
+    assert missing_weights(model) == missing
+
+
+def test_files_that_no_machine_has_are_named_with_who_needs_them() -> None:
+    files = {name: SharedFile(name, 1) for name in ("a", "b", "c")}
+    needs = {"rank 0 here": [files["a"], files["b"]], "rank 1 on mini": [files["b"], files["c"]]}
+    somewhere = [Source("10.0.0.2:50150", frozenset("a"))]
+    assert nobody_has(needs, frozenset("ab"), somewhere) == "b (for rank 0 here and rank 1 on mini)"
+    assert nobody_has(needs, frozenset("a"), somewhere) == ""

@@ -46,7 +46,11 @@ class Machine:
         running.histories = [past + tuple(new) for past, new in zip(running.histories, tokens, strict=True)]
         passed: list[mx.array] | None = None
         for stage, cache in zip(self.stages, running.caches, strict=True):
-            passed = stage.forward(mx.array([list(new) for new in tokens]), cache, passed, logits=logits)
+            fed = mx.array([list(new) for new in tokens])
+            if passed is not None and not stage.every_stage_reads_tokens:
+                # Over a collective a later stage does not know them: the next token is not sampled yet.
+                fed = mx.zeros_like(fed)
+            passed = stage.forward(fed, cache, passed, logits=logits)
         assert passed is not None
         mx.eval(passed, [caches.arrays(cache) for cache in running.caches])
         if logits:

@@ -11,12 +11,17 @@ import mlx.core as mx
 import pytest
 
 from chorus import __version__
+from chorus.engine.followers import CannotForm
+from chorus.engine.group import check_sums
 from chorus.models.layer_names import files_for_layers
 from chorus.models.tensors import weight_map
+from chorus.platform.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
+from chorus.shard.layout import Layout
 from chorus.shard.load import load_shard
 from chorus.transport.channel import open_channel
+from chorus.transport.collective import JOIN_SECONDS
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
 
@@ -111,6 +116,19 @@ def test_a_bad_file_on_one_rank_names_rank_and_tensor(model: Path, tmp_path: Pat
         assert "tensor model.layers." in log or "first model." in log
 
 
+def test_a_rank_without_the_model_is_named_before_a_ring_gives_up(model: Path, tmp_path: Path) -> None:
+    """The others wait for it inside MLX, where nothing can be told to them: so it comes, then says what it lacks."""
+    with Ranks(tmp_path) as ranks:
+        addresses = ranks.addresses(2)
+        follower = ranks.follower(1, addresses[1], "--own-store")
+        spec = ranks.spec(model, addresses, transport="ring").model_copy(update={"model": "no-such-model"})
+        leader = ranks.leader(spec)
+        assert leader.wait(JOIN_SECONDS - 30) == EXIT_CANNOT_START, ranks.log("leader")
+        assert f"rank 1 at {addresses[1]} cannot load: rank 1: no-such-model" in ranks.log("leader")
+        # Its place in that ring cannot be given back: whoever keeps it starts it again.
+        assert follower.wait(60) == EXIT_LEADER_GONE, ranks.log("rank1")
+
+
 def test_a_rank_loads_from_the_files_of_its_layers_alone(model: Path, tmp_path: Path) -> None:
     mapping = weight_map(model)
     needed = files_for_layers(mapping, range(2, 3), 6)
@@ -150,3 +168,13 @@ def test_a_split_that_does_not_fit_says_what_is_wrong(
         count = 2 if len(split) == 1 else len(split)
         assert ranks.leader(ranks.spec(model, ranks.addresses(count), split=split)).wait(60) == 78
         assert error in ranks.log("leader")
+
+
+@pytest.mark.parametrize("transport", ["ring", "mpi"])
+def test_sums_over_a_transport_that_does_not_wait_for_a_gpu_are_refused(transport: str) -> None:
+    devices = {"rank 0": "cpu", "rank 1 at 10.0.0.2:5555": "cuda"}
+    with pytest.raises(CannotForm, match=r"rank 1 at 10\.0\.0\.2:5555 computes with CUDA.*nccl.*--parallel pipeline"):
+        check_sums(Layout((4,), (1, 1)), transport, devices)
+    check_sums(Layout((4,), (1, 1)), "nccl", devices)
+    check_sums(Layout((2, 2), (1,)), transport, devices)
+    check_sums(Layout((4,), (1, 1)), transport, {"rank 0": "cpu", "rank 1": "cpu"})

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import mlx.core as mx
 
 from chorus.engine.requests import Sampling
 from chorus.engine.sampling import Draw, _filter, _noise
-from chorus.shard.load import LoadedShard, load_shard
+from chorus.shard.load import load_shard
+from chorus.shard.pipeline import Stage
 
 TOLERANCE = 1e-3
 
 
-def load_reference(path: Path) -> LoadedShard:
-    return load_shard(path, range)
+class Reference:
+    """The model in one piece, loaded when two runs first part: most never do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @functools.cached_property
+    def stage(self) -> Stage:
+        return load_shard(self._path, range).stage
 
 
-def margin(reference: LoadedShard, tokens: list[int], sampling: Sampling) -> float:
+def load_reference(path: Path) -> Reference:
+    return Reference(path)
+
+
+def margin(reference: Reference, tokens: list[int], sampling: Sampling) -> float:
     """How far apart the two best candidates for the token after `tokens` are, after seeded noise."""
     stage = reference.stage
     logits = stage.forward(mx.array([tokens]), stage.new_cache())[0].astype(mx.float32)
@@ -29,7 +42,7 @@ def margin(reference: LoadedShard, tokens: list[int], sampling: Sampling) -> flo
 
 
 def explain_difference(
-    reference: LoadedShard, prompt: list[int], lone: list[int], other: list[int], sampling: Sampling
+    reference: Reference, prompt: list[int], lone: list[int], other: list[int], sampling: Sampling
 ) -> str | None:
     """None when `other` equals `lone` or parts from it at a near tie; otherwise what is wrong."""
     if lone == other:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from chorus.engine.spec import EngineSpec
 from chorus.platform.lifeline import Lifeline
-from chorus.shard.worker import free_port
+from tests.support import failure_logs
+from tests.support.ports import listening_port
 
 
 class Ranks:
@@ -21,11 +24,11 @@ class Ranks:
         self._logs: dict[str, Path] = {}
 
     def addresses(self, count: int) -> tuple[str, ...]:
-        return tuple(f"127.0.0.1:{free_port()}" for _ in range(count))
+        return tuple(f"127.0.0.1:{listening_port()}" for _ in range(count))
 
-    def follower(self, rank: int, address: str, *, version: str | None = None) -> subprocess.Popen[bytes]:
+    def follower(self, rank: int, address: str, *more: str, version: str | None = None) -> subprocess.Popen[bytes]:
         pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
-        arguments = ["--rank", str(rank), "--listen", address, "--threads", "1"]
+        arguments = ["--rank", str(rank), "--listen", address, "--threads", "1", *more]
         code = (
             f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.shard', run_name='__main__')"
         )
@@ -43,9 +46,13 @@ class Ranks:
     def log(self, name: str) -> str:
         return self._logs[name].read_text(errors="replace")
 
-    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        import os
+    def wait_for_log(self, name: str, words: str, seconds: float = 120.0) -> None:
+        deadline = time.monotonic() + seconds
+        while words not in self.log(name):
+            assert time.monotonic() < deadline, f"no {words!r} in\n{self.log(name)}"
+            time.sleep(0.05)
 
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         self._logs[name] = self._folder / f"{name}.log"
         with self._logs[name].open("wb") as log:
             process = subprocess.Popen(
@@ -55,6 +62,7 @@ class Ranks:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **self._lifeline.environment()},
             )
+        failure_logs.keep(name, self._logs[name], process)
         self._started.append(process)
         return process
 
@@ -64,4 +72,4 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self._lifeline.cut()
         for process in self._started:
-            process.wait(20)
+            process.wait(60)

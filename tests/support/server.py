@@ -15,6 +15,8 @@ import httpx
 import openai
 import psutil
 
+from tests.support import failure_logs
+
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 
@@ -39,6 +41,7 @@ class ChorusServer:
                 cwd=folder,
                 env={**inherited, "COLUMNS": "300", **(environment or {})},
             )
+        failure_logs.keep("chorus serve", self.log_file, self.process)
         self.url = ""
 
     @property
@@ -89,7 +92,7 @@ class ChorusServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"chorus serve did not stop within {STOP_SECONDS} s:\n{self.log}") from None
-        _, left = psutil.wait_procs(children, timeout=5)
+        _, left = psutil.wait_procs(children, timeout=60)
         assert not left, f"left running: {left}\n{self.log}"
 
     def __enter__(self) -> ChorusServer:

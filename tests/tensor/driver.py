@@ -1,4 +1,7 @@
-"""One rank of the parity test: `mpirun -n N python -m tests.tensor.driver REPORT`. Rank 0 also runs the whole model."""
+"""One rank of the parity test: `mpirun -n N python -m tests.tensor.driver REPORT REFERENCES [LABEL…]`.
+
+What the whole models say is made beforehand, without MPI: a rank that waits for another keeps a core busy.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from chorus import platform
+from chorus.shard import upstream_lean
 
 platform.prepare(1)
+upstream_lean.install()
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
@@ -29,6 +34,7 @@ from chorus.shard.tensor_rules.cuts import Cut, take  # noqa: E402
 from chorus.shard.upstream_weights import dequantize  # noqa: E402
 from tests.support.architectures import build_config  # noqa: E402
 from tests.tensor.cases import BFLOAT16_TOLERANCE, Case, cases  # noqa: E402
+from tests.tensor.spoken import Spoken, is_free, load, reference_file  # noqa: E402
 
 PROMPTS = {1: [7, 3, 11, 250, 42, 9, 130, 77, 5], 2: [19, 4, 300, 8, 8], 3: [100, 2, 45, 6, 260, 31, 12]}
 CHUNK = 4
@@ -54,14 +60,6 @@ class Outcome:
     """What the number format alone does to the whole model's logits; asked for only where the typical one is large."""
     tokens: int = 0
     wrong_tokens: int = 0
-
-
-@dataclass
-class Spoken:
-    """Logits that one forward gave, a row for each sequence."""
-
-    sequences: tuple[int, ...]
-    logits: mx.array
 
 
 def converse(stage: Stage, choose: Choose) -> list[Spoken]:
@@ -115,6 +113,10 @@ def greedy(logits: mx.array) -> mx.array:
     return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
+def chosen_by(case: Case) -> Choose:
+    return greedy if is_free(case) else scripted
+
+
 def scripted(logits: mx.array) -> mx.array:
     """The same tokens whatever the model says, where rounding would send two greedy runs apart."""
     return mx.arange(logits.shape[0], dtype=mx.int32) * 7 + 21
@@ -142,7 +144,12 @@ def _quantization(case: Case, path: str, module: nn.Module) -> bool | dict[str, 
     return {"group_size": case.group_size, "bits": 4}
 
 
-def run(case: Case, group: mx.distributed.Group) -> Outcome:
+def whole(case: Case) -> list[Spoken]:
+    model = made(case)
+    return converse(Stage(model, 0, layer_count(model)), chosen_by(case))
+
+
+def run(case: Case, group: mx.distributed.Group, references: Path) -> Outcome:
     began = time.monotonic()
     outcome = Outcome(case.name, case.label, case.format, case.fault, 0.0)
     model = made(case)
@@ -155,14 +162,13 @@ def run(case: Case, group: mx.distributed.Group) -> Outcome:
             assert not any("scales" in module for _, module in model.named_modules())
     except tensor.TensorError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
-    choose = greedy if case.format == "float32" and case.fault is None else scripted
+    choose = chosen_by(case)
     spoken = converse(
         Stage(model, 0, layer_count(model)), lambda logits: from_leader(choose(logits), group, after=[logits])
     )
     if group.rank() == 0:
-        whole = made(case)
-        reference = converse(Stage(whole, 0, layer_count(whole)), choose)
-        outcome = compared(outcome, spoken, reference, choose is greedy)
+        reference = load(reference_file(references, case))
+        outcome = compared(outcome, spoken, reference, is_free(case))
         if case.format == "bfloat16" and outcome.typical > BFLOAT16_TOLERANCE:
             outcome = replace(outcome, noise=compared(outcome, reference, exactly(case, choose), free=False).typical)
     return replace(outcome, seconds=round(time.monotonic() - began, 2))
@@ -221,11 +227,11 @@ def compared(outcome: Outcome, ours: list[Spoken], reference: list[Spoken], free
 
 
 def main() -> None:
-    report, *wanted = sys.argv[1:]
+    report, references, *wanted = sys.argv[1:]
     tensor.VOCABULARY_PAYS_FROM = 0
     group = mx.distributed.init(strict=True, backend="mpi")
     chosen = [case for case in cases(group.size()) if not wanted or case.label in wanted]
-    outcomes: list[dict[str, Any]] = [asdict(run(case, group)) for case in chosen]
+    outcomes: list[dict[str, Any]] = [asdict(run(case, group, Path(references))) for case in chosen]
     if group.rank() == 0:
         Path(report).write_text(json.dumps(outcomes, indent=1))
 

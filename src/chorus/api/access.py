@@ -36,6 +36,8 @@ class Record:
     """What a request's log line will say; filled in while it is served. Never its text."""
 
     request_id: str
+    send: Send
+    """Below all layers but the outermost: they look at the head of an answer, never at its body."""
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
     figures: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = Record(_request_id(Headers(scope=scope).get(_HEADER)))
+        record = Record(_request_id(Headers(scope=scope).get(_HEADER)), send)
         scope[_SCOPE_KEY] = record
         started = False
 

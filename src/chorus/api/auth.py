@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import ipaddress
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,42 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorus.api.access import record_of
 from chorus.api.errors import ApiError
+from chorus.api.key_rules import key_hash
 from chorus.api.settings import ApiKey
 
-_PREFIX = "chorus-"
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
 Clock = Callable[[], float]
-
-
-def new_key() -> str:
-    """256 random bits: too many to guess, so the hash needs no salt and no slow function."""
-    return _PREFIX + secrets.token_urlsafe(32)
-
-
-def key_hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def needs_keys(host: str) -> bool:
-    """Whether an address can be reached from other machines; a name that is no address is taken to be."""
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return True
-
-
-def refusal_to_listen(host: str, keys: Sequence[object], insecure: bool) -> str | None:
-    """Why a server must not start on this address, in one line; None where it may."""
-    if keys or insecure or not needs_keys(host):
-        return None
-    return (
-        f"{host} can be reached from other machines and no API key is set: make one with `chorus keys new NAME`, "
-        "or allow everybody with --insecure"
-    )
 
 
 def presented_key(headers: Headers) -> str | None:

@@ -97,7 +97,8 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
     except CannotForce as error:
         raise invalid(f"tool_choice: {error}.", "tool_choice") from None
     except CannotEnforce as error:
-        place = next(place for place, tool in enumerate(toolbox.tools) if tool.strict)
+        strict = [place for place, tool in enumerate(toolbox.tools) if tool.strict]
+        place = next((place for place in strict if toolbox.tools[place].name == error.tool), strict[0])
         message = f"tools[{place}]: strict cannot be enforced: {error}; leave strict out."
         raise invalid(message, f"tools[{place}]", "unsupported_parameter") from None
 

@@ -1,11 +1,34 @@
-"""HTTP/1.1 on the wire: the fast parser, with the bound on request heads that it lacks."""
+"""HTTP/1.1 on the wire: the fast parser, with the bound on request heads that it lacks, and the date."""
 
 from __future__ import annotations
 
+import time
+from email.utils import formatdate
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 LONGEST_HEAD_BYTES = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class DatedState(ServerState):
+    """What all connections share; its date is made when a response wants it, so that no clock has to tick for it."""
+
+    _second = -1
+    _date = b""
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._date = formatdate(second, usegmt=True).encode()
+        return [(b"date", self._date)]
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Where uvicorn would keep the date of its last tick."""
 
 
 class BoundedHttp(HttpToolsProtocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from chorus.api.auth import key_hash, new_key
+from chorus.api.key_rules import key_hash, new_key
 from chorus.api.settings import ApiKey
 
 

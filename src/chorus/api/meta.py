@@ -16,6 +16,7 @@ from chorus.api.describe import operation
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.service import EngineView, Service, not_ready
+from chorus.api.settings import ApiSettings
 from chorus.proto import engine_pb2 as pb
 
 
@@ -106,10 +107,16 @@ def router(service: Service) -> APIRouter:
             "owned_by": "chorus",
             "context_length": context,
             "max_model_len": context,
-            "aliases": [settings.model_name, *settings.aliases],
+            "aliases": other_names(settings),
         }
 
     return routes
+
+
+def other_names(settings: ApiSettings) -> list[str]:
+    """Each once: an alias may well be the short name, and the short name the id."""
+    names = dict.fromkeys((settings.model_name, *settings.aliases))
+    return [name for name in names if name != settings.model_id]
 
 
 def engine_summary(view: EngineView) -> dict[str, Any]:

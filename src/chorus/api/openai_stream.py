@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import orjson
+
 from chorus.api.errors import ApiError
 from chorus.api.figures import Outcome, performance_body, usage_body
 from chorus.api.respond import WholeAnswer, sse
@@ -17,6 +19,9 @@ from chorus.frontend.vocabulary import ServedTokenizer
 DONE = b"data: [DONE]\n\n"
 # No client shows it, no proxy drops it.
 COMMENT = b": keep-alive\n\n"
+# Stands for a text in the frame of a chunk; written as JSON it is no part of anything that comes after it there.
+_TEXT = "\0"
+_TEXT_JSON = orjson.dumps(_TEXT)
 
 
 @dataclass
@@ -44,6 +49,7 @@ class ChoicesFormat(ABC):
     with_token_ids: bool = False
     _held: dict[int, TokenRun] = field(default_factory=dict, init=False)
     _ended: list[AnswerEnd] = field(default_factory=list, init=False)
+    _frames: dict[tuple[int, str], tuple[bytes, bytes]] = field(default_factory=dict, init=False)
 
     @property
     def keep_alive(self) -> bytes:
@@ -64,6 +70,10 @@ class ChoicesFormat(ABC):
     @abstractmethod
     def whole_entry(self, choice: int, answer: WholeAnswer) -> dict[str, Any]:
         """A choice within a whole answer."""
+
+    @abstractmethod
+    def shown(self, kind: str, text: str) -> Any:
+        """What a chunk shows for a piece of text."""
 
     @property
     @abstractmethod
@@ -100,9 +110,21 @@ class ChoicesFormat(ABC):
             more["usage"] = None
         return sse({**self._head(self.chunk_kind), "choices": [entry], **more})
 
+    @property
+    def shows_tokens(self) -> bool:
+        return self.with_logprobs or self.with_token_ids
+
+    def text_chunk(self, choice: int, kind: str, text: str) -> bytes:
+        """For streams that show no tokens: there a chunk differs from the one before in its text alone."""
+        frame = self._frames.get((choice, kind))
+        if frame is None:
+            before, _, after = self.chunk(choice, self.shown(kind, _TEXT), TokenRun()).rpartition(_TEXT_JSON)
+            frame = self._frames[choice, kind] = (before, after)
+        return b"%b%b%b" % (frame[0], orjson.dumps(text), frame[1])
+
     def hold(self, delta: AnswerDelta) -> None:
         """Tokens whose text is not out yet leave with the next chunk of their choice."""
-        if self.with_logprobs or self.with_token_ids:
+        if self.shows_tokens:
             held = self._held.setdefault(delta.choice, TokenRun())
             held.tokens += delta.tokens
             held.logprobs += delta.logprobs

@@ -99,10 +99,12 @@ class GenerationResponse(Response):
         record = record_of(scope)
         try:
             async with self._service.lifetimes.begin(receive), aclosing(self._choices):
+                # Each token wakes the task that waits for it, with all calls in between: one of its own has few.
                 if self._stream:
-                    await self._answer_stream(record, send)
+                    await asyncio.create_task(self._answer_stream(record, send))
                 else:
-                    await JSONResponse(await self._answer_whole(record))(scope, receive, send)
+                    answer = await asyncio.create_task(self._answer_whole(record))
+                    await JSONResponse(answer)(scope, receive, send)
         except EngineError as error:
             await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
@@ -141,10 +143,12 @@ class GenerationResponse(Response):
         ends: list[AnswerEnd] = []
         # The status is not sent before the engine has accepted the request and begun.
         pending = await self._begin(send, ends, record)
+        send, clock = record.send, asyncio.get_running_loop().time
         async with self._kept_alive(send):
             while len(ends) < len(self._choices):
                 if pending:
-                    await self._send(send, pending)
+                    await send({"type": "http.response.body", "body": pending, "more_body": True})
+                    self._sent = clock()
                 pending = self._say(await anext(self._choices), ends, record)
         pending += self._wire.closing(self._note(record, ends))
         await send({"type": "http.response.body", "body": pending, "more_body": False})
@@ -162,10 +166,6 @@ class GenerationResponse(Response):
         _note_first(record, item)
         return self._wire.delta(item)
 
-    async def _send(self, send: Send, body: bytes) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._sent = asyncio.get_running_loop().time()
-
     @asynccontextmanager
     async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
         """Proxies cut connections on which nothing moves; a task of its own costs the tokens nothing."""
@@ -182,7 +182,8 @@ class GenerationResponse(Response):
         while True:
             await asyncio.sleep(self._sent + every - clock())
             if clock() >= self._sent + every:
-                await self._send(send, self._wire.keep_alive)
+                await send({"type": "http.response.body", "body": self._wire.keep_alive, "more_body": True})
+                self._sent = clock()
 
     def _note(self, record: Record, ends: Sequence[AnswerEnd]) -> Outcome:
         outcome = sum_up(ends, record.figures.get("ttft"), self._per_prompt)

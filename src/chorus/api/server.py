@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from chorus.api.app import create_app
-from chorus.api.http_protocol import BoundedHttp
+from chorus.api.http_protocol import BoundedHttp, DatedState
 from chorus.api.service import Service
 from chorus.api.settings import ApiSettings, SettingsError
 from chorus.frontend.engine_client import EngineClient
@@ -30,7 +30,18 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
+        self.server_state = DatedState()
         self._service = service
+        self._told_to_stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Uvicorn's own looks ten times a second whether to stop and what time it is, most of what idling costs."""
+        await self._told_to_stop.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # A signal comes between any two steps of the loop's own thread, also while the loop sleeps.
+        asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         grace = self._service.settings.limits.shutdown_grace_seconds

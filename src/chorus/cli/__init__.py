@@ -7,18 +7,11 @@ from typing import Annotated
 import typer
 
 from chorus import __version__
-from chorus.cli.config import app as config_app
-from chorus.cli.doctor import doctor
-from chorus.cli.keys import app as keys_app
-from chorus.cli.localai import localai
-from chorus.cli.models import app as models_app
-from chorus.cli.models_preshard import preshard
-from chorus.cli.plan import plan
-from chorus.cli.serve import serve
-from chorus.cli.up_commands import register as register_cluster_commands
+from chorus.cli.commands import Commands
 
 app = typer.Typer(
     name="chorus",
+    cls=Commands,
     help="Many machines, one voice: serve one language model from all your machines together.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -39,17 +32,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-app.command()(serve)
-app.command()(plan)
-app.command()(doctor)
-app.command()(localai)
-models_app.command()(preshard)
-app.add_typer(models_app, name="models")
-register_cluster_commands(app)
-app.add_typer(config_app, name="config")
-app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:

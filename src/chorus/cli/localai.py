@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chorus.api.auth import needs_keys
+from chorus.api.key_rules import needs_keys
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, rank_addresses, rank_programs
 from chorus.cli.serve import engine_spec

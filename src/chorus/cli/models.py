@@ -18,6 +18,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from chorus.cli.models_preshard import preshard
 from chorus.cli.output import console, fail
 from chorus.models import LocalModel, ModelError, Progress, resolve
 from chorus.models.catalog import CATALOG
@@ -103,6 +104,9 @@ def remove(
         parsed = split_hub_id(name)
         freed = remove_cached(*parsed) if parsed else Store.default().remove(name)
     console.print(f"Removed {escape(name)}, {decimal(freed)} free again.")
+
+
+app.command()(preshard)
 
 
 def find_listings() -> list[Listing]:

@@ -113,4 +113,6 @@ def _planned(file: Path) -> Division:
         raise PlanError(f"{file}: cannot be read: {error.strerror}") from error
     except PlanError as error:
         raise PlanError(f"{file}: {error}") from None
+    if made.parallel == "hybrid":
+        raise PlanError(f"{file}: a hybrid has no parts to cut: plan for pipeline or tensor, or serve the model itself")
     return Division.of(None, made.split) if made.parallel == "tensor" else Division.of(made.split, None)

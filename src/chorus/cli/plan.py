@@ -19,10 +19,10 @@ from chorus.cluster.config import ConfigError, Settings, Strategy, load_settings
 from chorus.cluster.costs import Links, Workload
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.facts_remote import find_facts
-from chorus.cluster.plan import DoesNotFit, Plan, PlanError, RankPlan, size
-from chorus.cluster.planner import Wish
+from chorus.cluster.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
 from chorus.cluster.planner import plan as make_plan
 from chorus.cluster.planner_nodes import LINK_KINDS, Machines, described, parse_nodes
+from chorus.cluster.planner_wish import Wish
 from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.models import ModelError
 from chorus.platform import cores
@@ -55,10 +55,17 @@ def plan(
     ] = None,
     parallel: Annotated[
         str | None,
-        typer.Option(help="auto (the quickest), pipeline (runs of layers), tensor (slices of all layers) or single."),
+        typer.Option(
+            help="auto (the quickest), pipeline (runs of layers), tensor (slices of all layers), hybrid (stages of "
+            "several machines that divide their layers) or single."
+        ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Tensor parallel: each machine's share, rank 0 first, e.g. 2,1.")
+        str | None,
+        typer.Option(help="Tensor parallel: each machine's share, rank 0 first, e.g. 2,1; hybrid: within each stage."),
+    ] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="What the ranks will use; with mpi, auto may choose hybrid.")
     ] = None,
     strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(get_args(Strategy))}.")] = None,
     link: Annotated[
@@ -72,10 +79,9 @@ def plan(
     """
     try:
         engine = {"ranks": ranks, "context": context, "parallel": parallel, "split": split, "weights": weights}
+        engine |= {"transport": transport}
         settings = load_settings(config, {"model": model, "engine": engine, "sharding": {"strategy": strategy}})
         use_cache_dir(settings)
-        if settings.engine.parallel == "hybrid":
-            raise PlanError(f"parallel hybrid is laid down by hand, with a split and weights; {hybrid_note()}")
         with console.status(f"Reading the headers of {escape(settings.model)}"):
             facts = find_facts(settings.model)
         machines = _machines(settings, nodes, link)
@@ -93,7 +99,9 @@ def plan(
 
 
 def _hybrid_notes(made: Plan) -> tuple[str, ...]:
-    """Equal machines, enough of them for two stages of two, could also divide the layers of each stage."""
+    """Where it can run; also for equal machines, enough of them for two stages of two, which could do it too."""
+    if made.parallel == "hybrid":
+        return (hybrid_note(),)
     equal = len({rank.memory_bytes for rank in made.ranks}) == 1
     return (hybrid_note(),) if equal and len(made.ranks) >= 4 and len(made.ranks) % 2 == 0 else ()
 
@@ -137,16 +145,20 @@ def _workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, c
 def _wish(settings: Settings, nodes: str | None) -> Wish:
     sharding, engine = settings.sharding, settings.engine
     parallel = "tensor" if engine.parallel == "auto" and engine.weights else engine.parallel
+    wish = Wish(parallel=parallel, weights=engine.weights, transport=engine.transport)
     if nodes is not None:
         strategy = sharding.strategy
-        if strategy == "custom" and not (engine.split and len(engine.split) == len(nodes.split(","))):
+        parts = len(engine.split or ())
+        fits = parts and (not len(nodes.split(",")) % parts if parallel == "hybrid" else parts == len(nodes.split(",")))
+        if strategy == "custom" and not fits:
             strategy = "auto"  # what was laid down is for other machines
-        return Wish(strategy, layers=engine.split, parallel=parallel, weights=engine.weights)
+        return replace(wish, strategy=strategy, layers=engine.split)
     strategy = sharding.strategy
     if strategy == "auto" and not settings.devices and settings.engine.ranks > 1:
         strategy = "balanced"  # so many ranks on one machine were asked for: use them all
     leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
-    return Wish(strategy, sharding.custom_proportions, engine.split, leader, parallel, engine.weights)
+    proportions = sharding.custom_proportions
+    return replace(wish, strategy=strategy, proportions=proportions, layers=engine.split, leader=leader)
 
 
 def show(made: Plan, out: Console) -> None:
@@ -154,13 +166,15 @@ def show(made: Plan, out: Console) -> None:
     title = "one node" if made.parallel == "single" else f"{made.parallel} over {len(made.ranks)} ranks"
     out.print(f"[bold]{escape(made.model)}[/]  {made.model_layers} layers  {title}  (strategy {made.strategy})")
     table = Table(box=None, pad_edge=False)
-    held = "WEIGHT" if made.parallel == "tensor" else "LAYERS"
-    for name in ("RANK", "NODE", held, "WEIGHTS", "CACHE", "FREE", "STEP"):
-        table.add_column(name, justify="left" if name in ("NODE", held) else "right", overflow="fold")
+    held = {"tensor": ("WEIGHT",), "hybrid": ("LAYERS", "WEIGHT")}.get(made.parallel, ("LAYERS",))
+    for name in ("RANK", "NODE", *held, "WEIGHTS", "CACHE", "FREE", "STEP"):
+        table.add_column(name, justify="left" if name in ("NODE", *held) else "right", overflow="fold")
     for rank in made.ranks:
-        layers = str(rank.share) if made.parallel == "tensor" else f"{rank.first_layer}-{rank.last_layer}"
+        parts = {"LAYERS": f"{rank.first_layer}-{rank.last_layer}", "WEIGHT": str(rank.share)}
         figures = (size(rank.weight_bytes), size(rank.cache_bytes), size(rank.headroom_bytes))
-        table.add_row(str(rank.rank), rank.node, layers, *figures, f"{rank.step_seconds * 1e3:.3g} ms")
+        table.add_row(
+            str(rank.rank), rank.node, *(parts[name] for name in held), *figures, f"{rank.step_seconds * 1e3:.3g} ms"
+        )
     out.print(table)
     for rank in made.ranks:
         out.print(Text(f"rank {rank.rank:<3}") + bar(rank), soft_wrap=True)
@@ -178,8 +192,16 @@ def show(made: Plan, out: Console) -> None:
     for note in made.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     if made.parallel != "single":
-        option = "--parallel tensor --weights" if made.parallel == "tensor" else "--split"
-        out.print(f"to serve it so: {option} {','.join(map(str, made.split))}", soft_wrap=True)
+        out.print(f"to serve it so: {_options(made)}", soft_wrap=True)
+
+
+def _options(made: Plan) -> str:
+    """As `chorus serve` takes them."""
+    if made.parallel == "tensor":
+        return f"--parallel tensor --weights {numbers(made.weights)}"
+    if made.parallel == "hybrid":
+        return f"--parallel hybrid --transport mpi --split {numbers(made.split)} --weights {numbers(made.weights)}"
+    return f"--split {numbers(made.split)}"
 
 
 def bar(rank: RankPlan) -> Text:

@@ -204,6 +204,7 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         max_batch=engine.max_batch,
         max_queue=engine.max_queue,
         prefill_chunk=engine.prefill_chunk,
+        lanes=engine.lanes,
         trust_remote_code=engine.trust_remote_code,
         failure_file=folder / "failure",
         step_log=engine.step_log and engine.step_log.resolve(),

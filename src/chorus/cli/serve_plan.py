@@ -6,20 +6,24 @@ Left to themselves, ranks that load at the same time would each look at memory t
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chorus.cli.serve_preshard import cut_facts, slice_facts
 from chorus.cluster.config import Settings
 from chorus.cluster.costs import MIB, Links, Node, Workload
 from chorus.cluster.facts import ModelFacts, read_facts
-from chorus.cluster.plan import PlanError
-from chorus.cluster.planner import Wish, plan
+from chorus.cluster.plan import PlanError, RankPlan
+from chorus.cluster.planner import plan
 from chorus.cluster.planner_nodes import LINK_KINDS
 from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES
+from chorus.cluster.planner_wish import Wish
 from chorus.cluster.profile import known_profile, node_of
 from chorus.models import LocalModel, ModelError
 from chorus.models.preshard import is_preshard
 from chorus.platform import cores, device, memory
+from chorus.shard.layout import shape
 from chorus.shard.split import BadSplit, choose_split
 
 log = logging.getLogger("chorus.serve")
@@ -39,8 +43,6 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
     """Nothing is measured here: starting must not wait for that. Memory is known without."""
     engine = settings.engine
     threads = engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks)
-    if is_preshard(model.path) or engine.served_parallel == "hybrid":
-        return LocalPlan()
     profile = known_profile(threads)
     names = [f"rank{rank}" for rank in range(engine.ranks)]
     if profile:
@@ -49,15 +51,35 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         room = int(memory.available_memory() * engine.memory_fraction) // engine.ranks
         nodes = [Node(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
     try:
-        facts = read_facts(model.path, model.id)
-        context = min(context_of(settings, facts), facts.context)
-        work = workload(settings, facts, max(1, min(512, context // 2)), max(1, min(256, context // 4)), 1)
-        work = replace(work, context=context)
-        made = plan(facts, nodes, Links(LINK_KINDS["loopback"]), work, _wish(settings, facts))
+        if is_preshard(model.path) and engine.served_parallel == "tensor":
+            return LocalPlan(_policies_of_slices(settings, model, nodes))
+        facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
+        links = Links(LINK_KINDS["loopback"])
+        made = plan(facts, nodes, links, _usual_work(settings, facts), _wish(settings, facts))
     except (ModelError, PlanError, BadSplit) as error:
         log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", error)
         return LocalPlan()
     return LocalPlan(tuple(rank.policy_name for rank in made.ranks), made.to_json() if profile else None)
+
+
+def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Each rank's slices are a narrow model of their own. Sums need one number type: where one rank must keep its
+    weights packed, and would use another, all do as it does.
+    """
+    made: list[RankPlan] = []
+    for rank, node in enumerate(nodes):
+        facts = slice_facts(model.path, rank)
+        wish = Wish("custom", layers=(len(facts.layers),))
+        made += plan(facts, [node], Links(), _usual_work(settings, facts), wish).ranks
+    if len({rank.dtype for rank in made}) > 1:
+        made = [next(rank for rank in made if not rank.dequantize)] * len(made)
+    return tuple(rank.policy_name for rank in made)
+
+
+def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:
+    context = min(context_of(settings, facts), facts.context)
+    work = workload(settings, facts, max(1, min(512, context // 2)), max(1, min(256, context // 4)), 1)
+    return replace(work, context=context)
 
 
 def context_of(settings: Settings, facts: ModelFacts) -> int:
@@ -80,9 +102,13 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
 
 def _wish(settings: Settings, facts: ModelFacts) -> Wish:
     """Exactly what will be started."""
-    engine = settings.engine
-    if engine.served_parallel == "tensor" and engine.ranks > 1:
-        if facts.model_type not in TENSOR_ARCHITECTURES:
-            raise PlanError(f"{facts.model_type} is divided evenly by mlx-lm itself")
+    engine, layers = settings.engine, len(facts.layers)
+    if engine.served_parallel == "pipeline" or engine.ranks == 1:
+        return Wish("custom", layers=choose_split(engine.split, layers, engine.ranks))
+    if facts.model_type not in TENSOR_ARCHITECTURES:
+        raise PlanError(f"{facts.model_type} is divided evenly by mlx-lm itself")
+    if engine.served_parallel == "tensor":
         return Wish("uniform", parallel="tensor", weights=engine.weights)
-    return Wish("custom", layers=choose_split(engine.split, len(facts.layers), engine.ranks))
+    stages, members = shape("hybrid", engine.ranks, engine.split, engine.weights)
+    split = choose_split(engine.split, layers, stages)
+    return Wish("custom", layers=split, parallel="hybrid", weights=engine.weights or (1,) * members)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from chorus.cluster.config import Settings
-from chorus.models import LocalModel, ModelError
-from chorus.models.preshard import Division, check_division, is_preshard, read_preshard
+from chorus.cluster.facts import ModelFacts, facts_of
+from chorus.models import LocalModel, ModelError, tensor_index
+from chorus.models.preshard import Division, check_division, is_preshard, rank_name, read_preshard
+from chorus.models.tensors import read_json
 
 
 def with_own_division(settings: Settings, model: LocalModel) -> Settings:
@@ -32,3 +36,17 @@ def with_own_division(settings: Settings, model: LocalModel) -> Settings:
         "weights": division.parts if division.parallel == "tensor" else None,
     }
     return settings.model_copy(update={"engine": engine.model_copy(update=chosen)})
+
+
+def cut_facts(folder: Path) -> ModelFacts:
+    """Of a model cut into runs of layers: its parts together are the whole. What both ends hold counts once."""
+    made = read_preshard(folder)
+    parts = (folder / rank_name(rank) for rank in range(len(made.division.parts)))
+    tensors = {name: info for part in parts for name, info in tensor_index(part).items()}
+    return facts_of(read_json(folder / "config.json"), tensors, made.model)
+
+
+def slice_facts(folder: Path, rank: int) -> ModelFacts:
+    """Of what one rank holds of a model that was cut inside its layers."""
+    part = folder / rank_name(rank)
+    return facts_of(read_json(part / "config.json"), tensor_index(part), read_preshard(folder).model)

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.api.auth import refusal_to_listen
+from chorus.api.key_rules import refusal_to_listen
 from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.api.settings import ApiKey, ApiSettings, Limits, SamplingDefaults
 from chorus.cli.output import console, fail

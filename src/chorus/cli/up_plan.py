@@ -15,8 +15,9 @@ from chorus.cluster.costs import ETHERNET, Link, Links, Workload
 from chorus.cluster.costs import Node as Machine
 from chorus.cluster.facts import ModelFacts
 from chorus.cluster.plan import Plan, PlanError
-from chorus.cluster.planner import Wanted, Wish, plan
+from chorus.cluster.planner import plan
 from chorus.cluster.planner_tensor import TENSOR_ARCHITECTURES
+from chorus.cluster.planner_wish import Wanted, Wish
 from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.cluster.supervisor import GaveUp
 from chorus.engine.spec import EngineSpec
@@ -90,5 +91,5 @@ async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
 
 
 def _link(node: Node) -> Link:
-    """As fast as Ethernet, with the latency that the agent's answers had."""
-    return Link(node.round_trip_ms / 2e3, ETHERNET.bandwidth, ETHERNET.all_reduce)
+    """As fast as was measured when the node came, with the latency that its agent's answers had."""
+    return Link(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)

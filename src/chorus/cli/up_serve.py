@@ -100,7 +100,7 @@ async def ranks_on_nodes(
         for part in parts:
             agent.files.offer(part)
         group: ClusterGroup
-        held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail))
+        held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail), identity)
         facts = None if cut else await asyncio.to_thread(facts_of_parts, model, held)
 
         async def deploy(chosen: list[Node]) -> Deployment:

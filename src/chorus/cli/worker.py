@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections import deque
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from chorus.cluster.rendezvous import NoAddress, RanksMissing, rank_addresses, w
 from chorus.cluster.supervisor import (
     Group,
     Program,
-    RestartPolicy,
+    Restarts,
     describe_exit,
     python,
 )
@@ -191,15 +190,20 @@ async def _follow(
 
 
 async def _keep(group: Group, rank: int, address: str) -> None:
-    restarts: deque[float] = deque(maxlen=RestartPolicy.most)
+    restarts = Restarts()
     while True:
         await group.start()
         _, code = await group.ended()
-        if code == EXIT_CANNOT_START:
-            raise _Ended(f"rank {rank} cannot start on {address}: its last log line says why")
         if code == EXIT_LEADER_GONE:
+            restarts.has_run()
             continue
-        if not RestartPolicy().allows(restarts, time.monotonic()):
+        pause = restarts.pause(code, time.monotonic())
+        if code == EXIT_CANNOT_START:
+            if pause is None:
+                raise _Ended(f"rank {rank} cannot start on {address}: its last log line says why")
+            console.print(f"rank {rank} cannot start on {address} now: trying again in {pause:g} s")
+        elif pause is None:
             raise _Ended(f"rank {rank} at {address} ended again and again, last with {describe_exit(code)}")
-        restarts.append(time.monotonic())
-        console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
+        else:
+            console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
+        await asyncio.sleep(pause)

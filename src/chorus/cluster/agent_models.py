@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from chorus.cluster.transfer import Share, SharedFile, TransferFailed, is_same, part_of_share
@@ -142,17 +144,42 @@ def _copied(
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Two ranks of one node may need the same files: one copies, the other finds them."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = time.monotonic() + LOCK_SECONDS
+    lock = _lock_within(folder / ".lock", LOCK_SECONDS)
+    if lock is None:
+        raise TransferFailed(
+            f"another process has been copying to {folder} for {LOCK_SECONDS / 60:g} minutes: end it, then try again"
+        )
     try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TransferFailed(f"another process has been copying to {folder} for an hour") from None
-                time.sleep(0.1)
         yield
     finally:
         os.close(lock)
+
+
+def _lock_within(file: Path, seconds: float) -> int | None:
+    """A descriptor that holds the lock, or None. The system's wait has no end of its own, so a thread is left to it."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    taken: Future[None] = Future()
+
+    def take() -> None:
+        failure = None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            failure = error
+        wanted = taken.set_running_or_notify_cancel()
+        if failure or not wanted:
+            os.close(lock)
+        if wanted and failure:
+            taken.set_exception(failure)
+        elif wanted:
+            taken.set_result(None)
+
+    threading.Thread(target=take, name="copy-lock", daemon=True).start()
+    try:
+        taken.result(seconds)
+    except TimeoutError:
+        if taken.cancel():
+            return None
+        # It came in this very moment.
+        taken.result()
+    return lock

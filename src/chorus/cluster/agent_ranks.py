@@ -19,7 +19,7 @@ import psutil
 
 from chorus.cluster import status_beat
 from chorus.cluster.logs import RotatingLog, pump
-from chorus.cluster.supervisor import python
+from chorus.cluster.supervisor import RestartPolicy, python
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import agent_pb2 as wire
 
@@ -82,6 +82,10 @@ class Ranks:
         self._last_watched: dict[str, float] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._awake: asyncio.subprocess.Process | None = None
+        self._promised: set[int] = set()
+        """Ports of ranks that are being started."""
+        self._had: set[int] = set()
+        """Ports that ranks of this agent have listened on."""
 
     def states(self) -> list[wire.RankState]:
         return [rank.state() for rank in self._ranks.values()]
@@ -97,7 +101,22 @@ class Ranks:
     ) -> Rank:
         """Run `python -m chorus.shard` with a port of ours; `arguments` come after those that every rank gets."""
         await self.end(session, number)
-        port = port or self._free_port()
+        port = await self._until_free(port) if port else self._free_port()
+        self._promised.add(port)
+        try:
+            return await self._start(session, number, model, arguments, environment, port)
+        finally:
+            self._promised.discard(port)
+
+    async def _start(
+        self,
+        session: str,
+        number: int,
+        model: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        port: int,
+    ) -> Rank:
         beat = self._lifeline.path.parent / f"beat-{session}-{number}"
         status_beat.prepare(beat)
         command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
@@ -114,6 +133,7 @@ class Ranks:
         reader = asyncio.create_task(pump(process.stdout, self._output))
         rank = Rank(session, number, port, model, process, beat, reader)
         self._ranks[session, number] = rank
+        self._had.add(port)
         self._last_watched.setdefault(session, time.monotonic())
         self._keep(self._reap(rank))
         await self._stay_awake()
@@ -168,15 +188,28 @@ class Ranks:
         self._lifeline.cut()
 
     def _free_port(self) -> int:
-        taken = {rank.port for rank in self._ranks.values() if rank.process.returncode is None}
+        taken = {rank.port for rank in self._ranks.values() if rank.process.returncode is None} | self._promised
         for port in self._ports or (0,):
-            if port in taken:
-                continue
-            with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
-                return int(probe.getsockname()[1])
+            if port not in taken and (free := self._probe(port)):
+                return free
         raise NoPort(
             f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port"
         )
+
+    async def _until_free(self, port: int) -> int:
+        """A port of our choice that a rank of ours has had is waited for: what holds it now may be about to go."""
+        for pause in (*RestartPolicy.pauses, 0.0) if port in self._had else (0.0,):
+            if self._probe(port):
+                return port
+            if pause:
+                log.warning("port %d of this node's rank is taken: trying again in %g s", port, pause)
+            await asyncio.sleep(pause)
+        raise NoPort(f"port {port} is taken: end what listens there or choose another")
+
+    def _probe(self, port: int) -> int | None:
+        with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
+            return int(probe.getsockname()[1])
+        return None
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -72,6 +72,7 @@ class EngineConfig(Section):
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
     prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
+    lanes: int | None = Field(default=None, ge=1)
     trust_remote_code: bool = False
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)

@@ -14,8 +14,8 @@ import grpc.aio
 
 from chorus.cluster.coordinator import Node, Nodes, NodesMissing
 from chorus.cluster.coordinator_parts import OwnParts
-from chorus.cluster.coordinator_sources import Wanted, find_sources, wire_files
-from chorus.cluster.supervisor import GaveUp, Group, Program
+from chorus.cluster.coordinator_sources import Wanted, find_sources, nobody_has, who_has, wire_files
+from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Program
 from chorus.cluster.transfer import SharedFile
 from chorus.cluster.transfer_sources import Source
 from chorus.models import ModelError
@@ -106,10 +106,11 @@ class ClusterGroup(Group):
                 addresses, _ = await asyncio.gather(spawned, own)
         except TimeoutError:
             await self.stop()
-            raise GaveUp(f"the nodes did not start their ranks within {self._timeout:g} s") from None
+            raise self._failure(f"the nodes did not start their ranks within {self._timeout:g} s") from None
         except (_CannotSpawn, ModelError) as error:
+            lost = await self._nobody_has(deployment)
             await self.stop()
-            raise GaveUp(str(error)) from None
+            raise self._failure(f"{error}{lost}") from None
         finally:
             self._limit = None
             own.cancel()
@@ -117,6 +118,10 @@ class ClusterGroup(Group):
         self._programs = [deployment.leader(tuple(addresses))]
         await super().start()
         self._started_once = True
+
+    def _failure(self, reason: str) -> GaveUp | CannotStartNow:
+        """A node that has served may have left, or begun to drain, a moment before we asked it."""
+        return CannotStartNow(reason) if self._started_once else GaveUp(reason)
 
     async def ended(self) -> tuple[str, int]:
         leader = asyncio.create_task(super().ended())
@@ -169,7 +174,22 @@ class ClusterGroup(Group):
 
     async def _fetch(self, files: Sequence[SharedFile]) -> None:
         if self._served.parts:
-            await self._served.parts.fetch(files)
+            await self._served.parts.fetch(files, self._ask_nodes)
+
+    async def _ask_nodes(self, files: Sequence[SharedFile]) -> tuple[Source, ...]:
+        return await who_has(self._nodes.usable(()), self._served.model, self._served.share, files)
+
+    async def _nobody_has(self, deployment: Deployment) -> str:
+        """What to add to an error: the files that are on no machine of this cluster."""
+        parts = self._served.parts
+        if parts is None or not parts.absent:
+            return ""
+        needs = {f"rank {o.rank} on {o.node.name}": o.files for o in deployment.orders if not o.share}
+        needs = {"rank 0 here": deployment.own_files, **needs}
+        files = {file.name: file for many in needs.values() for file in many}
+        told = nobody_has(needs, parts.absent, await self._ask_nodes(tuple(files.values())))
+        remedy = "start with the hub in reach, or pull the model on one of them"
+        return f"; no machine here has {told}: {remedy}" if told else ""
 
     def progressed(self, detail: str) -> None:
         """Bytes that move are a reason to wait on: a large model takes longer to fetch than a rank to start."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import grpc.aio
@@ -40,11 +40,30 @@ async def find_sources(
     for share in dict.fromkeys(want.share for want in wanted):
         wants = [want for want in wanted if want.share == share]
         files = {file.name: file for want in wants for file in want.files}
-        offers = await asyncio.gather(*(_offered(node, model, share, files.values()) for node in nodes))
-        sources = [Source("", frozenset(files) - absent), *(source for source in offers if source.files)]
+        offers = await who_has(nodes, model, share, files.values())
+        sources = [Source("", frozenset(files) - absent), *offers]
         doors = {_door(want.node): frozenset(file.name for file in want.files) for want in wants}
         chosen |= {(share, door): found for door, found in choose_sources(doors, sources).items()}
     return [_addressed(chosen[want.share, _door(want.node)], want.node, serving_port) for want in wanted]
+
+
+async def who_has(nodes: Sequence[Node], model: str, share: str, files: Iterable[SharedFile]) -> tuple[Source, ...]:
+    """The nodes that have some of these files already, and at which door they give them."""
+    asked = tuple(files)
+    offers = await asyncio.gather(*(_offered(node, model, share, asked) for node in nodes))
+    return tuple(offer for offer in offers if offer.files)
+
+
+def nobody_has(needs: Mapping[str, Iterable[SharedFile]], absent: frozenset[str], sources: Iterable[Source]) -> str:
+    """In words, the files that no machine has, and who needs them; empty where somebody has each. `absent` are those
+    that the machine which serves lacks.
+    """
+    lost = absent - {name for source in sources for name in source.files}
+    needed_by: dict[str, list[str]] = {}
+    for who, files in needs.items():
+        for name in sorted(lost & {file.name for file in files}):
+            needed_by.setdefault(name, []).append(who)
+    return ", ".join(f"{name} (for {' and '.join(who)})" for name, who in sorted(needed_by.items()))
 
 
 def wire_files(files: Iterable[SharedFile]) -> list[wire.ModelFile]:

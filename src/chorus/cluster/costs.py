@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,6 @@ CACHE_STEP = 256
 ACTIVATION_WIDTHS = 16
 """Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
 STATE_BYTES = 4
-HANDOVER_SECONDS = 0.002
-"""What one more rank costs each step at both ends of its link: reading the step, framing, waking up. Measured with a
-model of no size: a few milliseconds of CPU time for each rank beyond the first."""
 
 Matrix = NDArray[np.float64]
 
@@ -253,7 +249,7 @@ def is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
     return facts.quantized and not policy.dequantize
 
 
-def _runs(values: Sequence[float]) -> Matrix:
+def sums_over_runs(values: Sequence[float]) -> Matrix:
     """[i, j]: the sum over layers i to j - 1."""
     ends = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     return ends[None, :] - ends[:, None]
@@ -277,7 +273,7 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
     around = facts.around.bytes_under(policy)
     layers = facts.layers
     weights = _with_ends(
-        _runs([layer.weights.bytes_under(policy) for layer in layers]) + around,
+        sums_over_runs([layer.weights.bytes_under(policy) for layer in layers]) + around,
         facts.embedding.bytes_under(policy),
         head,
     )
@@ -288,10 +284,11 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
     ]
     return PolicyCosts(
         weights=weights,
-        prefill_read=_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
-        decode_read=_with_ends(_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
-        cache=_runs(per_sequence) * work.concurrency,
-        cache_read=_runs([layer.cache.numbers(work.mean_length) * item for layer in layers]) * work.concurrency,
+        prefill_read=sums_over_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
+        decode_read=_with_ends(sums_over_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
+        cache=sums_over_runs(per_sequence) * work.concurrency,
+        cache_read=sums_over_runs([layer.cache.numbers(work.mean_length) * item for layer in layers])
+        * work.concurrency,
         item=item,
     )
 
@@ -325,8 +322,8 @@ class Effort:
 
 
 def model_effort(facts: ModelFacts, work: Workload) -> Effort:
-    active = _runs([2.0 * layer.active_elements for layer in facts.layers])
-    layers = _runs([1.0] * len(facts.layers))
+    active = sums_over_runs([2.0 * layer.active_elements for layer in facts.layers])
+    layers = sums_over_runs([1.0] * len(facts.layers))
     head = 2.0 * head_weights(facts).elements
     return Effort(
         products=active * work.chunk_tokens,
@@ -344,58 +341,3 @@ def stage_times(node: Node, effort: Effort, costs: PolicyCosts, packed: bool) ->
     prefill = np.maximum(effort.products / flops, costs.prefill_read / bandwidth) + effort.attention / node.flops
     decode = np.maximum(costs.decode_read / bandwidth, effort.step / flops) + costs.cache_read / node.bandwidth
     return prefill + launches, decode + launches
-
-
-@dataclass(frozen=True)
-class Hop:
-    """From one stage to the next."""
-
-    prefill: float
-    decode: float
-
-
-def hop(facts: ModelFacts, link: Link, sender: StageTable, work: Workload) -> Hop:
-    width = facts.hidden * activation_item(facts, sender.policies[0])
-    return Hop(
-        HANDOVER_SECONDS + link.latency + work.chunk_tokens * width / link.bandwidth,
-        HANDOVER_SECONDS + link.latency + work.concurrency * width / link.bandwidth,
-    )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Of the request in the workload."""
-
-    first_token_seconds: float
-    token_seconds: float
-    link_seconds: float
-    """The part of each token's time that is spent between ranks."""
-    request_seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of one sequence; all concurrent ones together make so many times more."""
-        return 1 / self.token_seconds
-
-
-def predict_pipeline(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, bounds: Sequence[int]
-) -> Prediction:
-    """`tables` in stage order, stage s holding layers bounds[s] to bounds[s + 1] - 1."""
-    runs = list(pairwise(bounds))
-    prefill = [float(table.prefill[run]) for table, run in zip(tables, runs, strict=True)]
-    decode = [float(table.decode[run]) for table, run in zip(tables, runs, strict=True)]
-    hops, back = hops_of(facts, tables, links, work)
-    slowest = max([*prefill, *(hop.prefill for hop in hops)])
-    first_token = sum(prefill) + sum(hop.prefill for hop in hops) + back + (work.chunks - 1) * slowest
-    between = sum(hop.decode for hop in hops) + back
-    token = sum(decode) + between
-    return Prediction(first_token, token, between, first_token + work.output * token)
-
-
-def hops_of(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload) -> tuple[list[Hop], float]:
-    """Between neighbours, and the way back of a sampled token to the first stage."""
-    pairs = list(pairwise(tables))
-    hops = [hop(facts, links.between(one.node.name, other.node.name), one, work) for one, other in pairs]
-    back = links.between(tables[-1].node.name, tables[0].node.name).latency if pairs else 0.0
-    return hops, back

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from chorus.cluster.costs import Prediction, Workload
+from chorus.cluster.costs import Workload
+from chorus.cluster.costs_chain import Prediction
 from chorus.platform.dtype import policy_name
 
-Parallel = Literal["single", "pipeline", "tensor"]
+Parallel = Literal["single", "pipeline", "tensor", "hybrid"]
 
 
 class PlanError(Exception):
@@ -35,7 +36,7 @@ class RankPlan:
     last_layer: int
     """Inclusive, as people count."""
     share: int
-    """Of a tensor split: key/value groups held; otherwise all of them."""
+    """Key/value groups held, where layers are divided inside; otherwise all of them."""
     dtype: str
     dequantize: bool
     weight_bytes: int
@@ -89,30 +90,42 @@ class Plan:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Layers of each rank, as `--split` takes them; of a tensor plan, the weights."""
-        return tuple(rank.share if self.parallel == "tensor" else rank.layers for rank in self.ranks)
+        """Layers of each stage, as `--split` takes them; of a tensor plan, the weights."""
+        return self.weights if self.parallel == "tensor" else tuple(r.layers for r in self.ranks[:: self.members])
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Shares of the ranks of a stage, as `--weights` takes them; empty where layers are not divided inside."""
+        divided = self.parallel in ("tensor", "hybrid")
+        return tuple(rank.share for rank in self.ranks[: self.members]) if divided else ()
+
+    @property
+    def members(self) -> int:
+        """Ranks that share a stage's layers."""
+        return sum(rank.first_layer == self.ranks[0].first_layer for rank in self.ranks)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(rank.node for rank in self.ranks)
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"rank {rank.rank} {rank.node} "
-            + (f"weight {rank.share}" if self.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}")
-            for rank in self.ranks
-        )
+        parts = ", ".join(f"rank {rank.rank} {rank.node} {self.held_by(rank)}" for rank in self.ranks)
         return f"{self.parallel}: {parts}"
 
+    def held_by(self, rank: RankPlan) -> str:
+        layers, weight = f"layers {rank.first_layer}-{rank.last_layer}", f"weight {rank.share}"
+        return weight if self.parallel == "tensor" else f"{layers} {weight}" if self.weights else layers
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"split": list(self.split)}
+        return asdict(self) | {"split": list(self.split), "weights": list(self.weights)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | str) -> Plan:
         """The plan that `to_json` wrote; PlanError where it is something else."""
         try:
             tree = dict(json.loads(data) if isinstance(data, str) else data)
-            tree.pop("split", None)
+            for derived in ("split", "weights"):
+                tree.pop(derived, None)
             return cls(
                 **{
                     **tree,
@@ -133,3 +146,8 @@ def size(count: float) -> str:
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     return f"{count / 1e3:.0f} kB"
+
+
+def numbers(some: Sequence[float]) -> str:
+    """A list as options take it."""
+    return ",".join(f"{number:g}" for number in some)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal, get_args
+from dataclasses import replace
 
-from chorus.cluster.config_tree import Strategy
-from chorus.cluster.costs import Links, Node, StageTable, Workload, predict_pipeline, stage_tables
+from chorus.cluster.costs import Links, Node, StageTable, Workload, stage_tables
+from chorus.cluster.costs_chain import predict_pipeline
 from chorus.cluster.facts import ModelFacts
-from chorus.cluster.plan import DoesNotFit, Excluded, Plan, PlanError, size
-from chorus.cluster.planner_build import pipeline_plan, tensor_plan
+from chorus.cluster.plan import DoesNotFit, Excluded, Plan, PlanError, numbers, size
+from chorus.cluster.planner_build import chain_plan, tensor_plan
 from chorus.cluster.planner_hints import hints_for
+from chorus.cluster.planner_hybrid import (
+    LEAST,
+    GroupTable,
+    find_hybrid,
+    group_links,
+    group_tables,
+    in_order,
+    of_equals,
+    shares_by_weight,
+)
 from chorus.cluster.planner_search import EXACT_NODES, Chain, best_split, fewest_missing, find_chain
-from chorus.cluster.planner_split import Bounds, apportion, balanced, least_missing, nearest_to_shares
+from chorus.cluster.planner_split import apportion, least_missing
+from chorus.cluster.planner_strategies import STRATEGIES
 from chorus.cluster.planner_tensor import (
     TENSOR_ARCHITECTURES,
     SliceTable,
@@ -25,34 +34,20 @@ from chorus.cluster.planner_tensor import (
     share_out,
     slice_table,
 )
-
-Wanted = Literal["auto", "pipeline", "tensor", "single", "hybrid"]
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user laid down."""
-
-    strategy: Strategy = "auto"
-    proportions: tuple[float, ...] | None = None
-    layers: tuple[int, ...] | None = None
-    leader: str | None = None
-    """The node that must lead in an `auto` plan; the other strategies are led by the first node."""
-    parallel: Wanted = "auto"
-    """auto: whatever is quickest (the strategy auto), or a pipeline (the others). single: one node, the best."""
-    weights: tuple[int, ...] | None = None
-    """Tensor parallelism: the share of each node, in rank order."""
+from chorus.cluster.planner_wish import Wish, check_wish, hybrid_weights
 
 
 def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, wish: Wish | None = None) -> Plan:
     """Raises DoesNotFit where memory is short, PlanError where the wish makes no sense. `nodes` are in rank order."""
     wish = wish or Wish()
-    _check(facts, nodes, work, wish)
+    check_wish(facts, nodes, work, wish)
     tables = stage_tables(facts, nodes, work)
     if wish.parallel == "single":
         return _single(facts, tables, links, work, wish)
     if wish.parallel == "tensor" and (wish.strategy != "auto" or wish.weights):
         return _tensor(facts, tables, links, work, wish)
+    if wish.parallel == "hybrid":
+        return _hybrid(facts, tables, links, work, wish)
     if wish.strategy == "auto":
         return _auto(facts, tables, links, work, wish)
     # The first node leads and holds the last layers, so stages run against the order of ranks.
@@ -61,144 +56,11 @@ def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload,
         raise PlanError(
             f"{len(stages)} nodes cannot share {len(facts.layers)} layers: leave some out, or use the strategy auto"
         )
-    bounds, notes = _STRATEGIES[wish.strategy](facts, stages, wish)
+    bounds, notes = STRATEGIES[wish.strategy](facts, stages, wish)
     if bounds is None:
         raise _does_not_fit(facts, nodes, links, work, int(least_missing(stages)[0]), wish)
     chain = Chain(tuple(stages), bounds, predict_pipeline(facts, stages, links, work, bounds))
-    return pipeline_plan(facts, chain, work, wish.strategy, notes=notes)
-
-
-def _check(facts: ModelFacts, nodes: Sequence[Node], work: Workload, wish: Wish) -> None:
-    if not nodes:
-        raise PlanError("there are no nodes to plan for: name some")
-    names = [node.name for node in nodes]
-    if len(set(names)) != len(names):
-        raise PlanError(f"two nodes have one name among {', '.join(names)}: give each its own")
-    if wish.strategy not in get_args(Strategy):
-        raise PlanError(f"strategy {wish.strategy} is unknown: use one of {', '.join(get_args(Strategy))}")
-    if wish.leader is not None and wish.leader not in names:
-        raise PlanError(f"the leader {wish.leader} is not among the nodes {', '.join(names)}")
-    if wish.parallel == "hybrid":
-        raise PlanError(
-            "parallel hybrid is laid down by hand, with a split and weights: plan for pipeline, tensor, single or auto"
-        )
-    if wish.parallel == "tensor":
-        _check_tensor(facts, len(nodes), wish)
-    elif wish.strategy == "custom" and wish.parallel != "single":
-        _check_custom(facts, len(nodes), wish)
-    if work.context > facts.context:
-        raise PlanError(f"the model's context is {facts.context} tokens, not {work.context}: ask for less")
-
-
-def _check_custom(facts: ModelFacts, count: int, wish: Wish) -> None:
-    given = wish.layers or wish.proportions
-    if not given:
-        raise PlanError("the strategy custom needs proportions or layers: give one of them")
-    if len(given) != count:
-        raise PlanError(f"{_list(given)} has {len(given)} entries for {count} nodes: give one per node, rank 0 first")
-    if any(part <= 0 for part in given):
-        raise PlanError(f"{_list(given)}: every node needs more than 0")
-    if wish.layers and sum(wish.layers) != len(facts.layers):
-        raise PlanError(
-            f"layers {_list(wish.layers)} add up to {sum(wish.layers)} where the model has {len(facts.layers)}"
-        )
-
-
-def _check_tensor(facts: ModelFacts, count: int, wish: Wish) -> None:
-    if facts.model_type not in TENSOR_ARCHITECTURES:
-        raise PlanError(f"{facts.model_type} has no rule to divide it inside its layers: use parallel pipeline")
-    if count < 2:
-        raise PlanError("tensor parallelism needs 2 nodes at least: name more, or use parallel single")
-    given = wish.weights or (wish.proportions if wish.strategy == "custom" else None)
-    if wish.strategy == "custom" and not given:
-        raise PlanError("the strategy custom with parallel tensor needs weights or proportions: give one of them")
-    if given and (len(given) != count or any(part <= 0 for part in given)):
-        raise PlanError(f"{_list(given)}: expected {count} weights above 0, one per node, rank 0 first")
-    if (given or wish.strategy != "auto") and count > facts.groups:
-        raise PlanError(
-            f"{count} nodes cannot share {facts.groups} key/value groups: leave some out, or use the strategy auto"
-        )
-
-
-def _list(numbers: Sequence[float]) -> str:
-    return ",".join(f"{number:g}" for number in numbers)
-
-
-Outcome = tuple[Bounds | None, tuple[str, ...]]
-
-
-def _uniform(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
-    share, extra = divmod(len(facts.layers), len(stages))
-    # The leader, which holds the head too, is the last stage and takes none of the remainder before the others.
-    counts = [share + (stage < extra) for stage in range(len(stages))]
-    return _fitting(stages, counts, [1 / len(stages)] * len(stages))
-
-
-def _proportional(weigh: Callable[[Node], float]) -> Callable[[ModelFacts, Sequence[StageTable], Wish], Outcome]:
-    def split(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
-        weights = [weigh(stage.node) for stage in stages]
-        counts = apportion(weights, len(facts.layers), [stage.node.name for stage in stages])
-        return _fitting(stages, counts, [weight / sum(weights) for weight in weights])
-
-    return split
-
-
-def _balanced(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
-    return balanced(stages), ()
-
-
-def _custom(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
-    """What the user laid down is kept or refused, never changed."""
-    if wish.layers:
-        counts: Sequence[int] = tuple(reversed(wish.layers))
-    else:
-        assert wish.proportions is not None
-        names = [stage.node.name for stage in stages]
-        counts = apportion(tuple(reversed(wish.proportions)), len(facts.layers), names)
-    bounds = _bounds(counts)
-    short = [
-        (stage.node.name, int(stage.need[run] - stage.node.memory))
-        for stage, run in zip(stages, pairwise(bounds), strict=True)
-        if not stage.fits[run]
-    ]
-    if short:
-        name, missing = max(short, key=lambda item: item[1])
-        better = nearest_to_shares(stages, [count / len(facts.layers) for count in counts])
-        hint = f"the nearest split that fits is {_list(_counts(better))}" if better else "no other split fits either"
-        raise DoesNotFit(sum(bytes_short for _, bytes_short in short), (hint,), f" (on {name} {size(missing)})")
-    return bounds, ()
-
-
-def _fitting(stages: Sequence[StageTable], counts: Sequence[int], shares: Sequence[float]) -> Outcome:
-    """The wanted split, or the nearest one that fits."""
-    bounds = _bounds(counts)
-    if all(stage.fits[run] for stage, run in zip(stages, pairwise(bounds), strict=True)):
-        return bounds, ()
-    nearest = nearest_to_shares(stages, shares)
-    if nearest is None:
-        return None, ()
-    return nearest, (f"the shares alone would give {_list(_counts(bounds))}, which does not fit",)
-
-
-_STRATEGIES: dict[str, Callable[[ModelFacts, Sequence[StageTable], Wish], Outcome]] = {
-    "uniform": _uniform,
-    "memory_proportional": _proportional(lambda node: float(node.memory)),
-    "compute_proportional": _proportional(lambda node: node.flops),
-    "balanced": _balanced,
-    "custom": _custom,
-}
-
-
-def _bounds(counts: Sequence[int]) -> Bounds:
-    bounds = [0]
-    for count in counts:
-        bounds.append(bounds[-1] + count)
-    return tuple(bounds)
-
-
-def _counts(bounds: Bounds) -> tuple[int, ...]:
-    """In rank order."""
-    return tuple(last - first for first, last in reversed(list(pairwise(bounds))))
+    return chain_plan(facts, chain, work, wish.strategy, notes=notes)
 
 
 def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
@@ -211,6 +73,10 @@ def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: W
     tensor = None
     if wish.parallel != "pipeline" and facts.model_type in TENSOR_ARCHITECTURES and len(tables) > 1:
         tensor = choose_tensor(facts, tables, links, work, wish.leader, exact)
+    hybrid = _auto_hybrid(facts, tables, links, work, wish)
+    others = [found.prediction.request_seconds for found in (chain, tensor) if found]
+    if hybrid and hybrid.seconds < min(others, default=float("inf")) * (1 - 1e-9):
+        return chain_plan(facts, hybrid, work, "auto", _no_group(hybrid, tables))
     if chain is None and tensor is None:
         raise _nothing_fits(facts, tables, links, work, wish)
     if tensor and (chain is None or tensor.prediction.request_seconds < chain.seconds):
@@ -220,7 +86,72 @@ def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: W
     excluded = _excluded(facts, chain, tables, links, work)
     heuristic = f"{len(tables)} nodes: found by a heuristic; up to {EXACT_NODES} the search is exact"
     notes = () if exact else (heuristic,)
-    return pipeline_plan(facts, chain, work, "auto", excluded, notes)
+    return chain_plan(facts, chain, work, "auto", excluded, notes)
+
+
+def _auto_hybrid(
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
+) -> Chain | None:
+    if wish.parallel != "auto" or wish.transport != "mpi" or facts.model_type not in TENSOR_ARCHITECTURES:
+        return None
+    shares = [shares_by_weight(facts, weights) for weights in hybrid_weights(facts, len(tables), Wish())]
+    return find_hybrid(facts, tables, links, work, wish.leader, shares)
+
+
+def _no_group(chain: Chain, tables: Sequence[StageTable]) -> tuple[Excluded, ...]:
+    used = {member.node.name for table in chain.tables if isinstance(table, GroupTable) for member in table.members}
+    reason = "it has no equals to share a stage with, or one more stage would take longer"
+    return tuple(Excluded(table.node.name, reason) for table in tables if table.node.name not in used)
+
+
+def _hybrid(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
+    """auto: groups of equal nodes, those that pay. Other strategies: all nodes, neighbours in the order given."""
+    shares = [shares_by_weight(facts, weights) for weights in hybrid_weights(facts, len(tables), wish)]
+    if wish.strategy == "auto":
+        chain = find_hybrid(facts, tables, links, work, wish.leader, shares)
+        if chain is None:
+            groups = [of_equals(tables, len(some), wish.leader) for some in shares]
+            raise _hybrid_misfit(facts, groups, shares, links, work)
+        return chain_plan(facts, chain, work, "auto", _no_group(chain, tables))
+    groups = [in_order(tables, len(some)) for some in shares]
+    found: list[tuple[Chain, tuple[str, ...]]] = []
+    for group, some in zip(groups, shares, strict=True):
+        stages = group_tables(facts, group, some, links, work)[::-1]
+        if len(stages) != len(group) or len(stages) > len(facts.layers):
+            continue
+        bounds, notes = STRATEGIES[wish.strategy](facts, stages, wish)
+        if bounds is not None:
+            prediction = predict_pipeline(facts, stages, group_links(stages, links), work, bounds)
+            found.append((Chain(tuple(stages), bounds, prediction), notes))
+    if not found:
+        raise _hybrid_misfit(facts, groups, shares, links, work)
+    best, notes = min(found, key=lambda one: one[0].seconds)
+    return chain_plan(facts, best, work, wish.strategy, notes=notes)
+
+
+def _hybrid_misfit(
+    facts: ModelFacts,
+    groups: Sequence[Sequence[Sequence[StageTable]]],
+    shares: Sequence[Sequence[int]],
+    links: Links,
+    work: Workload,
+) -> PlanError:
+    """What lacks least; or why there are no stages at all."""
+    enough = [(group, some) for group, some in zip(groups, shares, strict=True) if len(group) >= LEAST]
+    if not enough:
+        return PlanError(
+            f"parallel hybrid needs {LEAST} groups of {LEAST} equal nodes at least: use parallel pipeline or tensor"
+        )
+    stages = [group_tables(facts, group, some, links, work) for group, some in enough]
+    missing = [fewest_missing(some, None) for some in stages if len(some) >= LEAST]
+    if not missing:
+        return PlanError(
+            "the nodes of a stage have no link that collectives run on, or would use different number types (a dtype "
+            "for all mends that): use parallel pipeline"
+        )
+    if not (lacking := int(min(missing))):
+        return PlanError(f"{len(facts.layers)} layers are too few for these stages: use parallel tensor")
+    return DoesNotFit(lacking, ("use parallel pipeline", "add nodes"))
 
 
 def _led(choice: TensorChoice, leader: str | None) -> TensorChoice:
@@ -241,7 +172,7 @@ def _single(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work:
         raise _does_not_fit(facts, [table.node for table in able], links, work, int(missing), wish)
     reason = "one node was asked for"
     left_out = tuple(Excluded(table.node.name, reason) for table in tables if table not in best.tables)
-    return pipeline_plan(facts, best, work, wish.strategy, left_out)
+    return chain_plan(facts, best, work, wish.strategy, left_out)
 
 
 def _tensor(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
@@ -258,7 +189,7 @@ def _tensor(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work:
         choice = predicted(facts, slices, shares, links, work)
         if choice is None and not laid_down:
             choice = share_out(facts, slices, links, work)
-            notes = (f"the shares alone would give {_list(shares)}, which does not fit",)
+            notes = (f"the shares alone would give {numbers(shares)}, which does not fit",)
     if choice is None:
         raise _tensor_misfit(facts, slices, links, work, weights)
     return tensor_plan(facts, choice, tables, work, wish.strategy, notes)
@@ -298,7 +229,7 @@ def _fixed_chains(
     stages = list(reversed(tables))
     if len(stages) > len(facts.layers) or wish.leader not in (None, stages[-1].node.name):
         return []
-    outcomes = [_STRATEGIES[name](facts, stages, wish)[0] for name in _STRATEGIES if name != "custom"]
+    outcomes = [STRATEGIES[name](facts, stages, wish)[0] for name in STRATEGIES if name != "custom"]
     chains = [
         Chain(tuple(stages), bounds, predict_pipeline(facts, stages, links, work, bounds))
         for bounds in outcomes

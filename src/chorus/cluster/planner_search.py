@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorus.cluster.costs import Links, ModelFacts, Prediction, StageTable, Workload, hop, hops_of, predict_pipeline
+from chorus.cluster.costs import Links, StageTable, Workload
+from chorus.cluster.costs_chain import Prediction, hop, hops_of, predict_pipeline
+from chorus.cluster.facts import ModelFacts
 from chorus.cluster.planner_split import Bounds, Vector, extend, least_total, quickest, shortage, start
 
 EXACT_NODES = 6
@@ -42,13 +44,15 @@ class Search:
     links: Links
     work: Workload
     leader: str | None
+    fewest: int = 1
+    """Stages that a chain must have."""
     best: Chain | None = None
     _tried: set[tuple[str, ...]] = field(default_factory=set)
 
     def consider(self, order: Sequence[StageTable]) -> None:
         """Keep the best split of one order of nodes when it is the best of all."""
         key = tuple(table.node.name for table in order)
-        if key in self._tried:
+        if key in self._tried or len(order) < self.fewest:
             return
         self._tried.add(key)
         bound = self.best.seconds * _GAIN if self.best else float("inf")
@@ -76,10 +80,10 @@ def best_split(
 
 
 def find_chain(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, leader: str | None
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, leader: str | None, fewest: int = 1
 ) -> Chain | None:
-    """The quickest chain of any of these nodes; None where the model fits nowhere."""
-    search = Search(facts, links, work, leader)
+    """The quickest chain of any of these nodes, so many at least; None where the model fits nowhere."""
+    search = Search(facts, links, work, leader, fewest)
     ordered = sorted(tables, key=lambda table: table.node.name)
     if len(tables) <= EXACT_NODES:
         _search_all(search, ordered)

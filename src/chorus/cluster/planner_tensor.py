@@ -11,9 +11,7 @@ import numpy as np
 from chorus.cluster.costs import (
     Links,
     Matrix,
-    ModelFacts,
     Node,
-    Prediction,
     StageTable,
     Workload,
     is_packed,
@@ -21,6 +19,8 @@ from chorus.cluster.costs import (
     runs_only,
     stage_times,
 )
+from chorus.cluster.costs_chain import Prediction
+from chorus.cluster.facts import ModelFacts
 from chorus.cluster.planner_split import evenest
 
 TENSOR_ARCHITECTURES = frozenset(
@@ -145,7 +145,7 @@ def predicted(
     return TensorChoice(tuple(tables), tuple(shares), predict_tensor(tables, shares, sums, work))
 
 
-def can_sum(tables: Sequence[SliceTable], links: Links) -> bool:
+def can_sum(tables: Sequence[SliceTable | StageTable], links: Links) -> bool:
     """Whether a collective can run between all of these nodes."""
     return all(links.between(a.node.name, b.node.name).all_reduce is not None for a, b in combinations(tables, 2))
 
@@ -159,7 +159,17 @@ def predict_tensor(
 
 
 def _sums(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, work: Workload) -> tuple[float, float] | None:
-    """Seconds that a prefill chunk and a decode step spend in sums over the ranks; the slowest link sets the pace."""
+    """Seconds that a prefill chunk and a decode step spend in sums over the ranks."""
+    one = sums_of_layer(facts, tables, links, work)
+    return (one[0] * len(facts.layers), one[1] * len(facts.layers)) if one else None
+
+
+def sums_of_layer(
+    facts: ModelFacts, tables: Sequence[SliceTable | StageTable], links: Links, work: Workload
+) -> tuple[float, float] | None:
+    """Of one layer, in a prefill chunk and in a decode step; the slowest link sets the pace. None where there is one
+    that no collective runs on.
+    """
     found = [links.between(a.node.name, b.node.name) for a, b in combinations(tables, 2)]
     latencies = [link.all_reduce for link in found]
     if any(latency is None for latency in latencies):
@@ -168,5 +178,6 @@ def _sums(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, work: W
     ranks = len(tables)
     bandwidth = min(link.bandwidth for link in found)
     width = facts.hidden * 4 * 2 * (ranks - 1) / ranks / bandwidth
-    count = SUMS_PER_LAYER * len(facts.layers)
-    return count * (latency + work.chunk_tokens * width), count * (latency + work.concurrency * width)
+    seconds = (latency + tokens * width for tokens in (work.chunk_tokens, work.concurrency))
+    prefill, decode = (SUMS_PER_LAYER * one for one in seconds)
+    return prefill, decode

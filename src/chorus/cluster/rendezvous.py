@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 
 from chorus.cluster.hostfile import Host, split_address
@@ -74,12 +75,24 @@ async def _until_open(rank: int, address: str, seen: set[int]) -> None:
     while True:
         with contextlib.suppress(OSError, TimeoutError):
             _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), KNOCK_SECONDS)
+            somebody = answered_by_another(writer)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-            seen.add(rank)
-            return
+            if somebody:
+                seen.add(rank)
+                return
         await asyncio.sleep(PAUSE_SECONDS)
+
+
+def answered_by_another(writer: asyncio.StreamWriter) -> bool:
+    """On loopback a knock may be given the very port it knocks on, and then meets itself."""
+    if writer.get_extra_info("sockname") != writer.get_extra_info("peername"):
+        return True
+    # Closed in the usual way it would keep the port for a minute from the rank that is to listen there.
+    at_once = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    return False
 
 
 def _named(missing: Mapping[int, str]) -> str:

@@ -8,10 +8,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chorus.cluster.coordinator import Node, Nodes
 from chorus.proto import agent_pb2 as wire
+
+if TYPE_CHECKING:  # every `chorus serve` writes a status, few have a coordinator
+    from chorus.cluster.coordinator import Node, Nodes
 
 FILE_NAME = "cluster.json"
 WRITE_SECONDS = 1.0

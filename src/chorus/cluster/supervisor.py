@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +48,58 @@ class Program:
 class RestartPolicy:
     most: int = 5
     within_seconds: float = 120.0
+    pauses: tuple[float, ...] = (1, 2, 4, 8, 16, 32)
+    """Between tries of what has run before and cannot start now. Together they are longer than the minute for which
+    a connection that was closed may keep its port."""
+    refused_within_seconds: float = math.inf
+    """Tries longer ago than this are forgotten."""
 
-    def allows(self, restarts: Sequence[float], now: float) -> bool:
-        return sum(now - moment < self.within_seconds for moment in restarts) < self.most
+
+class Restarts:
+    """Decides, by how something ended, whether and when it is started again."""
+
+    def __init__(self, policy: RestartPolicy | None = None) -> None:
+        self._policy = policy or RestartPolicy()
+        self._lost: list[float] = []
+        self._refused: list[float] = []
+        self._ran = False
+
+    def pause(self, code: int, now: float) -> float | None:
+        """Seconds until the next start; None: give up.
+
+        What could never start will not on a second try. What has run before may only wait for its port, or a node.
+        """
+        policy = self._policy
+        if code == EXIT_CANNOT_START:
+            self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
+            if not self._ran or len(self._refused) >= len(policy.pauses):
+                return None
+            self._refused.append(now)
+            return policy.pauses[len(self._refused) - 1]
+        self.has_run()
+        self._lost = [moment for moment in self._lost if now - moment < policy.within_seconds]
+        if len(self._lost) >= policy.most:
+            return None
+        self._lost.append(now)
+        return 0.0
+
+    def has_run(self) -> None:
+        """It has come up, so that it may again."""
+        self._ran = True
+        self._refused.clear()
+
+    @property
+    def lost(self) -> int:
+        """How often it was lost lately."""
+        return len(self._lost)
 
 
 class GaveUp(Exception):
     """A process keeps ending; says which, how, and where to look."""
+
+
+class CannotStartNow(Exception):
+    """What served before cannot be started this time; says why."""
 
 
 class Group:
@@ -139,19 +184,26 @@ class Supervisor:
                 await group.stop()
 
     async def _keep(self, group: Group) -> None:
-        restarts: deque[float] = deque(maxlen=self._policy.most)
+        restarts = Restarts(self._policy)
         while True:
-            await group.start()
-            name, code = await group.ended()
-            if code == EXIT_CANNOT_START:
-                raise GaveUp(group.program(name).reason())
-            if not self._policy.allows(restarts, time.monotonic()):
+            try:
+                await group.start()
+                name, code = await group.ended()
+                reason = group.program(name).reason() if code == EXIT_CANNOT_START else ""
+            except CannotStartNow as error:
+                code, reason = EXIT_CANNOT_START, str(error)
+            pause = restarts.pause(code, time.monotonic())
+            if pause is None:
                 raise GaveUp(
-                    f"{name} ended {len(restarts) + 1} times within {self._policy.within_seconds:g} s, last with "
+                    reason
+                    or f"{name} ended {restarts.lost + 1} times within {self._policy.within_seconds:g} s, last with "
                     f"{describe_exit(code)}; its log lines above say why"
                 )
-            restarts.append(time.monotonic())
-            log.warning("%s ended with %s: starting the %s again", name, describe_exit(code), group.name)
+            if reason:
+                log.warning("%s: starting the %s again in %g s", reason, group.name, pause)
+            else:
+                log.warning("%s ended with %s: starting the %s again", name, describe_exit(code), group.name)
+            await asyncio.sleep(pause)
 
 
 def describe_exit(code: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from chorus import platform
 from chorus.cluster.trust_identity import Identity
 from chorus.engine.spec import EngineSpec
 from chorus.platform import lifeline, logs
+from chorus.platform.exits import EXIT_RANK_LOST
+from chorus.shard import upstream_lean
 from chorus.transport.channel import secure
 
 
@@ -19,9 +23,15 @@ def main() -> int:
     secure(Identity(spec.identity) if spec.identity else None, spec.insecure)
     platform.prepare(spec.threads)
     # Only now may MLX be imported: its BLAS has been taken over.
+    upstream_lean.install()
     from chorus.engine.process import run
 
-    return run(spec)
+    code = run(spec)
+    if code == EXIT_RANK_LOST:
+        logging.shutdown()
+        # Leaving in order might wait in a collective's own ending for the rank that is gone.
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from chorus.shard.steps import Step
 from chorus.shard.tensor import from_leader
 from chorus.shard.wire import step_to_wire
 from chorus.transport.channel import open_channel
-from chorus.transport.collective import CannotJoin
+from chorus.transport.collective import CannotJoin, CollectiveLink
 from chorus.transport.links import Link, LinkLost, Traffic
 
 log = logging.getLogger("chorus.engine")
@@ -32,6 +32,8 @@ log = logging.getLogger("chorus.engine")
 QUEUE_LENGTH = 256
 STUCK_SECONDS = 5.0
 """How long the main thread may take to notice a lost rank by itself."""
+UNLOAD_SECONDS = 1.5
+"""How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
 
 
 class RankLost(Exception):
@@ -59,6 +61,7 @@ class Follower:
         self._channel = open_channel(self.address)
         self._stub = rank_pb2_grpc.RankStub(self._channel)
         self._steps: queue.Queue[wire.Step | None] = queue.Queue(QUEUE_LENGTH)
+        self._in_collective = False
 
     @property
     def name(self) -> str:
@@ -81,6 +84,7 @@ class Follower:
             raise CannotForm(f"{self.name} says it is rank {self.hello.rank}: start each address with its own rank")
 
     def load(self, request: wire.LoadRequest, progress: Callable[[int, int], None], timeout: float) -> None:
+        self._in_collective = request.transport != "grpc"
         try:
             for message in self._stub.Load(request, timeout=timeout):
                 progress(message.done_bytes, message.total_bytes)
@@ -115,6 +119,14 @@ class Follower:
         except queue.Full:
             raise RankLost(f"{self.name} took no step for {timeout:g} s") from None
 
+    def unload(self) -> grpc.Future | None:
+        """Ask it to give its memory back; None where it ends anyway: with its link, as a rank in a collective does, or
+        with the leader, whose supervisor started it too when they meet on a socket of this machine.
+        """
+        if self._in_collective or self.address.startswith("unix:"):
+            return None
+        return self._stub.Unload.future(wire.UnloadRequest(), timeout=UNLOAD_SECONDS)
+
     def close(self) -> None:
         with contextlib.suppress(queue.Full):
             self._steps.put_nowait(None)
@@ -130,6 +142,7 @@ class FollowerGroup:
         self.followers = followers
         self._timeout = step_timeout
         self._lost = threading.Event()
+        self._in_order = True
         self._left = threading.Event()
         self._waiting_since: float | None = None
         for follower in followers:
@@ -138,8 +151,12 @@ class FollowerGroup:
 
     def send(self, step: Step) -> None:
         message = step_to_wire(step)
-        for follower in self.followers:
-            follower.send(message, self._timeout)
+        try:
+            for follower in self.followers:
+                follower.send(message, self._timeout)
+        except RankLost:
+            self._in_order = False
+            raise
 
     def receive(self, step: Step) -> list[mx.array] | None:
         return None
@@ -153,6 +170,8 @@ class FollowerGroup:
 
     def close(self) -> None:
         self._left.set()
+        if self._in_order and not self._lost.is_set():
+            unload_all(self.followers)
         for follower in self.followers:
             follower.close()
 
@@ -190,8 +209,12 @@ class FollowerGroup:
 class PipelineFollowers(FollowerGroup):
     """One chain of stages that ends at the leader's link."""
 
-    def __init__(self, followers: Sequence[Follower], link: Link, stages: int, step_timeout: float) -> None:
+    def __init__(
+        self, followers: Sequence[Follower], link: Link, stages: int, step_timeout: float, relay: CollectiveLink | None
+    ) -> None:
         super().__init__(followers, step_timeout)
+        self.stages = stages
+        self.relay = relay
         # One chunk in every stage and one on its way: more would only make cancelling slower.
         self.depth = stages + 1
         self._link = link
@@ -203,7 +226,13 @@ class PipelineFollowers(FollowerGroup):
             try:
                 return self._link.receive(step.number)
             except LinkLost as error:
+                self._in_order = False
                 raise RankLost(self._blame(step.number, str(error))) from error
+
+    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
+        if self.relay:
+            self.relay.send_tokens(tokens, first_stage=len(self.followers))
+        return tokens
 
     def close(self) -> None:
         super().close()
@@ -219,6 +248,16 @@ class TensorFollowers(FollowerGroup):
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
         return from_leader(tokens, self._group, after=outputs)
+
+
+def unload_all(followers: Sequence[Follower]) -> None:
+    """A rank that is still busy does it later: what it was asked for stays in its queue."""
+    asked = [(follower, call) for follower in followers if (call := follower.unload()) is not None]
+    for follower, call in asked:
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            log.info("%s has not said that it let go of the model: %s", follower.name, error.details())
 
 
 OTHERS_SECONDS = 5.0
@@ -255,8 +294,12 @@ def load_all(
         own()
     except (LoadError, BadSplit, CannotJoin) as error:
         failures[0] = f"rank 0 cannot load: {error}"
+    except SystemExit:
+        unload_all(followers)
+        raise
     with changed:
         changed.wait_for(lambda: not left or bool(failures), timeout)
         changed.wait_for(lambda: not left, OTHERS_SECONDS if failures else timeout)
     if failures:
+        unload_all(followers)
         raise CannotForm("; ".join(failures[rank] for rank in sorted(failures)))

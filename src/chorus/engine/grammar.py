@@ -10,16 +10,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import llguidance.hf
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from chorus.engine.requests import GrammarKind
 from chorus.platform.filelimit import keep_file_limit
-
-with keep_file_limit():
-    from transformers import AutoTokenizer
 
 
 class GrammarError(ValueError):
@@ -85,6 +81,11 @@ class GrammarCompiler:
             return self._tokenizers[stop_tokens]
 
     def _make_tokenizer(self, stop_tokens: frozenset[int]) -> LLTokenizer:
+        # Over a second of processor time, and most leaders never see a grammar.
+        with keep_file_limit():
+            import llguidance.hf
+            from transformers import AutoTokenizer
+
         found = AutoTokenizer.from_pretrained(
             self._model_path, local_files_only=True, trust_remote_code=self._trust_remote_code
         )

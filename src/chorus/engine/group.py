@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from chorus.engine.followers import (
 )
 from chorus.engine.spec import EngineSpec
 from chorus.models.preshard import is_preshard
+from chorus.platform import device
 from chorus.platform.memory import device_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.shard import tensor
@@ -33,10 +34,11 @@ from chorus.shard.runner import Runner
 from chorus.shard.seat import Seat, take_seat
 from chorus.shard.split import choose_split, layers_of
 from chorus.shard.upstream_weights import read_config
-from chorus.shard.worker import PUT_TIMEOUT_SECONDS, free_port
+from chorus.shard.worker import PUT_TIMEOUT_SECONDS
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox
+from chorus.transport.ports import HeldPort
 
 log = logging.getLogger("chorus.engine")
 
@@ -57,9 +59,13 @@ class Group:
         return min(room, default=None)
 
     @property
+    def stages(self) -> int:
+        return self.followers.stages if isinstance(self.followers, PipelineFollowers) else 1
+
+    @property
     def lookahead(self) -> bool:
-        """A pipeline's first stage needs the tokens themselves; everybody else takes them from the graph."""
-        return not isinstance(self.followers, PipelineFollowers)
+        """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
+        return not isinstance(self.followers, PipelineFollowers) or self.followers.relay is not None
 
 
 def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: contextlib.ExitStack) -> Group:
@@ -76,17 +82,24 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
         return Group(shard, None, shard.stage.batches)
     layout = _layout(spec, ranks)
     inbox = Inbox()
-    server, _ = open_server(spec.ranks[0], LEADER_THREADS)
+    try:
+        server, _ = open_server(spec.ranks[0], LEADER_THREADS)
+    except OSError as error:
+        raise CannotForm(f"rank 0: {error}") from None
     server.add_generic_rpc_handlers((tensor_service(inbox, PUT_TIMEOUT_SECONDS),))
     server.start()
     cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
     followers = [Follower(rank, address) for rank, address in enumerate(spec.ranks) if rank]
     _greet_all(followers, spec.start_timeout_seconds)
-    request = _load_request(spec, followers, layout)
+    check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
+    meeting, coordinator = HeldPort(), HeldPort()
+    request = _load_request(spec, followers, layout, meeting.number(), coordinator.number())
     progress = _Progress(report)
     seats: list[Seat] = []
 
     def own() -> None:
+        meeting.release()
+        coordinator.release()
         seats.append(take_seat(0, spec.model_path, request, inbox, lambda done, total: progress(0, done, total)))
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
@@ -109,7 +122,7 @@ def _greet_all(followers: list[Follower], timeout: float) -> None:
 
 def _lead(seat: Seat, layout: Layout, followers: list[Follower], step_timeout: float) -> FollowerGroup:
     if seat.link is not None:
-        return PipelineFollowers(followers, seat.link, layout.stages, step_timeout)
+        return PipelineFollowers(followers, seat.link, layout.stages, step_timeout, seat.relay)
     assert seat.peers is not None
     return TensorFollowers(followers, seat.peers, step_timeout)
 
@@ -177,9 +190,30 @@ def _load_options(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _load_request(spec: EngineSpec, followers: list[Follower], layout: Layout) -> wire.LoadRequest:
+def check_sums(layout: Layout, transport: str, devices: Mapping[str, str]) -> None:
+    """MLX's ring and mpi add up on the CPU, and beside CUDA they do not wait for what the GPU computes: seen to answer
+    wrong and to break off.
+    """
+    on_cuda = [name for name, kind in devices.items() if kind == "cuda"]
+    if layout.members > 1 and on_cuda and transport in ("ring", "mpi"):
+        raise CannotForm(
+            f"{', '.join(on_cuda)} computes with CUDA, where sums over {transport} come out wrong: "
+            "use --transport nccl, or --parallel pipeline"
+        )
+
+
+def _looks_ahead(layout: Layout, followers: list[Follower]) -> bool:
+    """Where every stage is one rank that computes on a CPU. A GPU's graph does not wait for a collective: with CUDA it
+    hangs, and Metal was never seen.
+    """
+    return layout.members == 1 and {device.backend(), *(f.hello.device for f in followers)} == {"cpu"}
+
+
+def _load_request(
+    spec: EngineSpec, followers: list[Follower], layout: Layout, meeting_port: int, coordinator_port: int
+) -> wire.LoadRequest:
     # Only the host part of an address is a ring's business; ranks that meet on Unix sockets meet on loopback.
-    ports = [free_port(), *(follower.hello.collective_port for follower in followers)]
+    ports = [meeting_port, *(follower.hello.collective_port for follower in followers)]
     hosts = ["127.0.0.1" if a.startswith("unix:") else a.rpartition(":")[0] for a in spec.ranks]
     return wire.LoadRequest(
         model_path=str(spec.model_path),
@@ -194,7 +228,8 @@ def _load_request(spec: EngineSpec, followers: list[Follower], layout: Layout) -
         compression=spec.compression,
         addresses=spec.ranks,
         ring_hosts=[f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)],
-        coordinator=spec.coordinator or f"{hosts[0]}:{free_port()}",
+        coordinator=spec.coordinator or f"{hosts[0]}:{coordinator_port}",
         rdma_devices=json.dumps(spec.rdma_devices) if spec.rdma_devices else "",
         step_timeout_seconds=spec.step_timeout_seconds,
+        look_ahead=_looks_ahead(layout, followers),
     )

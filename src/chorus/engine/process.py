@@ -20,7 +20,7 @@ from chorus.engine.requests import Constraint, GrammarKind
 from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
-from chorus.engine.warmup import warm_up
+from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.memory import resident_memory
 from chorus.proto import engine_pb2 as wire
@@ -49,9 +49,11 @@ class Engine:
         report = log.error if state == wire.BROKEN else log.info
         report("%s: %s", wire.EngineState.Name(state).lower(), detail)
 
-    def post(self, command: Command) -> None:
-        if self.leader is not None and self.state == wire.READY:
-            self.leader.post(command)
+    def post(self, command: Command) -> bool:
+        if self.leader is None or self.state != wire.READY:
+            return False
+        self.leader.post(command)
+        return True
 
     def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint:
         if self.grammars is None:
@@ -143,8 +145,7 @@ def run(spec: EngineSpec) -> int:
             return EXIT_CANNOT_START
         except RankLost as error:
             engine.enter(wire.BROKEN, str(error))
-            if engine.leader:
-                service.publish(engine.leader.scheduler.fail_all(f"the engine lost a rank: {error}"))
+            service.refuse(f"the engine lost a rank: {error}")
             return EXIT_RANK_LOST
     return 0
 
@@ -164,12 +165,15 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         max_queue=spec.max_queue,
         prefill_chunk=spec.prefill_chunk,
         lookahead=group.lookahead,
+        lanes=min(spec.lanes or 1, group.stages),
     )
     step_log = cleanup.enter_context(spec.step_log.open("a")) if spec.step_log else None
     runner = Runner(group.shard.stage)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")
     warm_up(leader)
+    if spec.lanes is None and group.stages > 1:
+        limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
     leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
     engine.grammars = GrammarCompiler(spec.model_path, limits.vocabulary, spec.trust_remote_code)

@@ -1,7 +1,9 @@
 """Decides which sequences advance next. Holds no tensor and imports no MLX: steps in, tokens out.
 
-Between two decode forwards at most one budget of prompt tokens is fed, so a long prompt never stalls running streams.
+Between two decode forwards of a stream at most one budget of prompt tokens is fed, so a long prompt never stalls it.
 Prompts that begin at the same time begin together: a small forward costs about as much for eight sequences as for one.
+Over the stages of a pipeline the streams decode in several lanes: while one stage computes for one lane, the next
+stage computes for another.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Limits:
     prefill_chunk: int = 512
     lookahead: bool = True
     """Whether a decode forward may be sent before the tokens of the one before it are known."""
+    lanes: int = 1
+    """Into how many batches the streams are divided. Only one decode of a lane is under way without look-ahead."""
 
 
 @dataclass(slots=True)
@@ -78,20 +82,45 @@ class Sequence:
         )
 
 
+@dataclass(slots=True)
+class Lane:
+    """Streams that decode together."""
+
+    number: int
+    sequences: list[Sequence] = field(default_factory=list)
+    under_way: int = 0
+    """Decodes that were sent and are not home yet."""
+    last_decode: int = 0
+    """The number of the step that sent the last one."""
+    prefilled: int = 0
+    """Prompt tokens fed since then."""
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.may_decode]
+
+    def ready(self, lookahead: bool) -> list[Sequence]:
+        """Who can decode now."""
+        if lookahead:
+            # One is computed while the next waits for its token: more would only be thrown away when a stream ends.
+            return self.running if self.under_way < 2 else []
+        # Whoever got its first token meanwhile joins at the next decode, and nobody before those who stand in front of
+        # it, since rows join in this order.
+        return [] if self.under_way else list(takewhile(lambda sequence: not sequence.expected, self.running))
+
+
 class Scheduler:
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._filling: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._lanes: list[Lane] = []
         self._by_request: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._operations: list[Operation] = []
         self._next_sequence = 1
         self._next_step = 1
-        self._decodes_under_way = 0
-        self._prefilled_since_decode = 0
         self._oldest_first = True
 
     # What the front ends ask.
@@ -122,7 +151,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return len(self._filling) + len(self._running)
+        return len(self._admitted)
 
     @property
     def idle(self) -> bool:
@@ -135,11 +164,12 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         self._admit()
-        running = [sequence for sequence in self._running if sequence.may_decode]
-        if chunk := self._next_chunk(bool(running)):
+        if chunk := self._next_chunk():
             return self._prefill(*chunk)
-        if ready := self._ready_to_decode(running):
-            return self._decode(ready)
+        ready = {lane.number: sequences for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))}
+        if ready:
+            lane = min((self._lanes[number] for number in ready), key=lambda lane: lane.last_decode)
+            return self._decode(lane, ready[lane.number])
         if self._operations:
             return self._step(())
         return None
@@ -149,7 +179,7 @@ class Scheduler:
     ) -> list[Progress]:
         """Take the tokens a step brought, by sequence number."""
         if step.decode:
-            self._decodes_under_way -= 1
+            self._lanes[step.lane].under_way -= 1
         news = []
         for number, token in tokens.items():
             if sequence := self._by_number.get(number):
@@ -160,12 +190,9 @@ class Scheduler:
         sequence = self._by_number.get(number)
         return [replace(self._end(sequence, Finish.STOP), embedding=embedding)] if sequence else []
 
-    def _ready_to_decode(self, running: list[Sequence]) -> list[Sequence]:
-        if self.limits.lookahead:
-            return running
-        # One batch, not two that alternate: whoever got its first token meanwhile joins at the next decode, and nobody
-        # before those who stand in front of it, since rows join in this order.
-        return [] if self._decodes_under_way else list(takewhile(lambda sequence: not sequence.expected, running))
+    @property
+    def _admitted(self) -> list[Sequence]:
+        return [*self._filling, *(sequence for lane in self._lanes for sequence in lane.sequences)]
 
     def _refusal(self, request: Request) -> Progress | None:
         def refuse(finish: Finish, why: str) -> Progress:
@@ -212,29 +239,30 @@ class Scheduler:
         """A batch's keys and values are a rectangle: a long newcomer widens everybody's row."""
         if self.limits.cache_tokens is None:
             return True
-        together = [s.request.longest for s in (*self._filling, *self._running, sequence)]
+        together = [s.request.longest for s in (*self._admitted, sequence)]
         return len(together) * max(together) <= self.limits.cache_tokens
 
     def _next_in_line(self) -> Sequence:
         """The oldest request of the owner who has the fewest running."""
-        served = Counter(sequence.request.owner for sequence in (*self._filling, *self._running))
+        served = Counter(sequence.request.owner for sequence in self._admitted)
         return min(self._waiting, key=lambda sequence: (served[sequence.request.owner], sequence.number))
 
-    def _next_chunk(self, streams_running: bool) -> tuple[list[Sequence], int] | None:
+    def _next_chunk(self) -> tuple[list[Sequence], int] | None:
         filling = [sequence for sequence in self._filling if sequence.prompt_left]
         if not filling:
             return None
         # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
         sequence = filling[0] if self._oldest_first else min(filling, key=lambda s: (s.prompt_left, s.number))
         size = min(sequence.prompt_left, self.limits.prefill_chunk)
-        spent = self._prefilled_since_decode
-        if streams_running and spent and spent + size > self.limits.prefill_chunk:
+        spent = max((lane.prefilled for lane in self._lanes if lane.running), default=0)
+        if spent and spent + size > self.limits.prefill_chunk:
             return None
-        budget = self.limits.prefill_chunk - (spent if streams_running else 0)
+        budget = self.limits.prefill_chunk - spent
         return _beginning_together(sequence, size, filling, budget), size
 
     def _prefill(self, together: list[Sequence], size: int) -> Step:
-        self._prefilled_since_decode += size * len(together)
+        for lane in self._lanes:
+            lane.prefilled += size * len(together)
         self._oldest_first = not self._oldest_first
         if together[0].request.pooling:
             # Nothing is decoded: the sequence ends when the step with its last tokens comes home.
@@ -243,7 +271,7 @@ class Scheduler:
         for sequence in together:
             if sequence.prompt_left <= (CATCH_UP if len(together) > 1 else 0):
                 self._filling.remove(sequence)
-                self._running.append(sequence)
+                self._lane_with_most_room().sequences.append(sequence)
         return self._step(feeds, logits=not all(feed.partial for feed in feeds))
 
     def _prompt_feed(self, sequence: Sequence, size: int) -> Feed:
@@ -253,11 +281,16 @@ class Scheduler:
         sequence.expected += not sequence.prompt_left
         return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left))
 
-    def _decode(self, running: list[Sequence]) -> Step:
-        feeds = tuple(map(self._decode_feed, running))
-        self._decodes_under_way += 1
-        self._prefilled_since_decode = 0
-        return self._step(feeds, decode=True, logits=not all(feed.partial for feed in feeds))
+    def _lane_with_most_room(self) -> Lane:
+        self._lanes += [Lane(number) for number in range(len(self._lanes), self.limits.lanes)]
+        return min(self._lanes[: self.limits.lanes], key=lambda lane: len(lane.sequences))
+
+    def _decode(self, lane: Lane, ready: list[Sequence]) -> Step:
+        feeds = tuple(map(self._decode_feed, ready))
+        lane.under_way += 1
+        lane.prefilled = 0
+        lane.last_decode = self._next_step
+        return self._step(feeds, decode=True, logits=not all(feed.partial for feed in feeds), lane=lane.number)
 
     def _decode_feed(self, sequence: Sequence) -> Feed:
         if sequence.prompt_left:
@@ -266,8 +299,8 @@ class Scheduler:
         sequence.expected += 1
         return Feed(sequence.number, tokens)
 
-    def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False) -> Step:
-        step = Step(self._next_step, tuple(self._operations), feeds, decode, logits)
+    def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False, lane: int = 0) -> Step:
+        step = Step(self._next_step, tuple(self._operations), feeds, decode, logits, lane)
         self._next_step += 1
         self._operations.clear()
         return step
@@ -292,7 +325,7 @@ class Scheduler:
         elif sequence in self._filling:
             self._filling.remove(sequence)
         else:
-            self._running.remove(sequence)
+            next(lane for lane in self._lanes if sequence in lane.sequences).sequences.remove(sequence)
         if sequence.first_forward is not None:
             self._operations.append(Drop(sequence.number))
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)

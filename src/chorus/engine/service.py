@@ -44,7 +44,10 @@ EMBED_CODES = {
 class EngineFace(Protocol):
     """What the service needs of the engine behind it. Called from the service's own threads."""
 
-    def post(self, command: Command) -> None: ...
+    def post(self, command: Command) -> bool:
+        """Whether it was taken: an engine that loads or is about to end takes nothing."""
+        ...
+
     def describe(self) -> wire.Description: ...
     def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint: ...
 
@@ -54,6 +57,8 @@ class OpenSession:
     number: int
     events: asyncio.Queue[wire.Event | None] = field(default_factory=lambda: asyncio.Queue(MAX_UNREAD_EVENTS))
     open: set[str] = field(default_factory=set)
+    refusal: str = ""
+    """Why it was closed, where that was the engine's doing."""
 
 
 class EngineService(engine_pb2_grpc.EngineServicer):
@@ -64,6 +69,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._engine = engine
         self._numbers = itertools.count(1)
         self._sessions: dict[int, OpenSession] = {}
+        self._ending = ""
 
     async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Description:
         return self._engine.describe()
@@ -71,12 +77,13 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Session(
         self, requests: AsyncIterator[wire.Command], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[wire.Event]:
-        session = OpenSession(next(self._numbers))
-        self._sessions[session.number] = session
+        session = await self._open(context)
         reader = asyncio.create_task(self._read(session, requests))
         try:
             while (event := await session.events.get()) is not None:
                 yield event
+            if session.refusal:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, session.refusal)
         finally:
             reader.cancel()
             del self._sessions[session.number]
@@ -85,22 +92,33 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     async def Embed(self, request: wire.EmbedRequest, context: grpc.aio.ServicerContext) -> wire.EmbedReply:
         """A session of one request: it shares the queue and its limits with all others."""
-        session = OpenSession(next(self._numbers))
-        self._sessions[session.number] = session
+        session = await self._open(context)
         pooling = Pooling.LAST if request.pooling == wire.EmbedRequest.LAST else Pooling.MEAN
         try:
-            self._post(Submit(Request(f"{session.number}:e", tuple(request.prompt), 1, pooling=pooling)))
+            self._hand_over(session, Request(f"{session.number}:e", tuple(request.prompt), 1, pooling=pooling))
             while event := await session.events.get():
                 for progress in event.progress:
                     if progress.finish == wire.STOP:
                         return wire.EmbedReply(values=progress.embedding)
                     if progress.finish:
                         await context.abort(EMBED_CODES[progress.finish], progress.error)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is stopping")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, session.refusal)
             raise AssertionError("abort always raises")
         finally:
             del self._sessions[session.number]
             self._post(Cancel(f"{session.number}:e"))
+
+    async def _open(self, context: grpc.aio.ServicerContext) -> OpenSession:
+        if self._ending:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._ending)
+        session = OpenSession(next(self._numbers))
+        self._sessions[session.number] = session
+        return session
+
+    def _hand_over(self, session: OpenSession, request: Request) -> None:
+        if not self._post(Submit(request)):
+            # All that is open on it shares this fate: the engine it was handed to will not answer.
+            self._close(session, f"the engine is not ready: {self._engine.describe().detail}")
 
     async def _read(self, session: OpenSession, requests: AsyncIterator[wire.Command]) -> None:
         try:
@@ -131,7 +149,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 )
                 return
             request = replace(request, constraint=constraint)
-        self._post(Submit(request))
+        self._hand_over(session, request)
 
     def deliver(self, news: list[Progress]) -> None:
         by_session: defaultdict[int, list[wire.Progress]] = defaultdict(list)
@@ -146,14 +164,17 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 self._sessions[number].events.put_nowait(wire.Event(progress=entries))
             except asyncio.QueueFull:
                 log.warning("session %d does not read its events: closing it", number)
-                self._close(self._sessions[number])
+                self._close(self._sessions[number], "the front end did not read its events")
 
-    def close_all(self) -> None:
+    def close_all(self, reason: str) -> None:
+        """For good: whoever comes later hears the same, and the first reason stands."""
+        self._ending = self._ending or reason
         for session in self._sessions.values():
-            self._close(session)
+            self._close(session, self._ending)
 
     @staticmethod
-    def _close(session: OpenSession) -> None:
+    def _close(session: OpenSession, reason: str) -> None:
+        session.refusal = session.refusal or reason
         while session.events.full():
             session.events.get_nowait()
         session.events.put_nowait(None)
@@ -182,6 +203,10 @@ class ServiceThread:
         if news:
             self._loop.call_soon_threadsafe(self._service.deliver, news)
 
+    def refuse(self, reason: str) -> None:
+        """Nothing more will be answered: open requests end with this reason, later ones never begin."""
+        self._loop.call_soon_threadsafe(self._service.close_all, reason)
+
     def stop(self, timeout: float = 3.0) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(timeout)
@@ -203,7 +228,7 @@ class ServiceThread:
         finally:
             self._started.set()
         await self._stop.wait()
-        self._service.close_all()
+        self._service.close_all("the engine is stopping")
         await server.stop(grace=1.0)
 
 

@@ -52,6 +52,8 @@ class EngineSpec(BaseModel):
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
     prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
+    lanes: int | None = Field(default=None, ge=1)
+    """Into how many batches a pipeline's streams are divided; None: as measured when the engine starts."""
     trust_remote_code: bool = False
     step_log: Path | None = None
     failure_file: Path | None = None

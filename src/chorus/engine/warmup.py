@@ -1,6 +1,13 @@
-"""Runs every shape class once before the engine is ready, so that no client pays for compiled kernels or cold pages."""
+"""Runs every shape class once before the engine is ready, so that no client pays for compiled kernels or cold pages.
+
+What depends on how fast the stages are, each beside the other, is tried out here too.
+"""
 
 from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -14,6 +21,11 @@ SHORT_PROMPT = 3
 CPU_PROMPT = 16
 """Nothing is compiled on a CPU: a small chunk touches all weights as well as a large one does."""
 
+LANE_GAIN = 0.95
+"""Several lanes must take at most this part of the time of one: the noise of a short trial decides nothing."""
+
+log = logging.getLogger("chorus.engine")
+
 
 def warm_up(leader: Leader) -> None:
     limits = leader.scheduler.limits
@@ -24,6 +36,27 @@ def warm_up(leader: Leader) -> None:
     _run(leader, [min(chunk, room)])
     _run(leader, [min(SHORT_PROMPT + row, room) for row in range(min(4, limits.max_batch))])
     mx.clear_cache()
+
+
+def choose_lanes(leader: Leader, stages: int) -> int:
+    """All streams in one batch, or one batch per stage, in turn: whichever decodes a few tokens faster here.
+
+    Stages of equal length gain by lanes, whose waiting they fill; one long stage loses by them, since it then computes
+    every layer once per lane.
+    """
+    limits, seconds = leader.scheduler.limits, {}
+    rows = min(2 * stages, limits.max_batch)
+    if rows < 2 or limits.context < SHORT_PROMPT + NEW_TOKENS:
+        return 1
+    for lanes in (1, stages):
+        leader.scheduler.limits = replace(limits, lanes=lanes)
+        started = time.monotonic()
+        _run(leader, [SHORT_PROMPT] * rows)
+        seconds[lanes] = time.monotonic() - started
+    chosen = stages if seconds[stages] <= LANE_GAIN * seconds[1] else 1
+    tried = ", ".join(f"{lanes} in {1000 * spent:.0f} ms" for lanes, spent in seconds.items())
+    log.info("streams decode in %d lane%s (tried %s)", chosen, "s" if chosen > 1 else "", tried)
+    return chosen
 
 
 def _run(leader: Leader, prompt_sizes: list[int]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from chorus.frontend.generation import Finished, TextGeneration, Usage
 from chorus.frontend.messages import Timing, TokenLogprobs
@@ -13,8 +13,7 @@ from chorus.text.parsers.pieces import Content, OutputParser, Piece, Reasoning, 
 AnswerReason = Literal["stop", "length", "tool_calls"]
 
 
-@dataclass(frozen=True)
-class AnswerDelta:
+class AnswerDelta(NamedTuple):
     """What one engine event brought to a choice. There may be no piece yet for the tokens that came."""
 
     choice: int
@@ -48,8 +47,8 @@ class Answer(AsyncIterator[AnswerDelta | AnswerEnd]):
     def prompt(self) -> tuple[int, ...]:
         return self._generation.prompt
 
-    async def __anext__(self) -> AnswerDelta | AnswerEnd:
-        return await self._events.__anext__()
+    def __anext__(self) -> Awaitable[AnswerDelta | AnswerEnd]:
+        return self._events.__anext__()
 
     async def aclose(self) -> None:
         await self._events.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from chorus.frontend.answer import Answer, AnswerDelta, AnswerEnd
 
@@ -34,9 +34,10 @@ class Choices(AsyncIterator[Event]):
     def __len__(self) -> int:
         return len(self._answers)
 
-    async def __anext__(self) -> Event:
-        if len(self._answers) == 1:
-            return await self._answers[0].__anext__()
+    def __anext__(self) -> Awaitable[Event]:
+        return self._answers[0].__anext__() if len(self._answers) == 1 else self._next_of_many()
+
+    async def _next_of_many(self) -> Event:
         if not self._unfinished:
             raise StopAsyncIteration
         if not self._tasks:

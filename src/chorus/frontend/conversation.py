@@ -82,7 +82,8 @@ class Voice:
             if not offer.strict:
                 return None
             return strict_calls(self.family, offer.tools, offer.strict, offer.parallel, tokens)
-        calls = forced_calls(self.family, offer.tools, offer.forced or "required", offer.parallel, tokens)
+        forced = offer.forced or "required"
+        calls = forced_calls(self.family, offer.tools, forced, offer.parallel, tokens, offer.strict)
         if calls is None:
             raise CannotForce("it is not known how the served model calls tools")
         return calls if offer.forced or document is None else grammars.either(calls, document)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -189,8 +190,9 @@ class EngineStream(AsyncIterator[Progress]):
         self._request = request
         self._session: _Session | None = None
         self._done = False
-        # Holds at most one item per token of the request.
-        self._inbox: asyncio.Queue[Progress | EngineError] = asyncio.Queue()
+        # Holds at most one item per token of the request. One reader, so a queue's bookkeeping for many is not needed.
+        self._inbox: deque[Progress | EngineError] = deque()
+        self._arrival: asyncio.Future[None] | None = None
 
     async def __anext__(self) -> Progress:
         if self._done:
@@ -200,7 +202,10 @@ class EngineStream(AsyncIterator[Progress]):
                 session = await self._client.session()
                 session.submit(self, self._request)
                 self._session = session
-            item = await self._inbox.get()
+            if not self._inbox:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await self._arrival
+            item = self._inbox.popleft()
         except BaseException:
             self._abandon()
             raise
@@ -211,7 +216,9 @@ class EngineStream(AsyncIterator[Progress]):
         return item
 
     def deliver(self, item: Progress | EngineError) -> None:
-        self._inbox.put_nowait(item)
+        self._inbox.append(item)
+        if self._arrival and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def cancel(self) -> None:
         """Asks the engine to stop; the stream then goes on to its finish, with the timing."""

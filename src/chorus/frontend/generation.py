@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from chorus.frontend.engine_client import EngineClient, EngineStream
 from chorus.frontend.errors import ContextExceeded, EngineError
@@ -35,8 +35,7 @@ class TextRequest:
     """Special tokens become text too, for parsers that look for them."""
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """What one engine event brought. The text may be empty while a character or a stop string is undecided."""
 
     text: str
@@ -100,8 +99,8 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
     def prompt(self) -> tuple[int, ...]:
         return self._request.prompt
 
-    async def __anext__(self) -> Delta | Finished:
-        return await self._events.__anext__()
+    def __anext__(self) -> Awaitable[Delta | Finished]:
+        return self._events.__anext__()
 
     async def aclose(self) -> None:
         await self._events.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
 from chorus.proto import engine_pb2 as pb
@@ -72,8 +72,9 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
+    """Made for every token, so of the kind of value that is made fastest."""
+
     tokens: tuple[int, ...]
     finish: EngineFinish | None = None
     timing: Timing | None = None
@@ -145,13 +146,14 @@ def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | Engin
 
 
 def _moved(message: pb.Progress, finish: EngineFinish | None) -> Progress:
-    logprobs = tuple(
-        [
-            TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
-            for entry in message.logprobs
-        ]
-    )
-    return Progress(tuple(message.tokens), finish, _timing(message) if finish else None, logprobs)
+    tokens, logprobs = tuple(message.tokens), message.logprobs
+    if finish is None and not logprobs:
+        return Progress(tokens)
+    known = [
+        TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
+        for entry in logprobs
+    ]
+    return Progress(tokens, finish, _timing(message) if finish else None, tuple(known))
 
 
 def _timing(message: pb.Progress) -> Timing | None:

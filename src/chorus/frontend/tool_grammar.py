@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from chorus.frontend.grammar import FreeText, tidy
+from chorus.frontend.grammar import FreeText, GrammarError, check, tidy
 from chorus.frontend.messages import Grammar
 from chorus.text.parsers import ParserFamily
+from chorus.text.parsers.lark import Lark
 from chorus.text.parsers.outline import OutlineParser, tools_by_name
+from chorus.text.parsers.regexes import containing, literal
+from chorus.text.parsers.strings import Inexpressible
 from chorus.text.parsers.values import Tool
 
 # The family of parsers whose models write a header before every part of an answer.
@@ -18,14 +21,25 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class CannotEnforce(ValueError):
-    """The message says why the calls of a model cannot be held to a schema."""
+    """The message says why calls cannot be held to a schema, and what to do; `tool` names the one it is about."""
+
+    def __init__(self, message: str, tool: str | None = None) -> None:
+        super().__init__(message)
+        self.tool = tool
 
 
 def forced_calls(
-    family: ParserFamily, tools: Sequence[Mapping[str, Any]], choice: Any, parallel: bool, tokens: Mapping[str, int]
+    family: ParserFamily,
+    tools: Sequence[Mapping[str, Any]],
+    choice: Any,
+    parallel: bool,
+    tokens: Mapping[str, int],
+    strict: Collection[str] = (),
 ) -> Grammar | None:
-    """Calls in the served model's own markup; None where it is not known how it calls tools."""
+    """Calls in the served model's own markup, as it was trained to write them; None where it is not known how it calls.
+    What the markup cannot be held to is let through, but for the tools that `strict` names."""
     tidied = [_with_schema(tool, _schema(tool)) for tool in tools]
+    check_expressible(family, tidied, strict)
     made = family.tool_grammar(tidied, choice, parallel, tokens=dict(tokens))
     return Grammar("lark", made[1]) if made else None
 
@@ -40,29 +54,46 @@ def strict_calls(
     """Free text and, wherever a call begins in it, a call as its tool's schema says; `strict` names the tools whose
     schema counts, the arguments of the others are any object."""
     check_enforceable(family)
-    assert family.calls is not None
-    named = tools_by_name(
-        [_with_schema(tool, _schema(tool) if _name(tool) in strict else _ANY_OBJECT) for tool in tools]
-    ).values()
+    tidied = [_with_schema(tool, _schema(tool) if _name(tool) in strict else _ANY_OBJECT) for tool in tools]
+    check_expressible(family, tidied, strict)
+    named = list(tools_by_name(tidied).values())
     if family.name == CHANNELS:
-        return Grammar("lark", _in_channels(family, list(named), tokens))
+        return Grammar("lark", _in_channels(family, named, tokens))
     opening = _opening(family)
     if opening is None:
-        return Grammar("lark", _at_start(family, list(named), parallel, tokens))
-    return Grammar("lark", _anywhere(family, list(named), parallel, tokens, opening))
+        return Grammar("lark", _at_start(family, named, parallel, tokens))
+    return Grammar("lark", _anywhere(family, named, parallel, tokens, opening))
 
 
 def check_enforceable(family: ParserFamily) -> None:
-    """Raises where a call that the model begins cannot be held to a schema."""
+    """Raises where a call that the model begins cannot be held to a schema, whatever the schema says."""
     if family.calls is None:
         raise CannotEnforce("it is not known how the served model calls tools")
-    probes = (Tool("a", {"title": "a"}), Tool("b", {"title": "b"}))
-    writer = _Headless({}, "")
-    family.calls(writer, probes, False)
-    if [probe.schema for probe in probes] != writer.schemas:
-        raise CannotEnforce(f"the served model writes calls in the {family.name} format, whose arguments are no JSON")
     if family.name != CHANNELS and _opening(family) is None and not _opens_with(family, _parser(family).opens_at_start):
         raise CannotEnforce(f"calls in the {family.name} format have no beginning that could be told from text")
+
+
+def check_expressible(family: ParserFamily, tools: Sequence[Mapping[str, Any]], strict: Collection[str]) -> None:
+    """Raises for the first strict tool that asks for what the family's markup cannot be held to."""
+    if family.calls is None:
+        return
+    for name, tool in tools_by_name([tool for tool in tools if _name(tool) in strict]).items():
+        lark = Lark({})
+        try:
+            source = lark.source(family.calls(lark, [tool], False))
+            if _has_pattern(tool.schema):
+                check(Grammar("lark", source))
+        except (Inexpressible, GrammarError) as error:
+            raise CannotEnforce(
+                f"in the {family.name} format of the served model, tool {name!r}: {error}", name
+            ) from None
+
+
+def _has_pattern(schema: Any) -> bool:
+    """Patterns are the one part of a schema that a client writes in another language, and may have wrong in it."""
+    if isinstance(schema, Mapping):
+        return "pattern" in schema or any(map(_has_pattern, schema.values()))
+    return isinstance(schema, list) and any(map(_has_pattern, schema))
 
 
 def call_marks(family: ParserFamily) -> tuple[str, ...]:
@@ -78,9 +109,8 @@ class _Headless(FreeText):
     """Writes calls without the mark that opens them, which was read together with the text before it."""
 
     def __init__(self, tokens: Mapping[str, int], mark: str) -> None:
-        super().__init__(tokens)
+        super().__init__(tokens, lenient=True)
         self.heads = 0
-        self.schemas: list[Any] = []
         self._mark = mark
 
     def text(self, literal: str) -> str:
@@ -89,9 +119,9 @@ class _Headless(FreeText):
             literal = literal[len(self._mark) :]
         return super().text(literal)
 
-    def json(self, schema: Any) -> str:
-        self.schemas.append(schema)
-        return super().json(schema)
+    def with_marks(self) -> None:
+        """From here on marks are written."""
+        self._mark = ""
 
 
 def _anywhere(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: Mapping[str, int], opening: str) -> str:
@@ -100,11 +130,14 @@ def _anywhere(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: M
     # Where every call has the opening mark, a further call begins as the first one did: after text.
     in_one_section = parallel and not _opens_each_call(family, opening)
     calls = lark.rule(family.calls(lark, tools, in_one_section))
+    lark.with_marks()
     parser = _parser(family)
-    plain = lark.without((*parser.opens, *parser.dropped))
-    opened = lark.up_to(opening, plain)
+    plain = lark.terminal(f"/(?s:.*)/ & ~/{containing('|'.join(map(literal, parser.opens)))}/")
+    # Spelled by letters, what wraps the parts of an answer is text like any other.
+    wrappers = [lark.text(mark) for mark in parser.wraps if any(token in mark for token in tokens)]
+    before = f"({plain} {lark.either(wrappers)})*" if wrappers else ""
     more = "(answer)?" if parallel else ""
-    answer = f"answer: ({plain})? | {lark.join(opened, calls, more)}"
+    answer = f"answer: {lark.join(before, plain)} | {lark.join(before, lark.ended(plain, opening), calls, more)}"
     return lark.source("answer") + answer + "\n"
 
 
@@ -112,7 +145,7 @@ def _at_start(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: M
     """Such a call is one only where the answer begins, so text must begin with something else."""
     assert family.calls is not None
     parser = _parser(family)
-    lark = FreeText(tokens)
+    lark = FreeText(tokens, lenient=True)
     calls = lark.rule(family.calls(lark, tools, parallel))
     thought = family.reasoning[:1] if family.reasoning else ()
     plain = lark.without((*parser.opens, *parser.dropped, *thought), not_first=parser.opens_at_start)
@@ -121,7 +154,7 @@ def _at_start(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: M
 
 def _in_channels(family: ParserFamily, tools: list[Tool], tokens: Mapping[str, int]) -> str:
     assert family.calls is not None
-    lark = FreeText(tokens)
+    lark = FreeText(tokens, lenient=True)
     calls = lark.rule(family.calls(lark, tools, False))
     plain = lark.without(_CHANNEL_MARKS)
     again = f"({lark.text('<|start|>assistant')})?"

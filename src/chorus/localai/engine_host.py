@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,12 +13,12 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.cluster.supervisor import Group, Program, RestartPolicy, describe_exit
+from chorus.cluster.supervisor import Group, Program, RestartPolicy, Restarts, describe_exit
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import EngineLost
 from chorus.frontend.messages import Pooling
 from chorus.localai.errors import LoadFailed, NotServing
-from chorus.platform.exits import EXIT_CANNOT_START
+from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as pb
 
@@ -27,6 +26,8 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
 """How long the ranks may take to end when asked, before they are killed."""
+REFUSED_WITHIN_SECONDS = 300.0
+"""A try that took longer has waited for a rank, and may wait again; only those that fail at once are counted."""
 _LOOK_SECONDS = 0.05
 _DESCRIBE_SECONDS = 2.0
 
@@ -66,7 +67,7 @@ class EngineHost:
         self.client = EngineClient(launch.address)
         self._start_seconds = launch.start_seconds
         self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS)
-        self._policy = policy or RestartPolicy()
+        self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -108,30 +109,47 @@ class EngineHost:
         if self.state is State.FAILED:
             raise NotServing(f"the engine was given up: {self.detail}; load the model again")
 
+    async def recovered(self, seconds: float) -> None:
+        """After a loss that the keeper may not have seen yet: wait until the engine itself says that it serves."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.state is not State.FAILED and not await self.serves():
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError:
+            raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
+        await self.ready(seconds)
+
+    async def serves(self) -> bool:
+        try:
+            return (await self.describe()).state == pb.READY
+        except NotServing:
+            return False
+
     async def stop(self) -> None:
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        # Whoever waits for the group to come back need not wait any longer.
+        await self._enter(State.FAILED, "the model was freed")
         await self.client.close()
         await self._group.stop()
         self._lifeline.cut()
 
     async def _keep(self) -> None:
-        restarts: deque[float] = deque(maxlen=self._policy.most)
+        restarts = Restarts(self._policy)
         while True:
             try:
                 await self._group.start()
             except OSError as error:
                 return await self._enter(State.FAILED, f"the ranks cannot be started: {error}")
             served, reason = await self._run_once()
-            # A group that never served will not serve on a second try; one that did may be waiting for a rank.
-            if not served and not restarts:
-                return await self._enter(State.FAILED, reason)
-            if not self._policy.allows(restarts, time.monotonic()):
-                return await self._enter(State.FAILED, f"{reason} ({len(restarts)} times started again)")
-            restarts.append(time.monotonic())
-            log.warning("%s; forming the group again", reason)
+            pause = restarts.pause(EXIT_RANK_LOST if served else EXIT_CANNOT_START, time.monotonic())
+            if pause is None:
+                again = f" ({restarts.lost} times started again)" if restarts.lost else ""
+                return await self._enter(State.FAILED, f"{reason}{again}")
+            log.warning("%s; forming the group again%s", reason, f" in {pause:g} s" if pause else "")
             await self._enter(State.RECOVERING, reason)
+            await asyncio.sleep(pause)
 
     async def _run_once(self) -> tuple[bool, str]:
         """From a started group to its end: whether it served, and why it ended."""

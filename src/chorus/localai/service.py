@@ -95,7 +95,11 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             await loaded.host.ready(RECOVERY_SECONDS)
             tokens = await asyncio.to_thread(embedding_tokens, loaded, request)
-            pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
+            try:
+                pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
+            except NotServing as error:
+                await self._recovered(loaded, "an embedding", error)
+                pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
             values = finish(pooled, embedding, None)
             return wire.EmbeddingResult(
                 embeddings=values, dim=len(values), tokens=len(tokens), prompt_tokens=len(tokens)
@@ -123,20 +127,40 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     ) -> AsyncGenerator[wire.Reply]:
         loaded = await self._loaded(request.ModelIdentity, context)
         await loaded.host.ready(RECOVERY_SECONDS)
+        told = False
+        # Again, but only once: a request that itself brings the engine down must not do so for ever.
+        for again in (True, False):
+            try:
+                async with aclosing(self._attempt(loaded, request)) as replies:
+                    async for reply in replies:
+                        told = True
+                        yield reply
+                return
+            except EngineLost as error:
+                if told or not again:
+                    raise NotServing(str(error)) from None
+                await self._recovered(loaded, "a request", error)
+
+    @staticmethod
+    async def _recovered(loaded: Loaded, what: str, error: Exception) -> None:
+        """The engine is gone before anybody was told so: what nobody has seen a word of can be asked again."""
+        log.warning("%s came as the engine was lost (%s): it waits and is sent again", what, error)
+        await loaded.host.recovered(RECOVERY_SECONDS)
+
+    async def _attempt(self, loaded: Loaded, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
         # Rendering and tokenizing a long prompt takes a while; other streams go on meanwhile.
         prepared = await asyncio.to_thread(prepare, loaded, request, f"localai-{next(self._numbers)}")
         try:
-            async for reply in self._generate(loaded, prepared, request.IgnoreEOS):
-                yield reply
-        except EngineLost as error:
-            raise NotServing(str(error)) from None
+            async with aclosing(self._generate(loaded, prepared, request.IgnoreEOS)) as replies:
+                async for reply in replies:
+                    yield reply
         except grpc.aio.UsageError:
             raise NotServing("the model was freed meanwhile") from None
-        except (EngineOverloaded, RequestRejected):
+        except (EngineLost, EngineOverloaded, RequestRejected):
             raise
         except EngineError as error:
             # One that loses a rank fails its requests on its way out: that is no fault of theirs.
-            if not await _serves(loaded):
+            if not await loaded.host.serves():
                 raise NotServing(str(error)) from None
             raise
 
@@ -188,13 +212,6 @@ async def _abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, error
     log.warning("request refused or failed (%s): %s", code.name, error)
     await context.abort(code, str(error))
     raise AssertionError("abort raises")
-
-
-async def _serves(loaded: Loaded) -> bool:
-    try:
-        return (await loaded.host.describe()).state == engine_pb2.READY
-    except NotServing:
-        return False
 
 
 def _memory(description: engine_pb2.Description) -> wire.MemoryUsageData:

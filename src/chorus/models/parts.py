@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from chorus.models.errors import ModelError
-from chorus.models.hub import choose_weights, fetch_files, file_sizes, is_offline
+from chorus.models.hub import is_offline
+from chorus.models.hub_record import HubVersion, kept_record, weights_record
 from chorus.models.resolve import resolve, split_hub_id
-from chorus.models.tensors import WEIGHTS_GLOB, weight_map
+from chorus.models.tensors import WEIGHTS_GLOB, TensorInfo, tensor_index, weight_map
 from chorus.models.values import LocalModel, ProgressCallback, ignore_progress
 
 
-@dataclass(frozen=True)
-class HubVersion:
-    """One commit of a hub model: what every machine of a cluster must agree on."""
-
-    id: str
-    commit: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.id}@{self.commit}"
-
-    def fetch(self, names: Iterable[str], progress: ProgressCallback = ignore_progress) -> None:
-        fetch_files(self.id, self.commit, names, progress=progress)
-
-
 def resolve_description(name: str, progress: ProgressCallback = ignore_progress) -> LocalModel:
-    """As `resolve`, but the weights of a hub model that are not here yet stay where they are."""
-    if is_offline(None) or split_hub_id(name) is None:
+    """As `resolve`, but the weights of a hub model that are not here yet stay where they are. Offline that is good
+    enough where it is known what the whole is like: other machines may have the rest.
+    """
+    if split_hub_id(name) is None:
         return resolve(name, progress=progress)
     model = resolve(name, progress=progress, weights=False)
+    version = hub_version(model)
+    in_part = version is not None and _lacks_weights(model.path)
+    if version and in_part and (not is_offline(None) or kept_record(version)):
+        return model
     # What is whole is checked like any other model.
-    return model if hub_version(model) and _lacks_weights(model.path) else resolve(name, progress=progress)
+    return resolve(name, progress=progress)
 
 
 def hub_version(model: LocalModel) -> HubVersion | None:
@@ -49,11 +38,14 @@ def missing_weights(model: LocalModel) -> dict[str, int]:
     version = hub_version(model)
     if version is None or not _lacks_weights(model.path):
         return {}
-    sizes = file_sizes(version.id, version.commit)
-    chosen = choose_weights(version.id, sizes, weight_map(model.path))
-    if unknown := [name for name in chosen if sizes[name] is None]:
-        raise ModelError(f"The hub does not say how large {unknown[0]} of {version.name} is; pull the model whole.")
-    return {name: sizes[name] or 0 for name in chosen if not (model.path / name).is_file()}
+    sizes = weights_record(version, model.path).sizes
+    return {name: size for name, size in sizes.items() if not (model.path / name).is_file()}
+
+
+def remote_tensors(model: LocalModel) -> dict[str, TensorInfo]:
+    """Every tensor of a hub model of which this machine may have nothing but the description."""
+    version = hub_version(model)
+    return weights_record(version, model.path).tensors if version else tensor_index(model.path)
 
 
 def _lacks_weights(folder: Path) -> bool:

@@ -49,6 +49,11 @@ class RankStub(object):
                 request_serializer=chorus_dot_proto_dot_rank__pb2.Step.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_rank__pb2.Done.FromString,
                 _registered_method=True)
+        self.Unload = channel.unary_unary(
+                '/chorus.rank.v1.Rank/Unload',
+                request_serializer=chorus_dot_proto_dot_rank__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=chorus_dot_proto_dot_rank__pb2.UnloadReply.FromString,
+                _registered_method=True)
 
 
 class RankServicer(object):
@@ -75,6 +80,13 @@ class RankServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Unload(self, request, context):
+        """Let go of the model and its memory; the rank waits for the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_RankServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=chorus_dot_proto_dot_rank__pb2.Step.FromString,
                     response_serializer=chorus_dot_proto_dot_rank__pb2.Done.SerializeToString,
+            ),
+            'Unload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=chorus_dot_proto_dot_rank__pb2.UnloadRequest.FromString,
+                    response_serializer=chorus_dot_proto_dot_rank__pb2.UnloadReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Rank(object):
             '/chorus.rank.v1.Rank/Run',
             chorus_dot_proto_dot_rank__pb2.Step.SerializeToString,
             chorus_dot_proto_dot_rank__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Unload',
+            chorus_dot_proto_dot_rank__pb2.UnloadRequest.SerializeToString,
+            chorus_dot_proto_dot_rank__pb2.UnloadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ from chorus.cluster.status_beat import Beat
 from chorus.cluster.trust_identity import Identity
 from chorus.platform import lifeline, logs
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
+from chorus.shard import upstream_lean
 from chorus.shard.model_finder import model_finder
 from chorus.transport.channel import secure
 
@@ -35,6 +36,7 @@ def main() -> int:
     logs.setup(chosen.log_level, chosen.log_json)
     platform.prepare(chosen.threads)
     # Only now may MLX be imported: its BLAS has been taken over.
+    upstream_lean.install()
     from chorus.shard.worker import Worker
 
     secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)

@@ -30,7 +30,7 @@ def open_link(place: Place, request: wire.LoadRequest, group: mx.distributed.Gro
     sender = None if following is None else FrameSender(request.addresses[following], timeout, None, compression)
     if group is None:
         return GrpcLink(sender, inbox, timeout)
-    return CollectiveLink(group, following, place.previous_rank, sender, inbox, timeout)
+    return CollectiveLink(group, following, place.previous_rank, sender, inbox, timeout, request.look_ahead)
 
 
 def stage_group(world: mx.distributed.Group, layout: Layout, place: Place) -> mx.distributed.Group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,11 @@ def load_shard(
 
     `policy` is what a plan decided about the number type; without one, `dtype` and the free memory decide.
     """
-    own = layers(stored_layers(path))
+    own, mapping = layers(total := stored_layers(path)), weight_map(path)
     # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
     # trips over those, so they are hidden whole.
-    hidden = _partial_tensors(path, own)
-    _check_files(path, own)
+    hidden = _partial_tensors(path, mapping, own)
+    _check_files(path, mapping, own, total)
     try:
         lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code, wanted=lambda name: name not in hidden)
         stage = Stage(lazy.model, own.start, own.stop)
@@ -94,7 +94,7 @@ def load_slices(
     whole = range(total := stored_layers(path))
     own = layers(total)
     slices = LateSlices()
-    _check_files(path, whole)
+    _check_files(path, weight_map(path), whole, total)
     try:
         if stored_apart := is_preshard(path):
             lazy = load_stored_slices(path, plan, group, trust_remote_code=trust_remote_code)
@@ -157,10 +157,9 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config))
 
 
-def _check_files(path: Path, own: range) -> None:
+def _check_files(path: Path, mapping: Mapping[str, str], own: range, total: int) -> None:
     """A truncated file is told by the tensor it lacks, before anything is read."""
-    mapping = weight_map(path)
-    names = files_for_layers(mapping, own, stored_layers(path)) if mapping else [f.name for f in weight_files(path)]
+    names = files_for_layers(mapping, own, total) if mapping else [f.name for f in weight_files(path)]
     try:
         for name in names:
             if (path / name).is_file():
@@ -169,9 +168,8 @@ def _check_files(path: Path, own: range) -> None:
         raise LoadError(str(error)) from error
 
 
-def _partial_tensors(path: Path, own: range) -> set[str]:
+def _partial_tensors(path: Path, mapping: Mapping[str, str], own: range) -> set[str]:
     """The tensors of far layers of which some lie in a file that is not there."""
-    mapping = weight_map(path)
     absent = {file for file in set(mapping.values()) if not (path / file).is_file()}
     indices = layers_of_names(mapping)
     partial = {layer for name, layer in indices.items() if mapping[name] in absent} - set(own)

@@ -11,6 +11,8 @@ from chorus.shard.runner import Runner
 from chorus.shard.seat import Seat
 from chorus.shard.steps import Step
 from chorus.shard.tensor import from_leader
+from chorus.shard.token_relay import TokenRelay, placeholder
+from chorus.transport.collective import CollectiveLink
 from chorus.transport.links import Link, Traffic
 
 
@@ -35,7 +37,7 @@ class Member(Protocol):
 def member_of(seat: Seat) -> Member:
     runner = Runner(seat.shard.stage)
     if seat.link is not None:
-        return PipelineMember(runner, seat.link)
+        return PipelineMember(runner, seat.link, seat.relay)
     assert seat.peers is not None, "a rank that follows has somebody beside or behind it"
     return TensorMember(runner, seat.peers)
 
@@ -45,9 +47,10 @@ class PipelineMember:
     its like: after the last sum of a stage, all of them hold the same.
     """
 
-    def __init__(self, runner: Runner, link: Link) -> None:
+    def __init__(self, runner: Runner, link: Link, relay: CollectiveLink | None) -> None:
         self._runner = runner
         self._link = link
+        self._relay = TokenRelay(relay.receive_tokens) if relay and runner.stage.is_first else None
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -62,7 +65,12 @@ class PipelineMember:
             self._runner.run(step)
             return
         stage = self._runner.stage
-        outputs = self._runner.run(step, None, None if stage.is_first else self._link.receive(step.number))
+        if stage.is_first:
+            outputs = self._runner.run(step, self._relay.of(step) if self._relay else None)
+        else:
+            outputs = self._runner.run(step, placeholder(step), self._link.receive(step.number))
+        if self._relay:
+            self._relay.expect(step)
         if stage.is_last:
             # It computes beside the leader; what comes out, the leader has too.
             mx.eval(outputs)

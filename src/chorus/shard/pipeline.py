@@ -73,6 +73,11 @@ class Stage:
         """Whether sequences of unequal length may share a batch; if not, run them one at a time."""
         return self.architecture.batches and caches.batchable(self.new_cache())
 
+    @property
+    def every_stage_reads_tokens(self) -> bool:
+        """Whether the tokens themselves are wanted beyond the first stage, by a cache that belongs to the embedding."""
+        return bool(self._unwritten)
+
     def new_cache(self) -> Cache:
         made = caches.fresh(self.model)
         for place, ghost in self._ghost_at.items():

@@ -15,6 +15,7 @@ from chorus.shard.layout import Layout
 from chorus.shard.load import LoadedShard, load_shard, load_slices, own_folder
 from chorus.shard.split import check_split, layers_of
 from chorus.shard.tensor import TensorPlan
+from chorus.transport.collective import CollectiveLink
 from chorus.transport.links import Inbox, Link
 
 
@@ -25,6 +26,13 @@ class Seat:
     """To the stages before and after this one; None where there is only one."""
     peers: mx.distributed.Group | None
     """The ranks that share this one's layers; None where it has them alone."""
+
+    @property
+    def relay(self) -> CollectiveLink | None:
+        """The link that takes sampled tokens to the first stage inside the graph; None where steps bring them."""
+        if not isinstance(self.link, CollectiveLink) or self.shard.stage.every_stage_reads_tokens:
+            return None
+        return self.link if self.link.look_ahead else None
 
 
 def take_seat(

@@ -44,11 +44,13 @@ class Step:
     operations: tuple[Operation, ...] = ()
     feeds: tuple[Feed, ...] = ()
     decode: bool = False
-    """Decode feeds one token to every sequence of the batch; otherwise a sequence takes a chunk of its prompt, or
+    """Decode feeds one token to every sequence of a batch; otherwise a sequence takes a chunk of its prompt, or
     several new ones take equally long ones.
     """
     logits: bool = False
     """Whether anybody's logits of the last position are wanted."""
+    lane: int = 0
+    """Which of the batches decodes. A pipeline has several, so that no stage waits while another computes."""
 
     @property
     def sequences(self) -> tuple[int, ...]:

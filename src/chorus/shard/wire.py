@@ -13,6 +13,7 @@ def step_to_wire(step: Step) -> wire.Step:
         feeds=[wire.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial) for feed in step.feeds],
         decode=step.decode,
         logits=step.logits,
+        lane=step.lane,
     )
 
 
@@ -23,6 +24,7 @@ def step_from_wire(message: wire.Step) -> Step:
         feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial) for feed in message.feeds),
         decode=message.decode,
         logits=message.logits,
+        lane=message.lane,
     )
 
 

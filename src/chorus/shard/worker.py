@@ -5,6 +5,7 @@ gRPC's threads only put things into queues; the main thread owns MLX and does ev
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -24,6 +25,7 @@ from chorus.platform.exits import EXIT_LEADER_GONE
 from chorus.platform.memory import device_memory, resident_memory
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
+from chorus.shard.join import join_group
 from chorus.shard.load import LoadedShard, LoadError
 from chorus.shard.member import Member, member_of
 from chorus.shard.model_finder import ModelFinder, leaders_path
@@ -34,12 +36,16 @@ from chorus.shard.wire import step_from_wire
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox, LinkLost
+from chorus.transport.ports import HeldPort
 
 log = logging.getLogger("chorus.rank")
 
 SERVICE_THREADS = 8
 PUT_TIMEOUT_SECONDS = 600.0
 MEMORY_SECONDS = 1.0
+SPENT_SECONDS = 10.0
+"""A rank that joined a collective and could not load is of no use to the next leader. It leaves when this one has had
+the time to tell why."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,25 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Unload:
+    """The leader stopped in order: another model may come, or none for a long time."""
+
+    answers: queue.SimpleQueue[wire.UnloadReply]
+
+
+@dataclass(frozen=True)
 class Stop:
     pass
 
 
-Command = Load | Run | Forget | Stop
+Command = Load | Run | Forget | Unload | Stop
 
 
 class RankService(rank_pb2_grpc.RankServicer):
-    def __init__(self, rank: int, commands: queue.SimpleQueue[Command]) -> None:
+    def __init__(self, rank: int, commands: queue.SimpleQueue[Command], meeting: HeldPort) -> None:
         self._rank = rank
         self._commands = commands
+        self._meeting = meeting
 
     def Hello(self, request: wire.HelloRequest, context: grpc.ServicerContext) -> wire.HelloReply:
         return wire.HelloReply(
@@ -79,7 +93,7 @@ class RankService(rank_pb2_grpc.RankServicer):
             host=socket.gethostname(),
             pid=os.getpid(),
             device=device.backend(),
-            collective_port=free_port(),
+            collective_port=self._meeting.number(),
         )
 
     def Load(self, request: wire.LoadRequest, context: grpc.ServicerContext) -> Iterator[wire.LoadProgress]:
@@ -111,11 +125,12 @@ class RankService(rank_pb2_grpc.RankServicer):
         threading.Thread(target=read, name="steps", daemon=True).start()
         yield from iter(answers.get, None)
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    def Unload(self, request: wire.UnloadRequest, context: grpc.ServicerContext) -> wire.UnloadReply:
+        answers: queue.SimpleQueue[wire.UnloadReply] = queue.SimpleQueue()
+        # A leader that waits no longer, or a server that stops, must not leave this thread waiting.
+        context.add_callback(lambda: answers.put(wire.UnloadReply()))
+        self._commands.put(Unload(answers))
+        return answers.get()
 
 
 class _Memory:
@@ -141,11 +156,13 @@ class Worker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS)
-        rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands), self._server)
+        self._meeting = HeldPort()
+        rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands, self._meeting), self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._member: Member | None = None
         self._memory = _Memory()
         self._in_collective = False
+        self._leave_at: float | None = None
 
     def stop(self) -> None:
         self._commands.put(Stop())
@@ -156,7 +173,12 @@ class Worker:
         log.info("rank %d waits for its leader on %s", self._rank, self.address)
         code = 0
         while True:
-            match self._commands.get():
+            try:
+                command = self._commands.get(timeout=self._patience())
+            except queue.Empty:
+                code = EXIT_LEADER_GONE
+                break
+            match command:
                 case Load(request, answers):
                     self._load(request, answers)
                 case Run(step, answers):
@@ -166,20 +188,32 @@ class Worker:
                     if self._in_collective:
                         code = EXIT_LEADER_GONE
                         break
+                case Unload(answers):
+                    self._unload()
+                    answers.put(wire.UnloadReply())
+                    if self._in_collective:
+                        code = EXIT_LEADER_GONE
+                        break
                 case Stop():
                     break
         self._server.stop(grace=0.5).wait(2.0)
         return code
 
+    def _patience(self) -> float | None:
+        return None if self._leave_at is None else max(0.0, self._leave_at - time.monotonic())
+
     def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
-        if self._member:
-            self._member.close()
-            self._member = None
+        if self._leave_at is not None:
+            answers.put(RuntimeError("its group could not load and it is about to start again: try again"))
+            return
+        self._unload()
         try:
             self._member, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
             log.error("%s", error)
             answers.put(error)
+            if self._in_collective:
+                self._leave_at = time.monotonic() + SPENT_SECONDS
             return
         held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
         log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
@@ -196,8 +230,16 @@ class Worker:
     def _take_place(
         self, request: wire.LoadRequest, progress: Callable[[int, int], None]
     ) -> tuple[Member, LoadedShard]:
-        path = self._find_model(request)
         self._in_collective = request.transport != "grpc"
+        try:
+            path = self._find_model(request)
+        except ValueError:
+            self._meeting.release()
+            if self._in_collective:
+                # The others wait for this rank inside MLX, where nobody could tell them that it will not come.
+                join_group(self._rank, request)
+            raise
+        self._meeting.release()
         seat = take_seat(self._rank, path, request, self._inbox, progress)
         return member_of(seat), seat.shard
 
@@ -229,3 +271,15 @@ class Worker:
         if self._member:
             self._member.forget()
         self._inbox.clear()
+
+    def _unload(self) -> None:
+        if self._member is None:
+            return
+        self._member.close()
+        self._member = None
+        self._inbox.clear()
+        self._beat.loaded(0, 0)
+        # Modules refer to each other in circles: without this the weights stay until Python happens to look.
+        gc.collect()
+        mx.clear_cache()
+        log.info("rank %d let go of its model, %.0f MB are left", self._rank, resident_memory() / 1e6)

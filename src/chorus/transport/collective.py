@@ -38,7 +38,10 @@ class CollectiveLink:
         sender: FrameSender | None,
         inbox: Inbox,
         timeout: float,
+        look_ahead: bool = False,
     ) -> None:
+        """With `look_ahead` what is sent and received stays inside the graph; nobody waits for it but the device."""
+        self.look_ahead = look_ahead
         self._group = group
         self._next = next_rank
         self._previous = previous_rank
@@ -54,23 +57,50 @@ class CollectiveLink:
         assert self._sender is not None, "the last stage has nobody to send to"
         assert self._next is not None
         self._sender.send(frames.encode(step, arrays, payload=False))
-        mx.eval([mx.distributed.send(a, self._next, group=self._group) for a in arrays if a.size])
+        for array in arrays:
+            # One after the other: both ends must pass them in the same order.
+            self._pass(array, self._next)
 
     def receive(self, step: int) -> list[mx.array]:
         assert self._previous is not None, "the first stage has nobody to receive from"
-        shapes = self._inbox.take(step, self._timeout).shapes
-        arrays = [
-            mx.distributed.recv(shape.dims, shape.dtype, self._previous, group=self._group)
-            if shape.nbytes
-            else mx.zeros(shape.dims, shape.dtype)
-            for shape in shapes
-        ]
-        mx.eval(arrays)
-        return arrays
+        return [self._take(shape, self._previous) for shape in self._inbox.take(step, self._timeout).shapes]
+
+    def send_tokens(self, tokens: mx.array, first_stage: int) -> None:
+        """The leader hands what it has sampled to the first stage."""
+        self._pass(tokens, first_stage)
+
+    def receive_tokens(self, count: int, leader: int = 0) -> mx.array:
+        return self._take(frames.Shape(mx.uint32, (count,)), leader)
+
+    def _pass(self, array: mx.array, to: int) -> None:
+        if not array.size:
+            return
+        if not self.look_ahead:
+            _finish(array)
+        self._start(mx.distributed.send(array, to, group=self._group))
+
+    def _take(self, shape: frames.Shape, source: int) -> mx.array:
+        if not shape.nbytes:
+            return mx.zeros(shape.dims, shape.dtype)
+        array = mx.distributed.recv(shape.dims, shape.dtype, source, group=self._group)
+        self._start(array)
+        return array
+
+    def _start(self, array: mx.array) -> None:
+        if self.look_ahead:
+            mx.async_eval(array)
+        else:
+            _finish(array)
 
     def close(self) -> None:
         if self._sender:
             self._sender.close()
+
+
+def _finish(array: mx.array) -> None:
+    """Collectives run on the CPU: what a GPU has computed must be in memory before, and the other way round."""
+    mx.eval(array)
+    mx.synchronize()
 
 
 DeviceMatrix = Sequence[Sequence[str | Sequence[str] | None]]

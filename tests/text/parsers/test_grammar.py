@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import count
 from typing import Any
 
 import pytest
@@ -12,35 +11,18 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from chorus.text.parsers import FAMILIES, choose
-from tests.support.tiny_tokenizer import write_tiny_tokenizer
 from tests.text.parsers.samples import TOOLS, Call, Sample, outcome, run, tool
+from tests.text.parsers.vocabulary import vocabularies_in
 
 CALLERS = [family.name for family in FAMILIES if family.calls is not None]
 every_caller = pytest.mark.parametrize("family", CALLERS)
 both_vocabularies = pytest.mark.parametrize("added", [False, True], ids=["as text", "as tokens"])
 
-# Markup that real vocabularies hold as tokens of their own.
-MARKUP_TEXT = (
-    "<tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> "
-    "<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <|channel|> <|message|> <|start|> <|end|> <|constrain|> "
-    "<arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call> </minimax:tool_call> "
-    "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> "
-    '<|tool_call_end|> <|open|> <|close|> <|sep|> <|tool_call> <tool_call|> <|"|> <start_function_call> '
-    "<end_function_call> <escape> <|tool_call_start|> <think> </think> <longcat_tool_call> </longcat_arg_value>"
-)
-MARKUP = MARKUP_TEXT.split()
-
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, tuple[LLTokenizer, dict[str, int]]]:
-    folder = tmp_path_factory.mktemp("grammar")
-    write_tiny_tokenizer(folder)
-    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    plain = LLTokenizer(json.dumps(spec), eos_token=2)
-    tokens = dict(zip(MARKUP, count(512), strict=False))
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    spec["added_tokens"] += [{"id": n, "content": name, "special": n % 2 == 0, **flags} for name, n in tokens.items()]
-    return {False: (plain, {}), True: (LLTokenizer(json.dumps(spec), eos_token=2), tokens)}
+    found = vocabularies_in(tmp_path_factory.mktemp("grammar"))
+    return {added: (each.tokenizer, each.added) for added, each in found.items()}
 
 
 @cache

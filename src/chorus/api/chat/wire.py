@@ -31,12 +31,26 @@ class ChatFormat(ChoicesFormat):
         return b"".join(self.chunk(choice, shown, TokenRun(), **ids) for choice in range(self.choices))
 
     def delta(self, delta: AnswerDelta) -> bytes:
+        if not self.shows_tokens:
+            return b"".join([self._piece_chunk(delta.choice, piece) for piece in delta.pieces])
         self.hold(delta)
         if not delta.pieces:
             return b""
         *first, last = [_delta(piece) for piece in delta.pieces]
         chunks = [self.chunk(delta.choice, shown, TokenRun()) for shown in first]
         return b"".join(chunks) + self.chunk(delta.choice, last, self.release(delta.choice))
+
+    def shown(self, kind: str, text: str) -> dict[str, Any]:
+        return {kind: text}
+
+    def _piece_chunk(self, choice: int, piece: Piece) -> bytes:
+        match piece:
+            case Content(text):
+                return self.text_chunk(choice, "content", text)
+            case Reasoning(text):
+                return self.text_chunk(choice, "reasoning_content", text)
+            case _:
+                return self.chunk(choice, _delta(piece), TokenRun())
 
     def entry(self, choice: int, shown: Any, run: TokenRun, reason: str | None) -> dict[str, Any]:
         logprobs = self._logprobs(run.tokens, run.logprobs) if run.tokens else None

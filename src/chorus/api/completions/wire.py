@@ -29,9 +29,14 @@ class CompletionFormat(ChoicesFormat):
         return b"".join(self.chunk(choice, self._echo(choice), TokenRun()) for choice in first)
 
     def delta(self, delta: AnswerDelta) -> bytes:
+        text = "".join([piece.text for piece in delta.pieces if isinstance(piece, Content)])
+        if not self.shows_tokens:
+            return self.text_chunk(delta.choice, "text", text) if text else b""
         self.hold(delta)
-        text = "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
         return self.chunk(delta.choice, text, self.release(delta.choice)) if text else b""
+
+    def shown(self, kind: str, text: str) -> str:
+        return text
 
     def entry(self, choice: int, shown: Any, run: TokenRun, reason: str | None) -> dict[str, Any]:
         logprobs = self._logprobs(choice, run) if run.tokens else None

@@ -11,13 +11,17 @@ from chorus.text.parsers.jsoncall import bare_arguments, valid_name
 from chorus.text.parsers.lark import Lark, named_json, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, arguments_grammar, attribute, named_by
-from chorus.text.parsers.values import STRING, Tool
+from chorus.text.parsers.strings import Inexpressible
+from chorus.text.parsers.tagged import TaggedArguments, Tags, attribute, named_by
+from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.values import Tool
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE, _FENCE_END = "```json", "```"
+# Stands where the name is expected; the name and a fence follow.
+_FENCED_SIGN = "function"
 _TURN_END = "<｜end▁of▁sentence｜>"
 
 
@@ -40,7 +44,7 @@ class DeepSeekParser(OutlineParser):
     def _one(self) -> Steps[None]:
         head = yield from self.source.header(_SEPARATOR)
         ends = Markers((_CALL_END, _SECTION_END))
-        if head.strip() != "function":
+        if head.strip() != _FENCED_SIGN:
             self.answer.start(valid_name(head))
             ended_by = yield from bare_arguments(self.source, self.answer, ends)
             yield from self._finish(ended_by, ends)
@@ -75,7 +79,7 @@ _TAGS = Tags(
     value_end=f"</{_DSML}parameter>",
     call_end=f"</{_DSML}invoke>",
     name_of=named_by("name"),
-    types_of=lambda header: STRING if attribute(header, "string") == "true" else None,
+    is_string=lambda header: {"true": True, "false": False}.get(attribute(header, "string") or ""),
 )
 _BLOCK, _BLOCK_END, _INVOKE = f"<{_DSML}function_calls>", f"</{_DSML}function_calls>", f"<{_DSML}invoke"
 
@@ -99,20 +103,29 @@ class DeepSeekTagsParser(OutlineParser):
                 return
 
 
-def _tagged_call(lark: Lark, tool: Tool) -> str:
-    def opened(parameter: str) -> str:
-        is_string = "true" if (tool.types(parameter) or STRING) == STRING else "false"
-        return f'<{_DSML}parameter name="{parameter}" string="{is_string}">'
+def _opened(parameter: str, kind: str) -> tuple[str]:
+    return (f'<{_DSML}parameter name="{parameter}" string="{"true" if kind == "string" else "false"}">',)
 
-    arguments = arguments_grammar(lark, tool, opened, _TAGS, between="\n")
+
+_WRITING = Writing(_TAGS, _opened, between="\n", marks_strings=True)
+
+
+def _tagged_call(lark: Lark, tool: Tool) -> str:
+    arguments = arguments_grammar(lark, tool, _WRITING)
     return lark.join(lark.text(f'{_INVOKE} name="{tool.name}">\n'), arguments, lark.text(f"{_TAGS.call_end}\n"))
+
+
+def _bare_call(lark: Lark, tool: Tool) -> str:
+    if tool.name == _FENCED_SIGN and not lark.lenient:
+        raise Inexpressible(f"the name {_FENCED_SIGN!r} is a mark of the format: give the tool another one")
+    return named_json(lambda name: f"{_CALL}{name}{_SEPARATOR}", _CALL_END)(lark, tool)
 
 
 FENCED = ParserFamily(
     name="deepseek",
     parser=DeepSeekParser,
     calls=repeated(
-        named_json(lambda name: f"{_CALL}function{_SEPARATOR}{name}\n{_FENCE}\n", f"\n{_FENCE_END}{_CALL_END}"),
+        named_json(lambda name: f"{_CALL}{_FENCED_SIGN}{_SEPARATOR}{name}\n{_FENCE}\n", f"\n{_FENCE_END}{_CALL_END}"),
         before=_SECTION,
         after=_SECTION_END,
         between="\n",
@@ -125,9 +138,7 @@ FENCED = ParserFamily(
 BARE = ParserFamily(
     name="deepseek_v31",
     parser=DeepSeekParser,
-    calls=repeated(
-        named_json(lambda name: f"{_CALL}{name}{_SEPARATOR}", _CALL_END), before=_SECTION, after=_SECTION_END
-    ),
+    calls=repeated(_bare_call, before=_SECTION, after=_SECTION_END),
     signs=((_SECTION,),),
     needs_special_tokens=True,
 )

@@ -64,7 +64,7 @@ class ParserFamily:
         """
         if self.calls is None:
             return None
-        lark = Lark(tokens or {})
+        lark = Lark(tokens or {}, lenient=True)
         calls = self.calls(lark, _chosen(tools, choice), parallel)
         opened, closed = self.reasoning or THINK
         thought = ""

@@ -5,14 +5,14 @@ Gemma 4 nests objects and lists, FunctionGemma writes plain values; one reader s
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chorus.text.parsers.family import ParserFamily
+from chorus.text.parsers.gemma_grammar import calls_grammar
 from chorus.text.parsers.jsoncall import take_name
-from chorus.text.parsers.lark import CallsGrammar, Lark, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import CutOff, Malformed, Markers, Steps, one
-from chorus.text.parsers.values import Tool, as_json, escaped, quoted
+from chorus.text.parsers.values import as_json, escaped, quoted
 
 _DEEPEST = 64
 _COLON = one(":")
@@ -120,47 +120,10 @@ class FunctionGemmaParser(GemmaParser):
     dropped = ("<start_function_response>", "<end_of_turn>")
 
 
-def _value(lark: Lark, schema: Any, tool: Tool, quote: str, depth: int = 8) -> str:
-    """Where a schema says more than the markup can be held to, any value of its type is let through."""
-    schema = tool.resolved(schema)
-    if depth and schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
-        return _object(lark, schema, tool, quote, depth)
-    if depth and schema.get("type") == "array":
-        item = _value(lark, schema.get("items"), tool, quote, depth - 1)
-        least = "" if schema.get("minItems") else "?"
-        return lark.rule(f'"[" ({item} ("," {item})*){least} "]"')
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return lark.either([lark.text(f"{quote}{choice}{quote}") for choice in choices])
-    string = lark.join(lark.text(quote), lark.free_text(quote))
-    if schema.get("type") == "string":
-        return string
-    if schema.get("type") in ("integer", "number", "boolean", "null"):
-        return lark.json(schema)
-    return lark.either([string, lark.json({"type": ["number", "boolean", "null"]})])
-
-
-def _object(lark: Lark, schema: dict[str, Any], tool: Tool, quote: str, depth: int) -> str:
-    required = schema.get("required") or ()
-    members = [
-        (lark.rule(lark.join(lark.text(f"{key}:"), _value(lark, each, tool, quote, depth - 1))), key in required)
-        for key, each in schema.get("properties", {}).items()
-    ]
-    return lark.rule(lark.join('"{"', lark.listed(members, ","), '"}"'))
-
-
-def _grammar(opened: str, closed: str, quote: str) -> CallsGrammar:
-    def call(lark: Lark, tool: Tool) -> str:
-        arguments = _object(lark, dict(tool.schema), tool, quote, depth=8)
-        return lark.join(lark.text(f"{opened}call:{tool.name}"), arguments, lark.text(closed))
-
-    return repeated(call)
-
-
 GEMMA4 = ParserFamily(
     name="gemma4",
     parser=GemmaParser,
-    calls=_grammar("<|tool_call>", "<tool_call|>", '<|"|>'),
+    calls=calls_grammar("<|tool_call>", "<tool_call|>", '<|"|>'),
     signs=(("<|tool_call>", "<tool_call|>"),),
     needs_special_tokens=True,
 )
@@ -168,7 +131,7 @@ GEMMA4 = ParserFamily(
 FUNCTION_GEMMA = ParserFamily(
     name="function_gemma",
     parser=FunctionGemmaParser,
-    calls=_grammar("<start_function_call>", "<end_function_call>", "<escape>"),
+    calls=calls_grammar("<start_function_call>", "<end_function_call>", "<escape>"),
     signs=(("<start_function_call>",),),
     needs_special_tokens=True,
 )

@@ -1,6 +1,7 @@
 """GLM 4.5 and later, Laguna: `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`.
 
-LongCat writes the same with a prefix to its tags. Both write a JSON object in place of all that at times.
+LongCat writes the same with a prefix to its tags. Both write a JSON object in place of all that, or of
+the arguments, at times.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import JsonCall, take_name
+from chorus.text.parsers.jsoncall import JsonCall, bare_arguments, take_name
 from chorus.text.parsers.lark import CallsGrammar, Lark, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, value_grammar
+from chorus.text.parsers.tagged import TaggedArguments, Tags
+from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
 from chorus.text.parsers.values import Tool
 
 
@@ -35,16 +37,25 @@ class GlmParser(OutlineParser):
         yield from self.source.skip_space()
         if (yield from self.source.take_marker(one("{"))):
             ended_by = yield from JsonCall(self.source, self.answer, one(self.tags.call_end)).read(opened=True)
-            self.answer.end_call()
-            if ended_by is None:
-                yield from self.source.skip_space()
-                yield from self.source.take_marker(one(self.tags.call_end))
+            yield from self._finish(ended_by)
             return
         name = yield from take_name(self.source)
         # A word that no tag follows was prose about the markup.
-        marker = yield from self.source.expect(Markers((self.tags.parameter, self.tags.call_end)))
+        objects = ("{",) if name in self.request.tools else ()
+        marker = yield from self.source.expect(Markers((self.tags.parameter, self.tags.call_end, *objects)))
         self.answer.start(name)
+        if marker == "{":
+            self.source.put_back("{")
+            ended_by = yield from bare_arguments(self.source, self.answer, one(self.tags.call_end))
+            yield from self._finish(ended_by)
+            return
         yield from TaggedArguments(self.source, self.answer, self.tags, self.request.tools.get(name)).read(marker)
+
+    def _finish(self, ended_by: str | None) -> Steps[None]:
+        self.answer.end_call()
+        if ended_by is None:
+            yield from self.source.skip_space()
+            yield from self.source.take_marker(one(self.tags.call_end))
 
 
 class LongCatParser(GlmParser):
@@ -55,15 +66,17 @@ class LongCatParser(GlmParser):
 
 def _grammar(prefix: str) -> CallsGrammar:
     tags = _tags(prefix)
+    writing = Writing(
+        tags,
+        lambda name, kind: (f"{tags.parameter}{name}{tags.header_end}", tags.value_open),
+        between="\n",
+        loose_lines=True,
+    )
 
     def call(lark: Lark, tool: Tool) -> str:
-        parts = [lark.text(f"<{prefix}tool_call>{tool.name}\n")]
-        for name in tool.parameters:
-            head = lark.text(f"{tags.parameter}{name}{tags.header_end}\n{tags.value_open}")
-            value = value_grammar(lark, tool, name, tags.value_end)
-            body = lark.rule(lark.join(head, value, lark.text("\n")))
-            parts.append(body if name in tool.required else f"{body}?")
-        return lark.join(*parts, lark.text(tags.call_end))
+        """GLM 4.5 puts every tag on a line of its own, 4.7 puts none there."""
+        arguments = arguments_grammar(lark, tool, writing)
+        return lark.join(lark.lines(f"<{prefix}tool_call>{tool.name}", ""), arguments, lark.text(tags.call_end))
 
     return repeated(call, between="\n")
 

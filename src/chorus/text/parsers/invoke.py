@@ -12,7 +12,8 @@ from chorus.text.parsers.family import ParserFamily
 from chorus.text.parsers.lark import Lark, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import Malformed, Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, arguments_grammar, named_by
+from chorus.text.parsers.tagged import TaggedArguments, Tags, named_by
+from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
 from chorus.text.parsers.values import Tool
 
 _name_of = named_by("name")
@@ -90,8 +91,10 @@ class MiniCpmParser(InvokeParser):
 
 
 def _call(tags: Tags, invoke: str, line: str) -> Callable[[Lark, Tool], str]:
+    writing = Writing(tags, lambda name, kind: (f'{tags.parameter} name="{name}">',), between=line)
+
     def call(lark: Lark, tool: Tool) -> str:
-        arguments = arguments_grammar(lark, tool, lambda name: f'{tags.parameter} name="{name}">', tags, between=line)
+        arguments = arguments_grammar(lark, tool, writing)
         return lark.join(lark.text(f'{invoke} name="{tool.name}">{line}'), arguments, lark.text(tags.call_end + line))
 
     return call

@@ -79,7 +79,7 @@ class JsonCall:
     def _member(self, key: str) -> Steps[str | None]:
         if key in _ARGUMENT_KEYS:
             return (yield from self._arguments())
-        if key == "function" and (yield from self._source.peek()) == "{":
+        if key in ("function", "tool") and (yield from self._source.peek()) == "{":
             self._source.take(1)
             return (yield from self._members())
         value = yield from read_json(self._source)

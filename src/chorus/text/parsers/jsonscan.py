@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from chorus.text.parsers.source import CutOff, Malformed, Markers, Sink, Source, Steps
@@ -175,3 +176,26 @@ def _whole(source: Source, parts: list[str]) -> Steps[None]:
             if source.ended:
                 raise CutOff
             yield
+
+
+@dataclass(frozen=True)
+class Document:
+    written: str
+    mended: str
+
+
+def read_ahead(source: Source) -> Steps[Document]:
+    """The JSON object, array or string that the text goes on with; empty, and nothing used up, if it is none."""
+    scanner = JsonScanner()
+    taken: list[str] = []
+    mended: list[str] = []
+    while not scanner.done:
+        used, text = scanner.feed(source.rest())
+        taken.append(source.take(used))
+        mended.append(text)
+        if scanner.failed or (source.ended and not scanner.done):
+            source.put_back("".join(taken))
+            return Document("", "")
+        if not scanner.done:
+            yield
+    return Document("".join(taken), "".join(mended))

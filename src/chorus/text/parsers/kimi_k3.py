@@ -7,8 +7,9 @@ from chorus.text.parsers.jsoncall import bare_arguments
 from chorus.text.parsers.lark import Lark, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, arguments_grammar, attribute, named_by
-from chorus.text.parsers.values import STRING, Tool
+from chorus.text.parsers.tagged import TaggedArguments, Tags, attribute, named_by
+from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.values import Tool
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _TOOLS, _TOOLS_END = f"{_OPEN}tools{_SEP}", f"{_CLOSE}tools{_SEP}"
@@ -19,7 +20,7 @@ _TAGS = Tags(
     value_end=f"{_CLOSE}argument{_SEP}",
     call_end=f"{_CLOSE}call{_SEP}",
     name_of=named_by("key"),
-    types_of=lambda header: STRING if attribute(header, "type") in ("string", None) else None,
+    is_string=lambda header: attribute(header, "type") in ("string", None),
 )
 _tool_of = named_by("tool")
 
@@ -27,12 +28,8 @@ _tool_of = named_by("tool")
 class KimiK3Parser(OutlineParser):
     opens = (_TOOLS,)
     inner = (_TOOLS_END, _CALL, _JSON, _JSON_END, _TAGS.parameter, _TAGS.value_end, _TAGS.call_end, _SEP)
-    dropped = (
-        f"{_OPEN}response{_SEP}",
-        f"{_CLOSE}response{_SEP}",
-        f"{_CLOSE}message{_SEP}",
-        "<|end_of_msg|>",
-    )
+    wraps = (f"{_OPEN}response{_SEP}", f"{_CLOSE}response{_SEP}", f"{_CLOSE}message{_SEP}")
+    dropped = (*wraps, "<|end_of_msg|>")
     call_ends_reasoning = True
 
     def call(self, opened_by: str) -> Steps[None]:
@@ -64,16 +61,18 @@ def _attribute_text(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def _call(lark: Lark, tool: Tool) -> str:
-    def opened(parameter: str) -> str:
-        types = tool.types(parameter) or STRING
-        kind = "string" if "string" in types else min(types)
-        return f'{_TAGS.parameter} key="{_attribute_text(parameter)}" type="{kind}"{_SEP}'
+def _opened(parameter: str, kind: str) -> tuple[str]:
+    return (f'{_TAGS.parameter} key="{_attribute_text(parameter)}" type="{kind}"{_SEP}',)
 
+
+_WRITING = Writing(_TAGS, _opened, marks_strings=True)
+
+
+def _call(lark: Lark, tool: Tool) -> str:
     head = lark.join(
         lark.text(f'{_CALL} tool="{_attribute_text(tool.name)}" index="'), "/[0-9]{1,3}/", lark.text(f'"{_SEP}')
     )
-    return lark.join(head, arguments_grammar(lark, tool, opened, _TAGS, between=""), lark.text(_TAGS.call_end))
+    return lark.join(head, arguments_grammar(lark, tool, _WRITING), lark.text(_TAGS.call_end))
 
 
 FAMILY = ParserFamily(

@@ -12,9 +12,11 @@ from chorus.text.parsers.values import Tool
 
 class Lark:
     """Collects rules. `tokens` are the tokenizer's added tokens: markup spelled by one must be that very token,
-    because a grammar never matches such a token by its letters."""
+    because a grammar never matches such a token by its letters. A lenient one lets anything through where a schema says
+    what a markup cannot be held to; otherwise that is an error."""
 
-    def __init__(self, tokens: Mapping[str, int]) -> None:
+    def __init__(self, tokens: Mapping[str, int], *, lenient: bool = False) -> None:
+        self.lenient = lenient
         self._tokens = {name: number for name, number in tokens.items() if name}
         names = sorted(self._tokens, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, names))) if names else None
@@ -28,6 +30,13 @@ class Lark:
         self._rules.append(f"{name}{options}: {body}")
         return name
 
+    def reserve(self) -> str:
+        """The name of a rule whose body is given later: it may hold the rule itself."""
+        return self.rule("")
+
+    def fill(self, rule: str, body: str) -> None:
+        self._rules[int(rule.removeprefix("r"))] = f"{rule}: {body}"
+
     def text(self, literal: str) -> str:
         """The literal, with the tokens inside it named by their number."""
         parts: list[str] = []
@@ -39,13 +48,27 @@ class Lark:
         parts += [json.dumps(literal[at:])] if at < len(literal) else []
         return " ".join(parts)
 
+    def terminal(self, body: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def lines(self, *literals: str) -> str:
+        """Literals, each of which may stand on a line of its own."""
+        return r' ("\n")? '.join(map(self.text, literals))
+
     def free_text(self, end: str) -> str:
-        """Any text up to `end`, and `end`. Space before an end that is a token counts as text."""
-        body = end.lstrip()
-        first = self._split.match(body) if self._split else None
-        if first:
-            return self.join("/(?s:.*)/", self.text(body))
-        return self.rule("/(?s:.*)/", f"[suffix={json.dumps(end)}]")
+        """Any text up to `end`, and `end`."""
+        return self.ended("/(?s:.*)/", end)
+
+    def ended(self, terminal: str, end: str) -> str:
+        """A text up to the first `end`, and `end`. A token in `end` ends the text: letters before it belong to that."""
+        token = self._split.search(end) if self._split else None
+        if token is None:
+            return self.rule(terminal, f"[suffix={json.dumps(end)}]")
+        before, rest = end[: token.start()], end[token.start() :]
+        text = self.terminal(f"{terminal} {json.dumps(before)}") if before else terminal
+        return self.join(text, self.text(rest))
 
     def json(self, schema: Any) -> str:
         return self.rule(f"%json {json.dumps(schema)}")

@@ -119,6 +119,8 @@ class OutlineParser(StreamingParser):
     inner: ClassVar[tuple[str, ...]] = ()
     # Wrappers and end-of-turn tokens without a meaning here.
     dropped: ClassVar[tuple[str, ...]] = ()
+    # Those of them that a model writes around the parts of an answer, and not at its end.
+    wraps: ClassVar[tuple[str, ...]] = ()
     # Where the opening string is a token of its own, models open a call without closing their reasoning first.
     call_ends_reasoning: ClassVar[bool] = False
 

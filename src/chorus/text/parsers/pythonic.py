@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from chorus.text.parsers.family import ParserFamily
 from chorus.text.parsers.jsoncall import take_name
 from chorus.text.parsers.lark import Lark, repeated
+from chorus.text.parsers.members import Member, any_members, checked_name, members
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import CutOff, Malformed, Markers, Steps, one
-from chorus.text.parsers.values import NO_VALUE, Tool, dumped, parsed, python_literal, quoted, types_of
+from chorus.text.parsers.strings import Inexpressible
+from chorus.text.parsers.values import (
+    NO_VALUE,
+    STRING,
+    Tool,
+    dumped,
+    encodable,
+    parsed,
+    python_literal,
+    quoted,
+    types_of,
+)
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+_KEYWORD = re.compile(r"\w+")
 _OPENERS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -91,21 +106,31 @@ class PythonicParser(OutlineParser):
     def _as_json(self, text: str, tool: str, parameter: str) -> str:
         types = types_of(self.request.tools.get(tool), parameter)
         value = parsed(text)
-        if value is NO_VALUE:
-            value = python_literal(text)
-        if value is NO_VALUE:
+        literal = python_literal(text) if value is NO_VALUE else value
+        if literal is NO_VALUE or (types == STRING and not isinstance(literal, str)):
             return quoted(text.strip())
-        if types == frozenset({"string"}) and not isinstance(value, str):
-            return quoted(text.strip())
-        return dumped(value)
+        return dumped(literal) if value is NO_VALUE or not encodable(text) else text.strip()
 
 
 def _call(lark: Lark, tool: Tool) -> str:
-    arguments = [
-        (lark.rule(lark.join(lark.text(f"{name}="), lark.json(tool.parameter_schema(name)))), name in tool.required)
-        for name in tool.parameters
-    ]
-    return lark.join(lark.text(f"{tool.name}("), lark.listed(arguments, ", "), lark.text(")"))
+    return lark.join(lark.text(f"{checked_name(tool, lark.lenient)}("), _arguments(lark, tool), lark.text(")"))
+
+
+def _arguments(lark: Lark, tool: Tool) -> str:
+    if (schema := any_members(tool, lark.lenient)) is not None:
+        argument = lark.rule(lark.join("/[A-Za-z_][A-Za-z0-9_]*/", '"="', lark.json(tool.standing_alone(schema))))
+        return f'({argument} (", " {argument})*)?'
+    listed = [(_argument(lark, tool, member), member.required) for member in members(tool, lark.lenient)]
+    return lark.listed(listed, ", ")
+
+
+def _argument(lark: Lark, tool: Tool, member: Member) -> str:
+    if not _KEYWORD.fullmatch(member.name) and not lark.lenient:
+        raise Inexpressible(f"the name of parameter {member.name!r}: use letters, digits and _")
+    value = lark.json(tool.standing_alone(member.schema))
+    if tool.types(member.name) == {"boolean"} and set(tool.resolved(member.schema)) <= {"type", "description"}:
+        value = lark.either([value, '"True"', '"False"'])  # as models that call like Python write it
+    return lark.rule(lark.join(lark.text(f"{member.name}="), value))
 
 
 FAMILY = ParserFamily(

@@ -9,7 +9,8 @@ from chorus.text.parsers.family import ParserFamily
 from chorus.text.parsers.lark import Lark, repeated
 from chorus.text.parsers.outline import OutlineParser
 from chorus.text.parsers.source import Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, arguments_grammar, plain_name
+from chorus.text.parsers.tagged import TaggedArguments, Tags, plain_name
+from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
 from chorus.text.parsers.values import Tool
 
 _OPEN, _CLOSE, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
@@ -32,8 +33,11 @@ class Qwen3CoderParser(OutlineParser):
         yield from self.source.take_marker(one(_CLOSE))
 
 
+_WRITING = Writing(_TAGS, lambda name, kind: (f"{_TAGS.parameter}{name}>\n",), between="\n")
+
+
 def _call(lark: Lark, tool: Tool) -> str:
-    arguments = arguments_grammar(lark, tool, lambda name: f"{_TAGS.parameter}{name}>", _TAGS, between="\n")
+    arguments = arguments_grammar(lark, tool, _WRITING)
     head = lark.text(f"{_OPEN}\n{_FUNCTION}{tool.name}>\n")
     return lark.join(head, arguments, lark.text(f"{_TAGS.call_end}\n{_CLOSE}"))
 

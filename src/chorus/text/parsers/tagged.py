@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from chorus.text.parsers.lark import Lark
+from chorus.text.parsers.jsonscan import Document, read_ahead
 from chorus.text.parsers.outline import Answer
 from chorus.text.parsers.source import CutOff, Malformed, Markers, Sink, Source, Steps, one
 from chorus.text.parsers.values import (
+    NULLABLE_STRING,
     STRING,
     Tool,
     as_json,
@@ -21,8 +22,9 @@ from chorus.text.parsers.values import (
     types_of,
 )
 
-_CDATA = "<![CDATA["
-_CDATA_END = "]]>"
+CDATA = "<![CDATA["
+CDATA_END = "]]>"
+_JSON_BEGINS = frozenset('{["')
 
 
 def plain_name(header: str) -> str:
@@ -61,8 +63,8 @@ class Tags:
     value_end: str
     call_end: str
     name_of: Callable[[str], str] = plain_name
-    # The type that the tag itself gives; None: the tool's schema says.
-    types_of: Callable[[str], frozenset[str] | None] = lambda header: None
+    # True or False where the tag itself says whether its value is a string; None: the tool's schema says.
+    is_string: Callable[[str], bool | None] = lambda header: None
     value_open: str = ""
     # The value stands on lines of its own; the line break at each side is layout.
     own_lines: bool = False
@@ -93,7 +95,7 @@ class TaggedArguments:
             name = self._tags.name_of(header)
             if self._tags.value_open:
                 yield from self._source.expect(one(self._tags.value_open))
-            yield from self._value(name, self._tags.types_of(header) or types_of(self._tool, name))
+            yield from self._value(name, _types(self._tags.is_string(header), types_of(self._tool, name)))
             self._source.commit()
             marker = None
         self._answer.arguments("}" if self._begun else "{}")
@@ -103,15 +105,15 @@ class TaggedArguments:
         if self._tags.own_lines:
             yield from self._source.take_marker(one("\n"))
         space = (yield from self._source.skip_space()) if self._tags.cdata else ""
-        is_cdata = self._tags.cdata and (yield from self._source.take_marker(one(_CDATA)))
-        end = one(_CDATA_END) if is_cdata else self._value_end
+        is_cdata = self._tags.cdata and (yield from self._source.take_marker(one(CDATA)))
+        end = one(CDATA_END) if is_cdata else self._value_end
         space = "" if is_cdata else space
         if types == STRING:
             yield from self._string(lead, space, end)
         else:
             parts = [space]
             try:
-                yield from self._source.inside(end, parts.append)
+                yield from self._whole(end, parts, types)
             except CutOff:
                 self._answer.arguments(lead + "".join(parts))
                 raise
@@ -119,6 +121,19 @@ class TaggedArguments:
             self._answer.arguments(lead + self._as_json("".join(parts), types))
         if is_cdata:
             yield from self._source.expect(one(self._tags.value_end))
+
+    def _whole(self, end: Markers, parts: list[str], types: frozenset[str] | None) -> Steps[None]:
+        """A value that is no plain string, up to its end, which may also stand inside a JSON text and mean nothing."""
+        document = Document("", "")
+        if types != NULLABLE_STRING:
+            parts.append((yield from self._source.skip_space()))
+            if (yield from self._source.peek()) in _JSON_BEGINS:
+                document = yield from read_ahead(self._source)
+        parts.append(document.written)
+        place = len(parts)
+        yield from self._source.inside(end, parts.append)
+        if not "".join(parts[place:]).strip():
+            parts[place - 1] = document.mended
 
     def _string(self, lead: str, space: str, end: Markers) -> Steps[None]:
         self._begun = True
@@ -136,6 +151,14 @@ class TaggedArguments:
         if self._tags.tidy_paths and (types is None or "string" in types) and is_path(value):
             return quoted(tidy_path(value))
         return as_json(value, types)
+
+
+def _types(is_string: bool | None, declared: frozenset[str] | None) -> frozenset[str] | None:
+    """A tag that calls its value no string decides where the schema leaves it open."""
+    if is_string:
+        return STRING
+    open_to_both = is_string is False and declared is not None and declared > STRING
+    return None if open_to_both else declared
 
 
 class _Stray:
@@ -169,33 +192,3 @@ class _PathTidier:
     def close(self) -> None:
         if self._held is not None:
             self._sink(tidy_path(self._held) if is_path(self._held) else self._held)
-
-
-def arguments_grammar(lark: Lark, tool: Tool, open_parameter: Callable[[str], str], tags: Tags, between: str) -> str:
-    """Each parameter in the schema's order, the required ones for certain."""
-    parts: list[str] = []
-    for name in tool.parameters:
-        value = value_grammar(lark, tool, name, tags.value_end, own_lines=tags.own_lines)
-        body = lark.join(lark.text(open_parameter(name) + ("\n" if tags.own_lines else "")), value, lark.text(between))
-        parts.append(lark.rule(body) + ("" if name in tool.required else "?"))
-    return " ".join(parts)
-
-
-def value_grammar(lark: Lark, tool: Tool, parameter: str, end: str, *, own_lines: bool = False) -> str:
-    """A value and the tag that ends it. Strings are free text, but for those that are one of a list."""
-    schema = tool.parameter_schema(parameter)
-    types = tool.types(parameter)
-    closing = f"\n{end}" if own_lines else end
-    choices = _string_choices(schema)
-    if choices:
-        return lark.join(lark.either([lark.text(choice) for choice in choices]), lark.text(closing))
-    if types is None or "string" in types:
-        return lark.free_text(closing)
-    return lark.join(lark.json(schema), lark.text(closing))
-
-
-def _string_choices(schema: object) -> Sequence[str]:
-    if not isinstance(schema, dict):
-        return ()
-    choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
-    return choices if all(isinstance(choice, str) and choice for choice in choices) else ()

