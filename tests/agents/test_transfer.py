@@ -19,7 +19,7 @@ import pytest
 
 from chorus.cluster import agent_models, trust_join
 from chorus.cluster.agent_door import FILES, PROTOCOLS, Door
-from chorus.cluster.transfer import FileServer, SharedFile, TransferFailed, share_folder
+from chorus.cluster.transfer import FileServer, Share, SharedFile, TransferFailed, share_folder
 from chorus.cluster.transfer_disk import RANGE_BYTES
 from chorus.cluster.transfer_fetch import Progress, fetch
 from chorus.cluster.transfer_sources import Source
@@ -74,6 +74,16 @@ def test_a_file_arrives_as_it_was(tmp_path: Path, model: Path) -> None:
         assert files.sent_bytes == SIZE
     assert digest(target / NAME) == digest(model / NAME)
     assert [file.name for file in target.iterdir()] == [NAME]
+
+
+def test_what_was_offered_to_one_stays_when_less_is_offered_to_another(tmp_path: Path, model: Path) -> None:
+    with holder(tmp_path, model) as (door, files, identity, share):
+        whole = share_folder("some-model", model)
+        few = tuple(file for file in whole.files if file.name != NAME)
+        assert few
+        files.offer(Share("some-model", model, few, share))
+        copy(door, identity, share, tmp_path / "copies")
+    assert digest(tmp_path / "copies" / NAME) == digest(model / NAME)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (4 << 20) + 1, RANGE_BYTES, RANGE_BYTES + 4095])

@@ -57,6 +57,25 @@ def test_a_killed_engine_is_started_again(tiny_model: Path, tmp_path: Path) -> N
         assert server.text("The quick brown fox") == text
 
 
+@pytest.mark.parametrize("transport", ["grpc", "ring"])
+def test_a_stream_whose_rank_is_killed_is_told_at_once_and_the_model_comes_back(
+    tiny_model: Path, tmp_path: Path, transport: str
+) -> None:
+    with ChorusServer(tiny_model, ["--ranks", "2", "--transport", transport], tmp_path) as server:
+        text = server.text("The quick brown fox")
+        body = {"prompt": "The quick brown fox", "max_tokens": 1500, "stream": True, "logit_bias": {"2": -100}}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.process_named("chorus.shard").send_signal(signal.SIGKILL)
+            told = [line for line in lines if "error" in line]
+        assert len(told) == 1, server.log
+        # The supervisor sees the end of the rank as well, and may stop the leader before that has.
+        assert "the engine lost a rank: rank 1" in told[0] or "The engine was stopped" in told[0]
+        assert eventually(lambda: answers(server)), server.log
+        assert server.text("The quick brown fox") == text
+
+
 def test_requests_around_a_loss_are_answered_or_told_when_to_come_back(tiny_model: Path, tmp_path: Path) -> None:
     """Also those that meet the next engine while it loads: none of them may wait for an answer that never comes."""
     body = {"prompt": "The quick brown fox", "max_tokens": 4}

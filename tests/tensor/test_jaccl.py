@@ -60,7 +60,7 @@ def request_of(content: Any, **more: Any) -> wire.LoadRequest:
         **more,
     )
     spec = EngineSpec.model_validate_json(spec.model_dump_json())
-    return _load_request(spec, [Follower(1, spec.ranks[1])], Layout((4,), (1, 1)))
+    return _load_request(spec, [Follower(1, spec.ranks[1])], Layout((4,), (1, 1)), 5100, 5101)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def serve(
     tool_parser: Annotated[
         str | None, typer.Option(help="How the model writes tool calls, where its template does not tell.")
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the Python code that the model's folder brings.")
+    ] = False,
     cluster: Annotated[bool, typer.Option("--cluster", help="Over the nodes that joined this cluster.")] = False,
     peer: Annotated[
         list[str] | None, typer.Option(help="With --cluster: host[:port] of a node's agent; may be repeated.")
@@ -114,6 +117,7 @@ def serve(
             "threads": threads,
             "dtype": dtype,
             "context": context,
+            "trust_remote_code": trust_remote_code or None,
             "step_log": step_log,
         },
         "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},

@@ -94,14 +94,17 @@ class FileServer:
     """Answers members at the door, for as long as their connection lasts."""
 
     def __init__(self) -> None:
-        self._shares: dict[str, Share] = {}
+        self._offered: dict[str, dict[str, tuple[Path, SharedFile]]] = {}
+        """By share and name of the file: where it lies."""
         self._lock = threading.Lock()
         self.sent_bytes = 0
         self.probed_bytes = 0
 
     def offer(self, share: Share) -> None:
+        """What was offered before stays: somebody else may be about to fetch it."""
         with self._lock:
-            self._shares[share.digest] = share
+            offered = self._offered.setdefault(share.digest, {})
+            offered.update({file.name: (share.folder, file) for file in share.files})
 
     def serve(self, connection: ssl.SSLSocket, host: str, member: Member) -> None:
         connection.settimeout(TIMEOUT_SECONDS)
@@ -133,14 +136,14 @@ class FileServer:
 
     def _find(self, request: Mapping[str, object]) -> tuple[Path, int, int]:
         with self._lock:
-            share = self._shares.get(str(request.get("share")))
-        entry = next((file for file in share.files if file.name == request.get("file")), None) if share else None
+            found = self._offered.get(str(request.get("share")), {}).get(str(request.get("file")))
         start, length = request.get("start"), request.get("length")
-        if share is None or entry is None or not isinstance(start, int) or not isinstance(length, int):
+        if found is None or not isinstance(start, int) or not isinstance(length, int):
             raise NotTrusted(f"a request for a file that is not offered: {str(dict(request))[:200]}")
+        folder, entry = found
         if start < 0 or length < 0 or start + length > entry.size or length > RANGE_BYTES:
             raise NotTrusted(f"a request for bytes {start} to {start + length} of {entry.name}, which has {entry.size}")
-        return share.folder / entry.name, start, length
+        return folder / entry.name, start, length
 
 
 def _answer_probe(connection: ssl.SSLSocket, length: object) -> int:

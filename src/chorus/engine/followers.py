@@ -30,7 +30,7 @@ from chorus.transport.links import Link, LinkLost, Traffic
 log = logging.getLogger("chorus.engine")
 
 QUEUE_LENGTH = 256
-STUCK_SECONDS = 5.0
+STUCK_SECONDS = 2.0
 """How long the main thread may take to notice a lost rank by itself."""
 UNLOAD_SECONDS = 1.5
 """How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
@@ -145,9 +145,15 @@ class FollowerGroup:
         self._in_order = True
         self._left = threading.Event()
         self._waiting_since: float | None = None
+        self.farewell: Callable[[str], None] = lambda reason: None
+        """Called with the reason before this process is left in the middle of a collective."""
         for follower in followers:
-            follower.start(self._lost.set)
+            follower.start(self._lose)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def _lose(self) -> None:
+        """A rank has failed. Called from the thread that reads its answers."""
+        self._lost.set()
 
     def send(self, step: Step) -> None:
         message = step_to_wire(step)
@@ -167,6 +173,13 @@ class FollowerGroup:
     def check(self) -> None:
         if self._lost.is_set():
             raise RankLost("; ".join(f.failure for f in self.followers if f.failure))
+
+    def lost(self, error: RuntimeError) -> RankLost:
+        """What it means when a step fails here: MLX says in its own words that a collective has lost its peer."""
+        self._in_order = False
+        # Who it was, its control link tells a moment later.
+        self._lost.wait(STUCK_SECONDS)
+        return RankLost(self._blame(0, str(error)))
 
     def close(self) -> None:
         self._left.set()
@@ -194,7 +207,9 @@ class FollowerGroup:
         while self._waiting_since is None or time.monotonic() < deadline:
             if self._left.wait(0.1):
                 return
-        log.critical("%s; leaving", self._blame(0, f"nothing came for {self._timeout:g} s"))
+        reason = self._blame(0, f"nothing came for {self._timeout:g} s")
+        log.critical("%s; leaving", reason)
+        self.farewell(reason)
         os._exit(EXIT_RANK_LOST)
 
     def _blame(self, step: int, what: str) -> str:
@@ -212,12 +227,16 @@ class PipelineFollowers(FollowerGroup):
     def __init__(
         self, followers: Sequence[Follower], link: Link, stages: int, step_timeout: float, relay: CollectiveLink | None
     ) -> None:
-        super().__init__(followers, step_timeout)
         self.stages = stages
         self.relay = relay
         # One chunk in every stage and one on its way: more would only make cancelling slower.
         self.depth = stages + 1
         self._link = link
+        super().__init__(followers, step_timeout)
+
+    def _lose(self) -> None:
+        super()._lose()
+        self._link.abandon("a rank is gone")
 
     def receive(self, step: Step) -> list[mx.array] | None:
         if not step.feeds:

@@ -137,7 +137,7 @@ def run(spec: EngineSpec) -> int:
         try:
             leader = _start(engine, service, cleanup)
             engine.enter(wire.READY, "ready")
-            log.info("stopped: %s", leader.run())
+            log.info("stopped: %s", _lead(leader, engine.group))
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
             if spec.failure_file:
@@ -145,9 +145,22 @@ def run(spec: EngineSpec) -> int:
             return EXIT_CANNOT_START
         except RankLost as error:
             engine.enter(wire.BROKEN, str(error))
-            service.refuse(f"the engine lost a rank: {error}")
+            service.refuse(_lost(str(error)))
             return EXIT_RANK_LOST
     return 0
+
+
+def _lead(leader: Leader, group: Group | None) -> str:
+    try:
+        return leader.run()
+    except RuntimeError as error:
+        if group is None or group.followers is None:
+            raise
+        raise group.followers.lost(error) from error
+
+
+def _lost(reason: str) -> str:
+    return f"the engine lost a rank: {reason}"
 
 
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> Leader:
@@ -178,4 +191,6 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
     engine.grammars = GrammarCompiler(spec.model_path, limits.vocabulary, spec.trust_remote_code)
     engine.group, engine.leader = group, leader
+    if group.followers:
+        group.followers.farewell = lambda reason: service.leave(_lost(reason))
     return leader

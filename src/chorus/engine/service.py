@@ -22,6 +22,7 @@ from chorus.proto import engine_pb2_grpc
 log = logging.getLogger("chorus.engine")
 
 MAX_MESSAGE = 64 << 20
+LEAVE_SECONDS = 2.0
 MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
 
@@ -206,6 +207,11 @@ class ServiceThread:
     def refuse(self, reason: str) -> None:
         """Nothing more will be answered: open requests end with this reason, later ones never begin."""
         self._loop.call_soon_threadsafe(self._service.close_all, reason)
+
+    def leave(self, reason: str) -> None:
+        """`refuse`, and wait until everybody has heard it."""
+        self.refuse(reason)
+        self.stop(LEAVE_SECONDS)
 
     def stop(self, timeout: float = 3.0) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)

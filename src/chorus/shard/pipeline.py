@@ -176,7 +176,7 @@ class Stage:
                 _seat(layers[index], _Local, self, index)
 
     def _starts_early(self, index: int) -> bool:
-        """Between ranks there is no look-ahead to hide the building of a graph: let the device begin meanwhile."""
+        """Nothing hides the building of a stage's graph: let the device begin meanwhile."""
         return index == self.first and not (self.is_first and self.is_last)
 
     def _probe(self, index: int, args: Args, kwargs: Kwargs) -> Any:
@@ -260,7 +260,8 @@ def check_split(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
     """
     text = config.get("text_config") or {}
     names = [upstream.architecture_name(part) for part in (config, text) if part.get("model_type")]
-    upstream.architecture_module(names[0])
+    if not config.get("model_file"):  # else the folder brings its own
+        upstream.architecture_module(names[0])
     total = config_layers(config)
     if list(boundaries) != sorted(set(boundaries)) or any(not 0 < b < (total or b + 1) for b in boundaries):
         raise SplitError(f"stages starting at layers {list(boundaries)} do not divide {total or 'the'} layers in order")

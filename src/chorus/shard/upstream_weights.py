@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,9 +50,13 @@ def load_lazily(
     names that were found are handed back for ours.
     """
     loaded: set[str] = set()
+    # Upstream would take a folder's own classes past the hook below.
+    own_code = load_config(path).get("model_file")
+    if own_code and not trust_remote_code:
+        raise ValueError(f"its architecture is code of its own ({own_code}): read it, then allow --trust-remote-code")
 
     def classes(config: dict[str, Any]) -> tuple[Callable[[Any], nn.Module], Any]:
-        model_class, arguments = _get_classes(config)
+        model_class, arguments = _own_classes(path / own_code) if own_code else _get_classes(config)
 
         def make(args: Any) -> nn.Module:
             model = model_class(args)
@@ -60,11 +66,25 @@ def load_lazily(
         return make, arguments
 
     model, config = load_model(
-        path, lazy=True, strict=False, get_model_classes=classes, trust_remote_code=trust_remote_code
+        path,
+        lazy=True,
+        strict=False,
+        model_config={"model_file": None} if own_code else None,
+        get_model_classes=classes,
     )
     for hook in ("sanitize", "load_weights"):
         model.__dict__.pop(hook, None)
     return LazyModel(model, config, frozenset(loaded))
+
+
+def _own_classes(file: Path) -> tuple[Callable[[Any], nn.Module], Any]:
+    """The classes that a model folder brings itself: its owner has said that they may run."""
+    spec = importlib.util.spec_from_file_location("chorus_custom_model", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ValueError(f"config.json names {file.name} as the model's code, and it is not in {file.parent}")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Model, module.ModelArgs
 
 
 def _observe(

@@ -128,7 +128,7 @@ def _load_files(path: Path, trust_remote_code: bool) -> Any:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
         if "trust_remote_code" in str(error):
-            remedy = "read that code, then allow it with trust_remote_code if you trust it"
+            remedy = "read that code, then allow it with --trust-remote-code if you trust it"
             raise TokenizerError(f"the tokenizer in {path} runs code of its own; {remedy}") from error
         raise TokenizerError(f"cannot load the tokenizer in {path} ({one_line(error)}); {_REMEDY}") from error
 

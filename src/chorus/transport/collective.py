@@ -56,6 +56,7 @@ class CollectiveLink:
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
         assert self._sender is not None, "the last stage has nobody to send to"
         assert self._next is not None
+        # Not sooner: a receive that is asked for early spins until its tensors come.
         self._sender.send(frames.encode(step, arrays, payload=False))
         for array in arrays:
             # One after the other: both ends must pass them in the same order.
@@ -91,6 +92,9 @@ class CollectiveLink:
             mx.async_eval(array)
         else:
             _finish(array)
+
+    def abandon(self, reason: str) -> None:
+        self._inbox.close(reason)
 
     def close(self) -> None:
         if self._sender:

@@ -101,6 +101,9 @@ class GrpcLink:
     def receive(self, step: int) -> list[mx.array]:
         return self._inbox.take(step, self._timeout).arrays()
 
+    def abandon(self, reason: str) -> None:
+        self._inbox.close(reason)
+
     def close(self) -> None:
         if self._sender:
             self._sender.close()

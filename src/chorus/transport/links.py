@@ -36,6 +36,10 @@ class Link(Protocol):
         """The arrays of a step from the stage before; raises LinkLost after the step's deadline."""
         ...
 
+    def abandon(self, reason: str) -> None:
+        """Wake up whoever receives: nothing more will come. May be called from any thread."""
+        ...
+
     def close(self) -> None: ...
 
 
