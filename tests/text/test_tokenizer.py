@@ -118,7 +118,7 @@ def test_code_in_the_model_folder_is_not_run_unless_allowed(tmp_path: Path) -> N
     write_tiny_tokenizer(tmp_path)
     (tmp_path / "custom.py").write_text("raise SystemExit('this code was run')\n")
     change_config(tmp_path, tokenizer_class="Custom", auto_map={"AutoTokenizer": [None, "custom.Custom"]})
-    with pytest.raises(TokenizerError, match="trust_remote_code"):
+    with pytest.raises(TokenizerError, match="--trust-remote-code"):
         Tokenizer.load(tmp_path)
 
 
