@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import psutil
 import pytest
@@ -39,7 +40,11 @@ def test_a_paused_program_stops_and_can_still_be_ended() -> None:
         wait_for_log(started, "ready")
         started.pause()
         running = started.processes()
-        assert {process.status() for process in running} == {psutil.STATUS_STOPPED}
+        deadline = time.monotonic() + 20
+        # A signal is delivered when its process runs next.
+        while {process.status() for process in running} != {psutil.STATUS_STOPPED}:
+            assert time.monotonic() < deadline, [process.status() for process in running]
+            time.sleep(0.01)
     assert not any(process.is_running() for process in running)
 
 

@@ -6,6 +6,7 @@ computed while the forward it belongs to is already running.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,12 @@ class GrammarCompiler:
     """Compiles grammars for one model; safe to call from several threads."""
 
     def __init__(self, model_path: Path, vocabulary: int, trust_remote_code: bool = False) -> None:
+        """Before anybody is served: importing transformers takes over a second and keeps Python's lock meanwhile, in
+        which no stream would move and no front end would be answered.
+        """
+        with keep_file_limit():
+            importlib.import_module("llguidance.hf")
+            importlib.import_module("transformers").AutoTokenizer  # noqa: B018 (asking for it imports it)
         self._model_path = model_path
         self._vocabulary = vocabulary
         self._trust_remote_code = trust_remote_code
@@ -81,10 +88,8 @@ class GrammarCompiler:
             return self._tokenizers[stop_tokens]
 
     def _make_tokenizer(self, stop_tokens: frozenset[int]) -> LLTokenizer:
-        # Over a second of processor time, and most leaders never see a grammar.
-        with keep_file_limit():
-            import llguidance.hf
-            from transformers import AutoTokenizer
+        import llguidance.hf
+        from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(
             self._model_path, local_files_only=True, trust_remote_code=self._trust_remote_code
