@@ -105,7 +105,7 @@ def test_up_says_all_that_is_wrong_before_it_touches_anything(hosts: list[Host],
     wrong = first.chorus("up", "-c", str(file))
     busy.terminate()
     assert wrong.returncode == 1
-    assert "/no/such/python" in wrong.stderr
+    assert "/no/such/python" in wrong.stderr, wrong.stderr
     assert "50151" in wrong.stderr
     assert not (second.home / ".chorus").exists()
     assert not (third.home / ".chorus").exists()
