@@ -9,7 +9,7 @@ import asyncssh
 
 from chorus.cluster.ssh_shell import COMMAND_SECONDS, Done, HostFailed, Login, short
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 20.0
 
 
 class SshShell:
