@@ -7,13 +7,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from chorus.engine.spec import EngineSpec
 from chorus.shard.load import stored_layers
 from chorus.shard.steps import Feed, Step
 from chorus.shard.token_relay import TokenRelay, placeholder
-from tests.support.group_requests import generate, requests
-from tests.support.margins import explain_difference, load_reference
-from tests.support.mpi_group import run_group
+from tests.support.mpi_group import check_as_alone, run_group
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,14 +25,7 @@ def test_three_stages_with_tokens_in_the_graph_say_what_the_whole_model_says(
     layers = stored_layers(model)
     answer = run_group(model, tmp_path, 3, split=(layers - 3, 2, 1), lanes=lanes)
     assert answer["lookahead"]
-    alone = generate(EngineSpec(address="unix:/nowhere", model_path=model))
-    reference = load_reference(model)
-    for request in requests():
-        lone, other = alone["tokens"][request.id], answer["tokens"][request.id]
-        assert len(other) == request.max_tokens
-        assert explain_difference(reference, list(request.prompt), lone, other, request.sampling) is None
-        first = answer["logprobs"][request.id][0]
-        assert first == pytest.approx(alone["logprobs"][request.id][0], abs=1e-4)
+    check_as_alone(model, answer)
 
 
 class Leader:

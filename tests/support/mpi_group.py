@@ -14,6 +14,8 @@ import pytest
 from chorus.engine.spec import EngineSpec
 from chorus.platform import mpi
 from chorus.platform.lifeline import Lifeline
+from tests.support.group_requests import generate, requests
+from tests.support.margins import explain_difference, load_reference
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 150
@@ -49,3 +51,16 @@ def run_group(model: Path, folder: Path, ranks: int, **division: Any) -> dict[st
     assert done.returncode == 0, done.stderr[-4000:]
     answer: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return answer
+
+
+def check_as_alone(model: Path, answer: dict[str, Any]) -> dict[str, Any]:
+    """The group said what the whole model says, but for rounding; returns what that said."""
+    alone = generate(EngineSpec(address="unix:/nowhere", model_path=model))
+    reference = load_reference(model)
+    for request in requests():
+        lone, other = alone["tokens"][request.id], answer["tokens"][request.id]
+        assert len(other) == request.max_tokens
+        assert explain_difference(reference, list(request.prompt), lone, other, request.sampling) is None
+        first = answer["logprobs"][request.id][0]
+        assert first == pytest.approx(alone["logprobs"][request.id][0], abs=1e-4)
+    return alone

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from chorus.engine.spec import EngineSpec
 from chorus.models.preshard import PLAN_FILE
 from chorus.shard.load import stored_layers
-from tests.support.group_requests import generate, requests
-from tests.support.margins import explain_difference, load_reference
-from tests.support.mpi_group import run_group
+from tests.support.mpi_group import check_as_alone, run_group
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
 from tests.tensor.cases import THREE_GROUPS
@@ -28,14 +25,7 @@ def test_two_stages_of_two_ranks_say_what_the_whole_model_says(
     layers = stored_layers(model)
     answer = run_group(model, tmp_path, 4, parallel="hybrid", split=(layers - 2, 2), weights=weights)
     assert [held[:2] for held in answer["held"]] == [[2, layers], [2, layers], [0, 2], [0, 2]]
-    alone = generate(EngineSpec(address="unix:/nowhere", model_path=model))
-    reference = load_reference(model)
-    for request in requests():
-        lone, other = alone["tokens"][request.id], answer["tokens"][request.id]
-        assert len(other) == request.max_tokens
-        assert explain_difference(reference, list(request.prompt), lone, other, request.sampling) is None
-        first = answer["logprobs"][request.id][0]
-        assert first == pytest.approx(alone["logprobs"][request.id][0], abs=1e-4)
+    alone = check_as_alone(model, answer)
     whole = alone["held"][0][2]
     # Two thirds of five layers of seven at most; nobody reads what others hold.
     assert all(weight_bytes < 0.6 * whole for _, _, weight_bytes in answer["held"])

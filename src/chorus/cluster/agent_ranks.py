@@ -102,43 +102,38 @@ class Ranks:
         """Run `python -m chorus.shard` with a port of ours; `arguments` come after those that every rank gets."""
         await self.end(session, number)
         port = await self._until_free(port) if port else self._free_port()
+        with self._promise(port):
+            beat = self._lifeline.path.parent / f"beat-{session}-{number}"
+            status_beat.prepare(beat)
+            command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
+            command += ["--beat", str(beat), *arguments]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env={**os.environ, **environment, **self._lifeline.environment()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            reader = asyncio.create_task(pump(process.stdout, self._output))
+            rank = Rank(session, number, port, model, process, beat, reader)
+            self._ranks[session, number] = rank
+            self._had.add(port)
+            self._last_watched.setdefault(session, time.monotonic())
+            self._keep(self._reap(rank))
+            await self._stay_awake()
+            log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
+            return rank
+
+    @contextlib.contextmanager
+    def _promise(self, port: int) -> Iterator[None]:
+        """Nobody else is given the port while its rank is being started."""
         self._promised.add(port)
         try:
-            return await self._start(session, number, model, arguments, environment, port)
+            yield
         finally:
             self._promised.discard(port)
-
-    async def _start(
-        self,
-        session: str,
-        number: int,
-        model: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        port: int,
-    ) -> Rank:
-        beat = self._lifeline.path.parent / f"beat-{session}-{number}"
-        status_beat.prepare(beat)
-        command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
-        command += ["--beat", str(beat), *arguments]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**os.environ, **environment, **self._lifeline.environment()},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        reader = asyncio.create_task(pump(process.stdout, self._output))
-        rank = Rank(session, number, port, model, process, beat, reader)
-        self._ranks[session, number] = rank
-        self._had.add(port)
-        self._last_watched.setdefault(session, time.monotonic())
-        self._keep(self._reap(rank))
-        await self._stay_awake()
-        log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
-        return rank
 
     async def end(self, session: str | None = None, number: int | None = None) -> int:
         """End the ranks of a session (or of all), and wait until they are gone."""

@@ -6,7 +6,6 @@ computed while the forward it belongs to is already running.
 
 from __future__ import annotations
 
-import importlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,16 @@ class Constraint:
             raise GrammarError(self._matcher.get_error())
 
 
+class _Library:
+    """What a grammar needs of transformers, imported when this is made."""
+
+    def __init__(self) -> None:
+        with keep_file_limit():
+            from llguidance.hf import from_tokenizer
+            from transformers import AutoTokenizer
+        self.from_tokenizer, self.tokenizers = from_tokenizer, AutoTokenizer
+
+
 class GrammarCompiler:
     """Compiles grammars for one model; safe to call from several threads."""
 
@@ -64,9 +73,7 @@ class GrammarCompiler:
         """Before anybody is served: importing transformers takes over a second and keeps Python's lock meanwhile, in
         which no stream would move and no front end would be answered.
         """
-        with keep_file_limit():
-            importlib.import_module("llguidance.hf")
-            importlib.import_module("transformers").AutoTokenizer  # noqa: B018 (asking for it imports it)
+        self._library = _Library()
         self._model_path = model_path
         self._vocabulary = vocabulary
         self._trust_remote_code = trust_remote_code
@@ -88,14 +95,11 @@ class GrammarCompiler:
             return self._tokenizers[stop_tokens]
 
     def _make_tokenizer(self, stop_tokens: frozenset[int]) -> LLTokenizer:
-        import llguidance.hf
-        from transformers import AutoTokenizer
-
-        found = AutoTokenizer.from_pretrained(
+        found = self._library.tokenizers.from_pretrained(
             self._model_path, local_files_only=True, trust_remote_code=self._trust_remote_code
         )
         try:
-            return llguidance.hf.from_tokenizer(found, n_vocab=self._vocabulary, eos_token=sorted(stop_tokens) or None)
+            return self._library.from_tokenizer(found, n_vocab=self._vocabulary, eos_token=sorted(stop_tokens) or None)
         except ValueError as error:
             raise GrammarError(f"this model's tokenizer cannot be used with grammars: {error}") from error
 

@@ -166,10 +166,9 @@ class Scheduler:
         self._admit()
         if chunk := self._next_chunk():
             return self._prefill(*chunk)
-        ready = {lane.number: sequences for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))}
+        ready = [(lane, sequences) for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))]
         if ready:
-            lane = min((self._lanes[number] for number in ready), key=lambda lane: lane.last_decode)
-            return self._decode(lane, ready[lane.number])
+            return self._decode(*min(ready, key=lambda pair: pair[0].last_decode))
         if self._operations:
             return self._step(())
         return None
