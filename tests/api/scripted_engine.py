@@ -28,6 +28,9 @@ class Run:
         self.cancelled = threading.Event()
         self._outbox = outbox
 
+    def accept(self) -> None:
+        self._put(pb.Progress(id=self.submit.id, accepted=True))
+
     def send(self, *tokens: int) -> None:
         progress = pb.Progress(id=self.submit.id, tokens=tokens)
         if self.submit.logprobs:
@@ -62,6 +65,7 @@ def say(tokens: Sequence[int], finish: pb.Finish = pb.STOP, cached: int = 0) -> 
     """One event per token, then the finish; a stop token is counted, not reported."""
 
     def script(run: Run) -> None:
+        run.accept()
         for token in tokens:
             run.send(token)
         run.finish(
@@ -81,6 +85,7 @@ def say_until_cancelled(tokens: Sequence[int], cached: int = 0) -> Script:
     """Says the tokens, then runs on in silence until it is cancelled."""
 
     def script(run: Run) -> None:
+        run.accept()
         for token in tokens:
             run.send(token)
         run.wait_cancelled()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chorus.engine.grammar import GrammarCompiler, GrammarError
-from chorus.engine.leader import Leader
+from chorus.engine.leader import Leader, Stop, Submit
 from chorus.engine.requests import Finish, GrammarKind, Pooling, Progress, Request, Sampling
 from chorus.shard.load import LoadedShard
 from chorus.text.tokenizer import Tokenizer
@@ -51,6 +51,23 @@ def test_requests_of_every_kind_get_the_same_tokens_alone_and_together(make_lead
     for request in requests:
         run(alone_leader, request)
     assert tokens_of(together) == tokens_of(alone)
+
+
+def test_what_is_queued_is_accepted_before_its_first_token_and_what_is_refused_never_is(
+    make_leader: MakeLeader,
+) -> None:
+    leader, news = make_leader(max_batch=1, max_queue=1)
+    for name in ("1:first", "1:second", "1:third"):
+        leader.post(Submit(Request(name, (1, 2, 3), 2)))
+    leader._take_commands()
+    leader.turn()
+    assert [progress.accepted for progress in news[:3]] == [True, False, False]
+    assert news[1].finish is Finish.OVERLOADED
+    assert not news[0].tokens
+
+    leader.post(Stop("the end"))
+    leader.run()
+    assert not any(progress.accepted for progress in news[3:])
 
 
 def test_log_probabilities_are_the_models_own(make_leader: MakeLeader, shard: LoadedShard) -> None:

@@ -140,9 +140,12 @@ class GenerationResponse(Response):
         return self._wire.whole(answers, self._note(record, [answer.ended for answer in answers]))
 
     async def _answer_stream(self, record: Record, send: Send) -> None:
+        # Until the engine has taken the request, a refusal is a status; from then on its client hears that it is alive.
+        await self._choices.accepted()
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         ends: list[AnswerEnd] = []
-        # The status is not sent before the engine has accepted the request and begun.
-        pending = await self._begin(send, ends, record)
+        pending = self._wire.opening()
         send, clock = record.send, asyncio.get_running_loop().time
         async with self._kept_alive(send):
             while len(ends) < len(self._choices):
@@ -152,12 +155,6 @@ class GenerationResponse(Response):
                 pending = self._say(await anext(self._choices), ends, record)
         pending += self._wire.closing(self._note(record, ends))
         await send({"type": "http.response.body", "body": pending, "more_body": False})
-
-    async def _begin(self, send: Send, ends: list[AnswerEnd], record: Record) -> bytes:
-        first = await anext(self._choices)
-        self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        return self._wire.opening() + self._say(first, ends, record)
 
     def _say(self, item: AnswerDelta | AnswerEnd, ends: list[AnswerEnd], record: Record) -> bytes:
         if isinstance(item, AnswerEnd):

@@ -176,8 +176,8 @@ class Leader:
                     case Stop():
                         return command
                     case Submit(request):
-                        if refused := self.scheduler.submit(request):
-                            self._news.append(refused)
+                        refused = self.scheduler.submit(request)
+                        self._news.append(refused or Progress(request.id, accepted=True))
                     case Cancel(request_id):
                         if ended := self.scheduler.cancel(request_id):
                             self._news.append(ended)

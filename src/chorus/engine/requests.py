@@ -114,3 +114,5 @@ class Progress:
     timing: Timing | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: tuple[float, ...] = ()
+    accepted: bool = False
+    """It is queued, and its grammar compiled: from here on only the engine's own trouble can end it early."""

@@ -291,4 +291,5 @@ def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
             for entry in progress.logprobs
         ],
         embedding=progress.embedding,
+        accepted=progress.accepted,
     )

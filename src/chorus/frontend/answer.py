@@ -50,6 +50,10 @@ class Answer(AsyncIterator[AnswerDelta | AnswerEnd]):
     def __anext__(self) -> Awaitable[AnswerDelta | AnswerEnd]:
         return self._events.__anext__()
 
+    async def accepted(self) -> None:
+        """Submits it and waits until the engine has taken it; raises its refusal."""
+        await self._generation.accepted()
+
     async def aclose(self) -> None:
         await self._events.aclose()
         await self._generation.aclose()

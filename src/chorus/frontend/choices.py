@@ -37,6 +37,18 @@ class Choices(AsyncIterator[Event]):
     def __anext__(self) -> Awaitable[Event]:
         return self._answers[0].__anext__() if len(self._answers) == 1 else self._next_of_many()
 
+    async def accepted(self) -> None:
+        """Submits all and waits until the engine has taken them; where it refuses one, the others are given up."""
+        if len(self._answers) == 1:
+            await self._answers[0].accepted()
+            return
+        waits = [asyncio.create_task(answer.accepted()) for answer in self._answers]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _next_of_many(self) -> Event:
         if not self._unfinished:
             raise StopAsyncIteration

@@ -175,6 +175,9 @@ class _Session:
         stream = self._streams.get(message.id)
         if stream is None:
             return
+        if message.accepted:
+            stream.accept()
+            return
         if message.finish != pb.UNFINISHED:
             del self._streams[message.id]
         stream.deliver(read_progress(message, stream.cancel_wanted))
@@ -189,6 +192,7 @@ class EngineStream(AsyncIterator[Progress]):
         self._client = client
         self._request = request
         self._session: _Session | None = None
+        self._accepted = False
         self._done = False
         # Holds at most one item per token of the request. One reader, so a queue's bookkeeping for many is not needed.
         self._inbox: deque[Progress | EngineError] = deque()
@@ -199,12 +203,10 @@ class EngineStream(AsyncIterator[Progress]):
             raise StopAsyncIteration
         try:
             if self._session is None:
-                session = await self._client.session()
-                session.submit(self, self._request)
-                self._session = session
-            if not self._inbox:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await self._arrival
+                await self._submit()
+            # Twice where the engine's word that it took the request comes between.
+            while not self._inbox:
+                await self._news()
             item = self._inbox.popleft()
         except BaseException:
             self._abandon()
@@ -215,8 +217,37 @@ class EngineStream(AsyncIterator[Progress]):
         self._done = item.finish is not None
         return item
 
+    async def accepted(self) -> None:
+        """Submits the request and waits until the engine has taken it; raises its refusal."""
+        try:
+            if self._session is None:
+                await self._submit()
+            while not self._accepted and not self._inbox:
+                await self._news()
+        except BaseException:
+            self._abandon()
+            raise
+        if self._inbox and isinstance(self._inbox[0], EngineError):
+            await self.__anext__()
+
+    def accept(self) -> None:
+        self._accepted = True
+        self._wake()
+
     def deliver(self, item: Progress | EngineError) -> None:
         self._inbox.append(item)
+        self._wake()
+
+    async def _submit(self) -> None:
+        session = await self._client.session()
+        session.submit(self, self._request)
+        self._session = session
+
+    def _news(self) -> asyncio.Future[None]:
+        self._arrival = asyncio.get_running_loop().create_future()
+        return self._arrival
+
+    def _wake(self) -> None:
         if self._arrival and not self._arrival.done():
             self._arrival.set_result(None)
 

@@ -102,6 +102,10 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
     def __anext__(self) -> Awaitable[Delta | Finished]:
         return self._events.__anext__()
 
+    async def accepted(self) -> None:
+        """Submits it and waits until the engine has taken it; raises its refusal."""
+        await self._stream.accepted()
+
     async def aclose(self) -> None:
         await self._events.aclose()
         await self._stream.aclose()
