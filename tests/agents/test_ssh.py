@@ -19,11 +19,13 @@ from chorus.cli.join_service import agent_command, launchd, systemd
 from chorus.cluster import ssh_launch
 from chorus.cluster.agent import AgentOptions
 from chorus.cluster.config_tree import DeviceConfig
-from chorus.cluster.logs import RotatingLog, follow, tail
+from chorus.cluster.logs import follow, tail
 from chorus.cluster.ssh_hosts import Facts, HostPlan, plan_hosts, problems
 from chorus.cluster.ssh_package import build_wheel, content_hash, package_files
 from chorus.cluster.ssh_shell import Login, is_this_machine
 from chorus.cluster.token import Token
+from chorus.platform.output import RotatingLog
+from chorus.platform.process_mark import mark
 from tests.agents.harness import eventually
 
 PLAN = HostPlan("mini", "10.0.0.2", None, "python3", 1, 50150, 50051)
@@ -129,9 +131,10 @@ def test_a_process_that_ends_instead_says_why(tmp_path: Path) -> None:
     assert "no such model" in done.stdout
 
 
-def test_a_number_that_another_process_got_is_not_ours(tmp_path: Path) -> None:
-    record = {"pid": psutil.Process().pid, "created": psutil.Process().create_time() - 100}
-    assert not ssh_launch.alive(record)
+def test_a_number_that_another_process_got_is_not_ours() -> None:
+    own = psutil.Process().pid
+    assert ssh_launch.alive({"pid": own, "mark": mark(own)})
+    assert not ssh_launch.alive({"pid": own, "mark": mark(1)})
 
 
 def test_service_files_hold_no_token(tmp_path: Path) -> None:

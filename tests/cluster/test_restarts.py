@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent_ranks import NoPort, Ranks
-from chorus.cluster.logs import RotatingLog
 from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Program, RestartPolicy, Restarts, Supervisor
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
+from chorus.platform.output import RotatingLog
 from tests.support.ports import listening_port
 
 DEADLINE = 60.0

@@ -108,9 +108,9 @@ def _hybrid(tmp_path: Path, *ranks: str) -> EngineSpec:
 
 def test_a_hybrid_that_cannot_be_is_refused_before_any_process_starts(tmp_path: Path) -> None:
     with pytest.raises(CannotLaunch, match="3 ranks are no multiple of 2"):
-        rank_programs(_hybrid(tmp_path, "unix:a", "unix:b", "unix:c"), tmp_path)
+        rank_programs(_hybrid(tmp_path, "unix:a", "unix:b", "unix:c"))
     with pytest.raises(CannotLaunch, match="over several machines use --parallel pipeline or tensor"):
-        rank_programs(_hybrid(tmp_path, "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1"), tmp_path)
+        rank_programs(_hybrid(tmp_path, "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1"))
 
 
 def planned(model: Path, *arguments: str) -> Result:

@@ -1,11 +1,10 @@
-"""python -m chorus.api --settings FILE.json"""
+"""python -m chorus.api --settings FILE.json, or - for standard input"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from chorus.api.settings import SettingsError, load_settings
 from chorus.platform import lifeline, logs
@@ -14,7 +13,7 @@ from chorus.text.errors import TokenizerError
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m chorus.api", description="Serve HTTP for a running engine.")
-    parser.add_argument("--settings", type=Path, required=True, help="JSON file with the front end's settings")
+    parser.add_argument("--settings", required=True, help="JSON file with the front end's settings, or -")
     arguments = parser.parse_args()
     spare_grpc_threads()
     from chorus.api.server import ListenError, run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chorus.api.key_rules import key_hash, new_key
 from chorus.api.settings import ApiKey
+from chorus.platform.files import write_whole
+from chorus.platform.paths import private_folder
 
 
 class KeyFileError(Exception):
@@ -72,12 +73,8 @@ def remove_key(file: Path, name: str) -> None:
 
 
 def _write(file: Path, keys: Sequence[ApiKey]) -> None:
-    """Aside, then renamed: a server that starts meanwhile reads the old file or the new one."""
+    content = _KeyFile(keys=tuple(keys)).model_dump_json(indent=2, exclude_none=True) + "\n"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A temporary file is readable by its owner only, from the start.
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as aside:
-            aside.write(_KeyFile(keys=tuple(keys)).model_dump_json(indent=2, exclude_none=True) + "\n")
-        os.replace(aside.name, file)
+        write_whole(private_folder(file.parent) / file.name, content.encode(), 0o600, lasting=True)
     except OSError as error:
         raise KeyFileError(f"cannot write the key file {file}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""What a front-end process is told when it starts, as one JSON file."""
+"""What a front-end process is told when it starts, as one JSON document."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from chorus.platform.files import read_told
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -103,9 +105,10 @@ class SettingsError(Exception):
     pass
 
 
-def load_settings(path: Path) -> ApiSettings:
+def load_settings(path: str) -> ApiSettings:
+    """From a file, or from standard input for `-`."""
     try:
-        return ApiSettings.model_validate_json(path.read_bytes())
+        return ApiSettings.model_validate_json(read_told(path))
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
     except ValidationError as error:

@@ -8,6 +8,7 @@ import typer
 
 from chorus import __version__
 from chorus.cli.commands import Commands
+from chorus.platform.output import survive_lost_output
 
 app = typer.Typer(
     name="chorus",
@@ -35,4 +36,6 @@ def _options(
 
 
 def main() -> None:
+    # What a command does is worth more than what it says about it; its data, on stdout, must be whole.
+    survive_lost_output("stderr")
     app()

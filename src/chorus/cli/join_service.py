@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from chorus.cluster.agent import AgentOptions
-from chorus.cluster.agent_paths import STATE_VARIABLE, write_private
+from chorus.cluster.agent_paths import write_private
+from chorus.platform.files import write_whole
+from chorus.platform.paths import STATE_VARIABLE
 
 LABEL = "dev.chorus.agent"
 _UNIT = "chorus-agent.service"
@@ -59,11 +61,10 @@ def install_service(options: AgentOptions, peers: list[str], listen: str) -> tup
     command = agent_command(options, peers, listen)
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     file = service_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
     if sys.platform == "darwin":
-        file.write_bytes(launchd(command, environment))
+        write_whole(file, launchd(command, environment))
         return file, f"launchctl bootstrap gui/{os.getuid()} {file}"
-    file.write_bytes(systemd(command, environment))
+    write_whole(file, systemd(command, environment))
     return file, f"loginctl enable-linger && systemctl --user enable --now {_UNIT}"
 
 

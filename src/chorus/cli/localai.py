@@ -101,7 +101,7 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
     if plan.ranks:
         spec = spec.model_copy(update=_of_hostfile(plan, model))
     try:
-        programs = rank_programs(spec, folder)
+        programs = rank_programs(spec)
     except CannotLaunch as error:
         raise LoadFailed(str(error)) from None
     if plan.ranks:

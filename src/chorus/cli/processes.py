@@ -23,13 +23,13 @@ def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
     return tuple(f"unix:{folder}/rank{rank}.sock" for rank in range(ranks)) if ranks > 1 else ()
 
 
-def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
+def rank_programs(spec: EngineSpec) -> list[Program]:
     """One process a rank, the leader first; over mpi one mpirun that starts them all."""
     if spec.parallel == "hybrid":
         _check_hybrid(spec)
-    spec_file = folder / "engine.json"
-    spec_file.write_text(spec.model_dump_json())
-    leader = Program("engine", python("-m", "chorus.engine", str(spec_file)), failure_file=spec.failure_file)
+    leader = Program(
+        "engine", python("-m", "chorus.engine", "-"), failure_file=spec.failure_file, told=spec.model_dump_json()
+    )
     followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
     if spec.transport == "mpi" and followers:
         return [_under_mpirun([leader, *followers])]
@@ -37,11 +37,9 @@ def rank_programs(spec: EngineSpec, folder: Path) -> list[Program]:
 
 
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
-    settings_file = folder / "api.json"
-    settings_file.write_text(settings.model_copy(update={"status_file": folder / status.FILE_NAME}).model_dump_json())
+    told = settings.model_copy(update={"status_file": folder / status.FILE_NAME}).model_dump_json()
     descriptors = () if settings.socket_fd is None else (settings.socket_fd,)
-    command = python("-m", "chorus.api", "--settings", str(settings_file))
-    return Program("front end", command, descriptors=descriptors)
+    return Program("front end", python("-m", "chorus.api", "--settings", "-"), descriptors=descriptors, told=told)
 
 
 def _check_hybrid(spec: EngineSpec) -> None:
@@ -77,4 +75,6 @@ def _under_mpirun(programs: Sequence[Program]) -> Program:
         command += [":"] if index else []
         command += ["-n", "1", *program.arguments]
     environment = {mpi.LIBRARY_VARIABLE: str(library)}
-    return Program("mpirun", command, environment, failure_file=programs[0].failure_file)
+    # What mpirun is told on its standard input it passes on to rank 0.
+    leader = programs[0]
+    return Program("mpirun", command, environment, failure_file=leader.failure_file, told=leader.told)

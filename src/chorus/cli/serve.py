@@ -33,6 +33,7 @@ from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError
 from chorus.platform import cores, logs, mpi
+from chorus.platform.files import write_if_possible
 from chorus.platform.lifeline import Lifeline
 
 
@@ -170,12 +171,12 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket,
     folder = lifeline.path.parent
     address = engine_address(folder)
     made = local_plan(settings, model)
-    (folder / status.FILE_NAME).write_text(json.dumps({"plan": made.shown}))
+    write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})
     front_end = front_end_program(api_settings(settings, model, address, listener, keys), folder)
     supervisor = Supervisor(
-        Group("ranks", rank_programs(spec, folder), lifeline, ENGINE_GRACE_SECONDS),
+        Group("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
     try:

@@ -30,12 +30,13 @@ from chorus.cluster import status
 from chorus.cluster.agent_paths import DOOR_PORT, state_dir
 from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.cluster.coordinator_record import recorded
-from chorus.cluster.logs_copy import copy_output
+from chorus.cluster.logs_copy import copied_output
 from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.cluster.trust import NoAuthority
 from chorus.models import LocalModel, ModelError
 from chorus.platform import logs
 from chorus.platform.lifeline import Lifeline
+from chorus.platform.output import RotatingLog
 
 DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
 
@@ -74,13 +75,12 @@ def coordinate(
         options = cluster_options(settings, peer or [], nodes, env or [], listen, log_dir, leader_port)
     except (ConfigError, ValueError) as error:
         fail(str(error))
-    if log_file:
-        copy_output(log_file)
-    logs.setup(settings.log.level, settings.log.json_lines)
-    use_cache_dir(settings)
-    keys = keys_to_serve_with(settings, insecure)
-    with contextlib.closing(listen_for_clients(settings.api.host, settings.api.port)) as listener:
-        run_over_nodes(settings, find_model(settings.model, for_nodes=True), listener, keys, options)
+    with copied_output(RotatingLog(log_file)) if log_file else contextlib.nullcontext():
+        logs.setup(settings.log.level, settings.log.json_lines)
+        use_cache_dir(settings)
+        keys = keys_to_serve_with(settings, insecure)
+        with contextlib.closing(listen_for_clients(settings.api.host, settings.api.port)) as listener:
+            run_over_nodes(settings, find_model(settings.model, for_nodes=True), listener, keys, options)
 
 
 def cluster_options(

@@ -115,9 +115,7 @@ async def ranks_on_nodes(
             made = await plan_for(chosen, facts, first, sharding) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
-            return deployment(
-                chosen, held.share, layers, make_spec, identity.folder, folder, options, made, backend, parts
-            )
+            return deployment(chosen, held.share, layers, make_spec, identity.folder, options, made, backend, parts)
 
         served = Served(
             held.share.model,
@@ -156,7 +154,6 @@ def deployment(
     layers: int,
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     identity: Path,
-    folder: Path,
     options: ClusterOptions,
     made: Plan | None = None,
     transport: str | None = None,
@@ -188,7 +185,7 @@ def deployment(
         if made and not pipeline:
             chosen["weights"] = made.split
         final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
-        program = rank_programs(final, folder)[0]
+        program = rank_programs(final)[0]
         return replace(program, environment={**program.environment, **options.environment})
 
     own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)

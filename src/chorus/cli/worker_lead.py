@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from dataclasses import replace
 
 from chorus.api.settings import ApiKey
 from chorus.cli.output import fail
@@ -21,7 +22,7 @@ from chorus.cli.serving import (
 )
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.hostfile import DEFAULT_PORT, Hostfile, split_address
-from chorus.cluster.supervisor import GaveUp, Group, Program, Supervisor
+from chorus.cluster.supervisor import GaveUp, Group, Supervisor
 from chorus.models import LocalModel
 from chorus.platform.lifeline import Lifeline
 from chorus.transport.channel import is_private
@@ -81,8 +82,8 @@ async def _lead(
             "rdma_devices": [list(host.rdma) for host in hosts.hosts] if all(h.rdma for h in hosts.hosts) else None,
         }
     )
-    leader = rank_programs(spec, folder)[0]
-    leader = Program(leader.name, leader.arguments, dict(hosts.envs), failure_file=leader.failure_file)
+    leader = rank_programs(spec)[0]
+    leader = replace(leader, environment=dict(hosts.envs))
     front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, keys), folder)
     supervisor = Supervisor(
         Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS),

@@ -27,12 +27,14 @@ from chorus.cluster.agent_peers import Registry
 from chorus.cluster.agent_ranks import Ranks
 from chorus.cluster.agent_service import AgentService, NodeFacts, serve_control
 from chorus.cluster.discovery import Announcer
-from chorus.cluster.logs import RotatingLog, device_log
+from chorus.cluster.logs import device_log
+from chorus.cluster.logs_copy import copied_output
 from chorus.cluster.token import Token
 from chorus.cluster.transfer import FileServer
 from chorus.cluster.trust import Authority, NoAuthority
 from chorus.cluster.trust_enrol import Card
 from chorus.cluster.trust_identity import NODE, Identity, stranger_server_context
+from chorus.platform.output import RotatingLog
 
 log = logging.getLogger("chorus.agent")
 
@@ -57,7 +59,7 @@ class AgentOptions:
     rank_port: int | None = None
     backend: str = ""
     lock: bool = True
-    """False for the door that a coordinator opens beside an agent of the same machine."""
+    """False for the door that a coordinator opens beside an agent of the same machine: it does not own its process."""
 
 
 class Agent:
@@ -104,8 +106,7 @@ class Agent:
             if lock is not None:
                 _say_where(lock, options.host, self._door.port)
             output = cleanup.enter_context(contextlib.closing(RotatingLog(device_log(options.logs, options.name))))
-            own_log = _log_to(output)
-            cleanup.callback(logging.getLogger().removeHandler, own_log)
+            cleanup.enter_context(copied_output(output) if options.lock else _logged_to(output))
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
             ranks = Ranks(options.host, self._rank_ports(), output)
             work = asyncio.create_task(self._live(ranks, announcer, output))
@@ -282,8 +283,11 @@ def only_agent(state: Path) -> Iterator[int]:
 
 def _say_where(lock: int, host: str, port: int) -> None:
     """For whoever finds the lock taken: who has it, and where its door is."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps({"pid": os.getpid(), "door": [host, port]}).encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps({"pid": os.getpid(), "door": [host, port]}).encode(), 0)
+    except OSError as error:
+        log.warning("cannot note where this agent is: %s", error.strerror)
 
 
 def _holder(content: bytes) -> str:
@@ -299,20 +303,21 @@ class _ToFile(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._output.write(f"{self.format(record)}\n".encode())
-        except (OSError, ValueError):
-            self.handleError(record)
+        self._output.write(f"{self.format(record)}\n".encode(errors="replace"))
 
 
-def _log_to(output: RotatingLog) -> logging.Handler:
+@contextlib.contextmanager
+def _logged_to(output: RotatingLog) -> Iterator[None]:
     """The agent's own lines go where its ranks' lines go, in the same form as on the screen."""
     handler = _ToFile(output)
     root = logging.getLogger()
     if root.handlers and root.handlers[0].formatter:
         handler.setFormatter(root.handlers[0].formatter)
     root.addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def _certificate_part(pem: str) -> str:

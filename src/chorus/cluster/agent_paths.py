@@ -1,14 +1,16 @@
-"""Where a node keeps what it must not lose: who it is, whom it trusts, which agent runs."""
+"""What a node keeps in its state folder, and under which names."""
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import uuid
 from pathlib import Path
 
-STATE_VARIABLE = "CHORUS_STATE"
+from chorus.platform.files import write_whole
+from chorus.platform.paths import private_folder as private_folder
+from chorus.platform.paths import state_dir as state_dir
+
 DOOR_PORT = 50150
 """Where an agent lets others in; its control port is the next one, its ranks' ports follow."""
 RANK_PORTS = 14
@@ -20,26 +22,10 @@ class BadName(ValueError):
     """A node's name becomes part of file names and certificates, so it must be plain."""
 
 
-def state_dir() -> Path:
-    if chosen := os.environ.get(STATE_VARIABLE):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "chorus"
-
-
-def private_folder(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path
-
-
 def write_private(file: Path, content: bytes) -> None:
-    """Written aside and renamed, and never readable by others, not even for a moment."""
+    """Never readable by others, not even for a moment."""
     private_folder(file.parent)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-    aside.rename(file)
+    write_whole(file, content, 0o600, lasting=True)
 
 
 def node_id(state: Path) -> str:

@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 
 from chorus.cluster import status_beat
-from chorus.cluster.logs import RotatingLog, pump
+from chorus.cluster.logs import pump
 from chorus.cluster.supervisor import RestartPolicy, python
 from chorus.platform.lifeline import Lifeline
+from chorus.platform.output import RotatingLog
 from chorus.proto import agent_pb2 as wire
 
 log = logging.getLogger("chorus.agent")
@@ -151,7 +152,9 @@ class Ranks:
             for rank in running:
                 if rank.process.returncode is None:
                     _signal(rank.process, signal.SIGKILL)
-            await asyncio.gather(*waits)
+            _, late = await asyncio.wait(waits, timeout=GRACE_SECONDS)
+            for wait in late:
+                wait.cancel()
         for rank in chosen:
             self._ranks.pop((rank.session, rank.number), None)
             rank.beat.unlink(missing_ok=True)

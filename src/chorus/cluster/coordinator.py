@@ -56,6 +56,8 @@ class Node:
     stub: agent_pb2_grpc.AgentStub
     state: wire.Node
     heard_at: float = field(default_factory=time.time)
+    """For people; the clock may be set meanwhile."""
+    heard: float = field(default_factory=time.monotonic)
     round_trip_ms: float = 0.0
     bandwidth: float | None = None
     """Bytes per second from there to here, measured once when the node came; None until then."""
@@ -284,7 +286,7 @@ class Nodes:
                 if beat is grpc.aio.EOF:
                     raise OSError("the agent ended")
                 draining = node.state.draining
-                node.state, node.heard_at = beat.node, time.time()
+                node.state, node.heard_at, node.heard = beat.node, time.time(), time.monotonic()
                 if beat.node.draining != draining:
                     await self._notify()
         except TimeoutError:

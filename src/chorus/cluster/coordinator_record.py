@@ -11,12 +11,14 @@ from pathlib import Path
 
 import psutil
 
-from chorus.cluster.agent_paths import write_private
+from chorus.platform.files import write_if_possible
+from chorus.platform.process_mark import mark
 
 
 @dataclass(frozen=True)
 class Serving:
     pid: int
+    mark: str
     url: str
     status_file: str
     model: str
@@ -25,8 +27,8 @@ class Serving:
 @contextlib.contextmanager
 def recorded(state: Path, url: str, status_file: Path, model: str) -> Iterator[None]:
     file = state / "serving.json"
-    mine = Serving(os.getpid(), url, str(status_file), model)
-    write_private(file, json.dumps(asdict(mine)).encode())
+    mine = Serving(os.getpid(), mark(os.getpid()), url, str(status_file), model)
+    write_if_possible(file, json.dumps(asdict(mine)).encode(), "`chorus status` will not find this server")
     try:
         yield
     finally:
@@ -38,6 +40,6 @@ def find_serving(state: Path) -> Serving | None:
     """What is being served from this state folder, as long as its process lives."""
     try:
         found = Serving(**json.loads((state / "serving.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return found if mark(found.pid) == found.mark else None
+    except (OSError, ValueError, TypeError, psutil.Error):
         return None
-    return found if psutil.pid_exists(found.pid) else None

@@ -1,4 +1,4 @@
-"""A device's log: what its ranks print, in one file that never grows without bound."""
+"""The logs of a cluster: what they are called, how they are read, and how a rank's output gets there."""
 
 from __future__ import annotations
 
@@ -6,47 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-MAX_BYTES = 16 << 20
-KEEP = 3
+from chorus.platform.output import RotatingLog
+
 _BLOCK = 64 << 10
 
 
 def device_log(folder: Path, device_id: str) -> Path:
     return folder / f"{device_id}_server.log"
-
-
-def api_log(folder: Path) -> Path:
-    return folder / "api_server.log"
-
-
-class RotatingLog:
-    """Appends bytes; at a limit the file becomes .1, .1 becomes .2, and the oldest goes."""
-
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, keep: int = KEEP) -> None:
-        self.path = path
-        self._max = max_bytes
-        self._keep = keep
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-
-    def write(self, data: bytes) -> None:
-        if self._file.tell() and self._file.tell() + len(data) > self._max:
-            self._rotate()
-        self._file.write(data)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _rotate(self) -> None:
-        self._file.close()
-        for number in range(self._keep, 0, -1):
-            source = self.path if number == 1 else self._numbered(number - 1)
-            if source.exists():
-                source.rename(self._numbered(number))
-        self._file = self.path.open("ab", buffering=0)
-
-    def _numbered(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
 
 
 def tail(path: Path, lines: int) -> tuple[bytes, int]:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from chorus.cluster.profile_kernels import Rates
 from chorus.platform import cores, device, memory
 from chorus.platform.checks import chip
 from chorus.platform.device import Backend
+from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir, models_dir
 from chorus.platform.rdma import parse_devices
 
@@ -166,7 +166,4 @@ def _remembered(file: Path) -> dict[str, Any]:
 
 
 def _remember(file: Path, known: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as aside:
-        json.dump(known, aside, indent=2)
-    os.replace(aside.name, file)
+    write_if_possible(file, json.dumps(known, indent=2).encode(), "this machine is measured again at the next start")

@@ -2,6 +2,8 @@
 
 `python -m chorus.cluster.ssh_launch start FOLDER NAME READY COMMAND…` prints what the process logs until READY (a
 regular expression) is found; `stop FOLDER` ends what was started from that folder and prints what it ended.
+
+What the process prints comes through a pipe, whose end goes with us: from then on it has its own log, and no other.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from chorus.platform.files import write_whole
+from chorus.platform.process_mark import mark
+
 STOP_SECONDS = 20.0
-_POLL_SECONDS = 0.05
+END_SECONDS = 5.0
 
 
 def main() -> int:
@@ -39,26 +43,30 @@ def main() -> int:
 
 
 def start(folder: Path, name: str, ready: str, command: list[str]) -> int:
-    record, output = folder / f"{name}.pid", folder / "logs" / f"{name}_start.log"
+    record = folder / f"{name}.pid"
     before, inputs = read_record(record), inputs_of(folder)
     if before and alive(before):
         if (before["command"], before["inputs"]) == (command, inputs):
             print(f"{name} runs already")
             return 0
         end([psutil.Process(before["pid"])])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            start_new_session=True,
-        )
-    created = psutil.Process(process.pid).create_time()
-    record.write_text(json.dumps({"pid": process.pid, "created": created, "command": command, "inputs": inputs}))
-    return follow(process, output, re.compile(ready))
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        start_new_session=True,
+    )
+    noted = {"pid": process.pid, "mark": mark(process.pid), "command": command, "inputs": inputs}
+    try:
+        write_whole(record, json.dumps(noted).encode())
+    except OSError as error:
+        # Without its number it could never be ended again.
+        end([psutil.Process(process.pid)])
+        print(f"{name} is not started: cannot write {record}: {error.strerror}")
+        return 1
+    return follow(process, re.compile(ready))
 
 
 def inputs_of(folder: Path) -> str:
@@ -67,24 +75,20 @@ def inputs_of(folder: Path) -> str:
     return f"{os.environ.get('PYTHONPATH', '')} {hashlib.sha256(config.read_bytes()).hexdigest()}"
 
 
-def follow(process: subprocess.Popen[bytes], output: Path, ready: re.Pattern[str]) -> int:
+def follow(process: subprocess.Popen[bytes], ready: re.Pattern[str]) -> int:
     """Pass on what it says until it is ready or has ended; whoever called us has the deadline."""
-    position = 0
-    while True:
-        ended = process.poll()
-        with output.open("rb") as stream:
-            stream.seek(position)
-            whole = stream.read().rpartition(b"\n")
-        position += len(whole[0] + whole[1])
-        for line in whole[0].decode(errors="replace").splitlines():
-            if line.strip():
-                print(line, flush=True)
-            if ready.search(line):
-                return 0
-        if ended is not None:
-            print(whole[2].decode(errors="replace") or f"it ended with {ended}", flush=True)
-            return 1
-        time.sleep(_POLL_SECONDS)
+    assert process.stdout is not None
+    line = ""
+    for data in process.stdout:
+        line = data.decode(errors="replace").strip("\r\n")
+        if line.strip():
+            print(line, flush=True)
+        if ready.search(line):
+            return 0
+    code = process.wait()
+    if not line.strip():
+        print(f"it ended with {code}", flush=True)
+    return 1
 
 
 def stop(folder: Path) -> dict[str, int]:
@@ -111,7 +115,7 @@ def end(processes: list[psutil.Process]) -> None:
     for process in late:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(late, timeout=5)
+    psutil.wait_procs(late, timeout=END_SECONDS)
 
 
 def read_record(file: Path) -> dict[str, Any] | None:
@@ -124,9 +128,9 @@ def read_record(file: Path) -> dict[str, Any] | None:
 def alive(record: dict[str, Any]) -> bool:
     """The process itself, and not another that got its number."""
     try:
-        found = psutil.Process(int(record["pid"]))
-        return abs(found.create_time() - float(record["created"])) < 1 and found.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, ValueError):
+        pid = int(record["pid"])
+        return mark(pid) == record["mark"] and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, ValueError, TypeError):
         return False
 
 

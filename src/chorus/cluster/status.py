@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chorus.platform.files import write_whole
 from chorus.proto import agent_pb2 as wire
 
 if TYPE_CHECKING:  # every `chorus serve` writes a status, few have a coordinator
     from chorus.cluster.coordinator import Node, Nodes
+
+log = logging.getLogger("chorus.coordinator")
 
 FILE_NAME = "cluster.json"
 WRITE_SECONDS = 1.0
@@ -45,7 +48,7 @@ def node_status(node: Node) -> dict[str, Any]:
         "round_trip_ms": round(node.round_trip_ms, 2),
         "bandwidth_bytes_per_second": round(node.bandwidth) if node.bandwidth else None,
         "last_heartbeat": node.heard_at,
-        "heartbeat_age_seconds": round(time.time() - node.heard_at, 2),
+        "heartbeat_age_seconds": round(time.monotonic() - node.heard, 2),
         "ranks": [rank_status(rank) for rank in state.ranks],
     }
 
@@ -66,11 +69,16 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
 
 
 async def keep_written(path: Path, nodes: Nodes, started_at: float, plan: Callable[[], dict[str, Any]]) -> None:
-    """Front ends read the file; they know nothing of agents."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Front ends read the file; they know nothing of agents. One that cannot be written grows old, no more."""
+    told = ""
     while True:
-        aside.write_text(json.dumps({**snapshot(nodes, started_at), "plan": plan()}))
-        aside.rename(path)
+        try:
+            write_whole(path, json.dumps({**snapshot(nodes, started_at), "plan": plan()}).encode())
+            told = ""
+        except OSError as error:
+            if told != str(error):
+                log.warning("the status of the nodes stays as it was: %s", error)
+            told = str(error)
         await asyncio.sleep(WRITE_SECONDS)
 
 

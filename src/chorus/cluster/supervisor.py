@@ -37,6 +37,8 @@ class Program:
     descriptors: Sequence[int] = ()
     failure_file: Path | None = None
     """Where the process leaves the reason when it cannot start."""
+    told: str = ""
+    """What it reads from standard input: needs no disk, and comes again with every start."""
 
     def reason(self) -> str:
         if self.failure_file and self.failure_file.is_file():
@@ -120,10 +122,13 @@ class Group:
             self._running[program.name] = await asyncio.create_subprocess_exec(
                 *program.arguments,
                 env={**QUIET, **os.environ, **program.environment, **self._lifeline.environment()},
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
                 pass_fds=tuple(program.descriptors),
                 start_new_session=True,
             )
+            if stream := self._running[program.name].stdin:
+                stream.write(program.told.encode())
+                stream.close()
             log.debug("started %s as process %d", program.name, self._running[program.name].pid)
 
     async def ended(self) -> tuple[str, int]:

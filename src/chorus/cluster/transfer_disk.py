@@ -7,6 +7,7 @@ to the disk where the system has a way to do that (O_DIRECT), and through the pa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -111,7 +112,8 @@ class PartialFile:
         self._journal.unlink(missing_ok=True)
 
     def close(self) -> None:
-        self._notes.close()
+        with contextlib.suppress(OSError):  # a note that the disk did not take means that its range is fetched again
+            self._notes.close()
         os.close(self._descriptor)
         if self._direct >= 0:
             os.close(self._direct)

@@ -1,24 +1,26 @@
-"""The engine leader as a process: `python -m chorus.engine SPEC.json`. Started by the supervisor, not by hand."""
+"""The engine leader as a process: `python -m chorus.engine SPEC.json`, or `-` for standard input. Started by the
+supervisor, not by hand.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from pathlib import Path
 
 from chorus import platform
 from chorus.cluster.trust_identity import Identity
 from chorus.engine.spec import EngineSpec
 from chorus.platform import lifeline, logs
 from chorus.platform.exits import EXIT_RANK_LOST
+from chorus.platform.files import read_told
 from chorus.shard import upstream_lean
 from chorus.transport.channel import secure
 
 
 def main() -> int:
     lifeline.hold()
-    spec = EngineSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
+    spec = EngineSpec.model_validate_json(read_told(sys.argv[1]))
     logs.setup(spec.log_level, spec.log_json)
     secure(Identity(spec.identity) if spec.identity else None, spec.insecure)
     platform.prepare(spec.threads)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
+from chorus.platform.output import LogFile
 from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
 from chorus.shard.steps import Feed, Step
@@ -111,7 +112,7 @@ class Leader:
         scheduler: Scheduler,
         publish: Callable[[list[Progress]], None],
         followers: Followers | None = None,
-        step_log: TextIO | None = None,
+        step_log: LogFile | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.finished_step = 0
@@ -300,5 +301,4 @@ class Leader:
         if self._step_log:
             kind = "decode" if step.decode else "prefill" if step.feeds else "operations"
             entry = {"step": step.number, "kind": kind, "sequences": step.sequences, "tokens": step.tokens}
-            self._step_log.write(json.dumps(entry | {"time": time.time()}) + "\n")
-            self._step_log.flush()
+            self._step_log.write(f"{json.dumps(entry | {'time': time.time()})}\n".encode())

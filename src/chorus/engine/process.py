@@ -22,7 +22,9 @@ from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
+from chorus.platform.files import write_if_possible
 from chorus.platform.memory import resident_memory
+from chorus.platform.output import LogFile
 from chorus.proto import engine_pb2 as wire
 from chorus.shard.load import LoadError
 from chorus.shard.runner import Runner
@@ -141,7 +143,7 @@ def run(spec: EngineSpec) -> int:
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
             if spec.failure_file:
-                spec.failure_file.write_text(str(error))
+                write_if_possible(spec.failure_file, str(error).encode(), "the reason stands only here")
             return EXIT_CANNOT_START
         except RankLost as error:
             engine.enter(wire.BROKEN, str(error))
@@ -180,7 +182,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         lookahead=group.lookahead,
         lanes=min(spec.lanes or 1, group.stages),
     )
-    step_log = cleanup.enter_context(spec.step_log.open("a")) if spec.step_log else None
+    step_log = cleanup.enter_context(contextlib.closing(LogFile(spec.step_log))) if spec.step_log else None
     runner = Runner(group.shard.stage)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from chorus.models.errors import ModelError
 from chorus.models.hub import choose_weights, fetch_files, file_sizes, is_offline
 from chorus.models.tensors import TensorInfo, weight_map
 from chorus.models.values import ProgressCallback, ignore_progress
+from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir
 
 log = logging.getLogger(__name__)
@@ -80,13 +80,8 @@ def kept_record(version: HubVersion) -> WeightsRecord | None:
 def _keep(version: HubVersion, record: WeightsRecord) -> None:
     tensors = {name: [str(i.file), i.dtype, i.shape, i.start, i.end] for name, i in record.tensors.items()}
     file = _file(version)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps({"sizes": record.sizes, "tensors": tensors}), encoding="utf-8")
-        unfinished.replace(file)
-    except OSError as error:
-        log.warning("cannot keep what the hub says about %s (%s): without the hub it will not start", version.id, error)
+    content = json.dumps({"sizes": record.sizes, "tensors": tensors}).encode()
+    write_if_possible(file, content, f"{version.id} will not start without the hub")
 
 
 def _file(version: HubVersion) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from chorus.models.errors import ModelError
 from chorus.models.tensors import read_json
+from chorus.platform.files import write_whole
 
 PLAN_FILE = "plan.json"
 CHECKSUMS_FILE = "checksums.json"
@@ -163,6 +164,6 @@ def _known_good(folder: Path) -> dict[str, list[int]]:
 
 def remember_verified(folder: Path, listed: Mapping[str, Any]) -> None:
     try:
-        (folder / VERIFIED_FILE).write_text(json.dumps({name: _stamp(folder / name) for name in listed}))
+        write_whole(folder / VERIFIED_FILE, json.dumps({name: _stamp(folder / name) for name in listed}).encode())
     except OSError as error:
         log.info("cannot remember that %s is whole (%s): it is compared at each start", folder, error)

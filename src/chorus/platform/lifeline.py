@@ -12,15 +12,15 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import threading
 import time
 from pathlib import Path
 
+from chorus.platform.paths import make_run_folder, run_places, run_prefix
+
 VARIABLE = "CHORUS_LIFELINE"
 EXIT_CODE = 70
 
-_PREFIX = "chorus-lifeline-"
 _PIPE = "pipe"
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         _remove_abandoned()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._folder = make_run_folder()
         unfinished = self._folder / "new"
         os.mkfifo(unfinished, 0o600)
         # A writing end opens only while there is a reader, and the pipe may be seen only once it has its writer.
@@ -93,7 +93,7 @@ def _end_with(reader: int, grace_seconds: float) -> None:
 
 def _remove_abandoned() -> None:
     """A killed parent cannot delete its pipe, so the next one does: a pipe that nobody writes to is abandoned."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in {folder for place in run_places() for folder in place.glob(f"{run_prefix()}*")}:
         try:
             if _is_abandoned(folder / _PIPE):
                 shutil.rmtree(folder)

@@ -8,13 +8,18 @@ import sys
 import time
 from typing import Any
 
+from chorus.platform.output import survive_lost_output
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
 def setup(level: str = "info", json: bool = False) -> None:
-    """Replaces whatever handlers there were. Give fields of their own as `extra={"fields": {…}}`."""
+    """Replaces whatever handlers there were, and makes printing safe. Give fields of their own as
+    `extra={"fields": {…}}`.
+    """
     if level not in LEVELS:
         raise ValueError(f"log level {level!r} is unknown: use one of {', '.join(LEVELS)}")
+    survive_lost_output("stdout", "stderr")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if json else LineFormatter())
     root = logging.getLogger()

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+import tempfile
 from pathlib import Path
+
+STATE_VARIABLE = "CHORUS_STATE"
+SOCKET_PATH_BYTES = 103
+"""The longest name of a Unix socket that every system takes."""
+SOCKET_NAME_BYTES = 16
 
 
 def cache_dir() -> Path:
@@ -16,3 +24,66 @@ def cache_dir() -> Path:
 
 def models_dir() -> Path:
     return cache_dir() / "models"
+
+
+def state_dir() -> Path:
+    """What must not be lost: who this node is, whom it trusts."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "chorus"
+
+
+def private_folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def make_run_folder() -> Path:
+    """A new folder for the pipes and sockets of running processes, which only this user may enter.
+
+    In the state folder: temporary folders are cleared of what is old, and XDG_RUNTIME_DIR goes when its user logs out.
+    Where the state folder cannot be used, or a socket there would have too long a name, a temporary one must do.
+    """
+    reasons = []
+    for place in run_places():
+        try:
+            if place == _own_place():
+                _check_owner(private_folder(place))
+            return _new_folder(place)
+        except OSError as error:
+            reasons.append(f"{place}: {error.strerror or error}")
+    raise OSError(f"there is no folder for sockets: {'; '.join(reasons)}")
+
+
+def _new_folder(place: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=run_prefix(), dir=place))
+    try:
+        if len(os.fsencode(folder)) + 1 + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
+            raise OSError(0, "its name is too long for sockets in it")
+        os.mkfifo(folder / "tried")  # some file systems have no such thing
+        (folder / "tried").unlink()
+    except OSError:
+        folder.rmdir()
+        raise
+    return folder
+
+
+def run_places() -> tuple[Path, ...]:
+    """Where run folders may be, the best first."""
+    return _own_place(), Path(tempfile.gettempdir()), Path("/tmp")
+
+
+def run_prefix() -> str:
+    """Of this machine's folders: a home folder may be shared by several, and pipes mean nothing to the others."""
+    return f"chorus-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]}-"
+
+
+def _own_place() -> Path:
+    return (state_dir() / "run").absolute()
+
+
+def _check_owner(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(0, "others may write to it")
