@@ -12,6 +12,7 @@ from chorus.frontend.errors import ContextExceeded, EngineLost, EngineOverloaded
 from chorus.frontend.generation import Delta, Finished, TextGeneration, TextRequest, answer_budget
 from chorus.frontend.messages import GenerationRequest, Progress, Sampling
 from chorus.proto import engine_pb2 as pb
+from chorus.text.stops import Stops
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say, say_until_cancelled
 
@@ -197,7 +198,7 @@ def test_closing_the_client_fails_what_is_open(engine: ScriptedEngine) -> None:
 
 
 def text_request(*stops: str) -> TextRequest:
-    return TextRequest(prompt=(5, 6), max_tokens=50, sampling=Sampling(seed=1), stops=stops)
+    return TextRequest(prompt=(5, 6), max_tokens=50, sampling=Sampling(seed=1), stops=Stops(stops))
 
 
 def test_tokens_after_a_stop_string_in_the_same_event_are_neither_shown_nor_counted(

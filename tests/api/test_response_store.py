@@ -19,10 +19,17 @@ def test_bytes_are_bounded_too() -> None:
     for name in "abcdef":
         store.put("", {"id": name}, [{"content": "x" * 1000}])
     assert len(store) == 2
-    store.put("", {"id": "huge"}, [{"content": "x" * 5000}])
-    assert len(store) == 0
     store.put("", {"id": "small"}, [])
     assert store.get("", "small")
+
+
+def test_what_is_larger_than_the_store_drives_out_nobody() -> None:
+    store = ResponseStore(most_entries=100, most_bytes=3000)
+    store.put("", {"id": "kept"}, [{"content": "x" * 1000}])
+    store.put("", {"id": "huge"}, [{"content": "x" * 5000}])
+    assert store.get("", "huge") is None
+    assert (kept := store.get("", "kept"))
+    assert kept.messages == [{"content": "x" * 1000}]
 
 
 def test_nobody_sees_what_another_owner_stored() -> None:

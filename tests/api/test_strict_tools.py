@@ -14,6 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
+from chorus.cluster.config_tree import ApiConfig
 from chorus.frontend import grammar as grammars
 from chorus.frontend.conversation import Offer, Voice
 from chorus.frontend.tool_grammar import CannotEnforce, check_enforceable, strict_calls
@@ -272,11 +273,11 @@ def test_a_hot_model_calls_strict_tools_only_as_their_schemas_say(tmp_path: Path
 def test_strict_holds_over_localai_too(tool_model_path: Path) -> None:
     tokenizer = ServedTokenizer.load(tool_model_path)
     request = localai_pb2.PredictOptions(Tools=json.dumps([strict(WEATHER), CLOCK]))
-    chat = read_chat(request, {})
+    chat = read_chat(request, {}, ApiConfig())
     assert chat.strict == {"weather"}
     grammar = answer_grammar(chat, None, [], choose(None, "hermes"), tokenizer)
     assert grammar is not None
     assert "Paris" in grammar.source
-    odd = read_chat(localai_pb2.PredictOptions(Tools=json.dumps([strict(ODD)])), {})
+    odd = read_chat(localai_pb2.PredictOptions(Tools=json.dumps([strict(ODD)])), {}, ApiConfig())
     with pytest.raises(BadRequest, match=r"qwen3_coder.*'odd'.*'tag'"):
         answer_grammar(odd, None, [], choose(None, "qwen3_coder"), tokenizer)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chorus.cluster.config_tree import ApiConfig
 from chorus.frontend.answer import AnswerDelta
 from chorus.frontend.messages import TokenLogprobs
 from chorus.localai.chat import read_chat
@@ -28,11 +29,12 @@ from chorus.proto import localai_pb2 as wire
 from chorus.text.parsers import choose
 from chorus.text.parsers.pieces import Content, Reasoning
 
+LIMITS = ApiConfig()
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
 def sampling(fixed: SamplingOptions | None = None, **fields: Any) -> Any:
-    return sampling_of(wire.PredictOptions(**fields), fixed or SamplingOptions(), vocabulary=100)
+    return sampling_of(wire.PredictOptions(**fields), fixed or SamplingOptions(), vocabulary=100, limits=LIMITS)
 
 
 def test_zero_is_greedy_for_temperature_and_off_for_the_rest() -> None:
@@ -68,10 +70,10 @@ def test_a_number_out_of_range_is_named(fields: dict[str, float]) -> None:
 
 
 def test_logit_bias_is_json_of_known_tokens() -> None:
-    assert logit_bias('{"5": -100, "7": 1.5}', 100) == {5: -100.0, 7: 1.5}
+    assert logit_bias('{"5": -100, "7": 1.5}', 100, LIMITS) == {5: -100.0, 7: 1.5}
     for bad in ("[1]", "{", '{"100": 1}', '{"x": 1}', '{"5": "much"}'):
         with pytest.raises(BadRequest, match="LogitBias"):
-            logit_bias(bad, 100)
+            logit_bias(bad, 100, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +84,11 @@ def test_logprobs_are_asked_for_as_chat_or_as_completions_do(given: tuple[int, i
 
 
 def test_a_gbnf_grammar_is_taken_and_a_broken_one_is_named() -> None:
-    grammar = grammar_of(wire.PredictOptions(Grammar='root ::= "yes" | "no"'))
+    grammar = grammar_of(wire.PredictOptions(Grammar='root ::= "yes" | "no"'), LIMITS)
     assert grammar is not None
     assert "yes" in grammar.source
     with pytest.raises(BadRequest, match="Grammar"):
-        grammar_of(wire.PredictOptions(Grammar="root ::= ("))
+        grammar_of(wire.PredictOptions(Grammar="root ::= ("), LIMITS)
 
 
 def test_metadata_reaches_the_template() -> None:
@@ -97,7 +99,7 @@ def test_metadata_reaches_the_template() -> None:
             "chat_template_kwargs": '{"style": "short", "enable_thinking": true}',
         }
     )
-    arguments = template_arguments(request, {"bos_token": "<s>"})
+    arguments = template_arguments(request, {"bos_token": "<s>"}, LIMITS)
     assert arguments == {"bos_token": "<s>", "style": "short", "enable_thinking": False, "reasoning_effort": "high"}
 
 
@@ -109,7 +111,7 @@ def test_arguments_of_earlier_calls_are_decoded_before_templating() -> None:
             wire.Message(role="tool", content="12 degrees", tool_call_id="c1", name="weather"),
         ]
     )
-    first, second = read_chat(request, {}).messages
+    first, second = read_chat(request, {}, LIMITS).messages
     assert first["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Paris"}}
     assert second == {"role": "tool", "content": "12 degrees", "tool_call_id": "c1", "name": "weather"}
 
@@ -127,7 +129,7 @@ def test_arguments_of_earlier_calls_are_decoded_before_templating() -> None:
     ],
 )
 def test_tool_choice_comes_as_a_word_or_as_json(choice: str, tools: int, forced: Any) -> None:
-    chat = read_chat(wire.PredictOptions(Tools=json.dumps([WEATHER]), ToolChoice=choice), {})
+    chat = read_chat(wire.PredictOptions(Tools=json.dumps([WEATHER]), ToolChoice=choice), {}, LIMITS)
     assert (len(chat.tools), chat.forced) == (tools, forced)
 
 
@@ -145,7 +147,7 @@ def test_tool_choice_comes_as_a_word_or_as_json(choice: str, tools: int, forced:
 )
 def test_a_broken_chat_request_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequest, match=named):
-        read_chat(wire.PredictOptions(**fields), {})
+        read_chat(wire.PredictOptions(**fields), {}, LIMITS)
 
 
 def test_messages_are_rendered_here_unless_localai_did_it() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorus.text.stops import StopMatcher
+from chorus.text.stops import Stops
 
 
 def search(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -17,7 +17,7 @@ def search(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops)
+    matcher = Stops(stops).matcher()
     emitted = ""
     for piece in pieces:
         safe, stop = matcher.push(piece)
@@ -44,7 +44,7 @@ def test_single_characters_stop_where_the_whole_text_would(text: str, stops: lis
 
 @given(text=few_letters, stops=stop_lists.filter(bool))
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = Stops(stops).matcher()
     emitted, stop = matcher.push(text)
     if stop is None:
         held = text[len(emitted) :]
@@ -52,7 +52,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 
 def test_a_partial_stop_string_is_released_when_it_fails() -> None:
-    matcher = StopMatcher(["END"])
+    matcher = Stops(["END"]).matcher()
     assert matcher.push("the E") == ("the ", None)
     assert matcher.push("N") == ("", None)
     assert matcher.push("TRY") == ("ENTRY", None)
@@ -60,14 +60,14 @@ def test_a_partial_stop_string_is_released_when_it_fails() -> None:
 
 
 def test_a_stop_string_over_three_pieces_is_found() -> None:
-    matcher = StopMatcher(["\n\nUser:"])
+    matcher = Stops(["\n\nUser:"]).matcher()
     assert matcher.push("yes\n") == ("yes", None)
     assert matcher.push("\nUs") == ("", None)
     assert matcher.push("er: more") == ("", "\n\nUser:")
 
 
 def test_nothing_is_emitted_after_a_match() -> None:
-    matcher = StopMatcher(["x"])
+    matcher = Stops(["x"]).matcher()
     assert matcher.push("a x b") == ("a ", "x")
     assert matcher.push("more") == ("", None)
     assert matcher.flush() == ""
@@ -75,24 +75,24 @@ def test_nothing_is_emitted_after_a_match() -> None:
 
 
 def test_a_match_waits_for_a_longer_stop_string_that_starts_with_it() -> None:
-    matcher = StopMatcher(["ab", "abc"])
+    matcher = Stops(["ab", "abc"]).matcher()
     assert matcher.push("-ab") == ("-", None)
     assert matcher.push("c") == ("", "abc")
 
 
 def test_the_end_of_the_text_settles_a_waiting_match() -> None:
-    matcher = StopMatcher(["ab", "abc"])
+    matcher = Stops(["ab", "abc"]).matcher()
     assert matcher.push("-ab") == ("-", None)
     assert matcher.flush() == ""
     assert matcher.matched == "ab"
 
 
 def test_without_stop_strings_text_passes_unchanged() -> None:
-    matcher = StopMatcher([])
+    matcher = Stops([]).matcher()
     assert matcher.push("anything") == ("anything", None)
     assert matcher.flush() == ""
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="stop string is empty"):
-        StopMatcher(["ok", ""])
+        Stops(["ok", ""])

@@ -13,11 +13,15 @@ from chorus.api.service import Service, check_grammar
 from chorus.api.tools import NO_TOOLS, Toolbox
 from chorus.api.wish import Prompt, Reading
 from chorus.frontend import grammar as grammars
+from chorus.frontend import measure
 from chorus.frontend.conversation import CannotForce, with_known_roles
 from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import CannotEnforce
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.text.errors import TemplateError
+from chorus.text.parsers.lark import TooLarge
+
+_EMPTY_MESSAGE = 16
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,14 @@ class Conversation:
     role_mapping: Mapping[str, str] | None = None
 
     def size(self) -> int:
-        tools = sum(len(str(tool.parameters)) for tool in self.toolbox.tools)
-        return tools + sum(len(message["content"]) for message in self.messages)
+        """About how many characters the template will write, and more than few where it has much to go through."""
+        tools = sum(len(tool.description or "") + len(str(tool.parameters)) for tool in self.toolbox.tools)
+        return tools + len(str(self.template_arguments)) + sum(map(_length, self.messages))
+
+
+def _length(message: dict[str, Any]) -> int:
+    calls = len(str(message["tool_calls"])) if "tool_calls" in message else 0
+    return _EMPTY_MESSAGE + len(message["content"]) + len(message.get("reasoning_content", "")) + calls
 
 
 def thinking_arguments(effort: str | None, thinks: bool | None = None) -> dict[str, Any]:
@@ -44,14 +54,16 @@ def thinking_arguments(effort: str | None, thinks: bool | None = None) -> dict[s
 
 
 def prompt_of(conversation: Conversation, service: Service) -> Prompt:
+    return Prompt(lambda: prompt_tokens(conversation, service), conversation.size())
+
+
+def prompt_tokens(conversation: Conversation, service: Service) -> list[int]:
     tokenizer, messages, tools = service.tokenizer, conversation.messages, conversation.toolbox.for_template()
     if not service.template_shows_tools:
         messages, tools = spelled_out(messages, conversation.toolbox.tools), None
     if conversation.role_mapping is not None:
-        text = mapped_text(messages, conversation.role_mapping)
-        return Prompt(lambda: tokenizer.encode(text), len(text))
-    messages = with_known_roles(messages, tokenizer)
-    return Prompt(lambda: rendered(conversation, messages, tools, tokenizer), conversation.size())
+        return tokenizer.encode(mapped_text(messages, conversation.role_mapping))
+    return rendered(conversation, with_known_roles(messages, tokenizer), tools, tokenizer)
 
 
 def rendered(
@@ -92,8 +104,12 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
     for place, tool in enumerate(toolbox.tools):
         if tool.strict or toolbox.choice.forces or document is not None:
             await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
+            measure.well_formed(f"tools[{place}]", tool.parameters or {})
     try:
-        return service.voice.grammar(toolbox.offer(), document)
+        size = sum(len(str(tool.parameters)) for tool in toolbox.tools)
+        return await service.workers.run(size, lambda: service.voice.grammar(toolbox.offer(), document))
+    except TooLarge as error:
+        raise invalid(f"tools: {error}.", "tools", "limit_exceeded") from None
     except CannotForce as error:
         raise invalid(f"tool_choice: {error}.", "tool_choice") from None
     except CannotEnforce as error:

@@ -19,17 +19,17 @@ from chorus.api.describe import operation
 from chorus.api.errors import ApiError, from_engine, invalid
 from chorus.api.lifetime import Interrupted
 from chorus.api.service import Service
-from chorus.api.strict import PositiveCount, RequestBody
+from chorus.api.strict import Name, PositiveCount, RequestBody
 from chorus.frontend.embedding import Embedding, NoEmbeddings, embedding_of, finish
 from chorus.frontend.errors import EngineError
 
 
 class EmbeddingsRequest(RequestBody):
     input: PromptField
-    model: str | None = None
+    model: Name | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveCount | None = None
-    user: str | None = None
+    user: Name | None = None
 
 
 class EmbeddingEntry(Described):

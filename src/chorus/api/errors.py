@@ -18,6 +18,8 @@ from chorus.frontend.errors import (
     EngineOverloaded,
     RequestRejected,
 )
+from chorus.frontend.measure import BadField
+from chorus.frontend.workers import Busy
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +102,24 @@ def from_context(error: ContextExceeded, prompt_field: str) -> ApiError:
     return ApiError(400, str(error), param=prompt_field, code="context_length_exceeded", anthropic_message=words)
 
 
+def from_measure(error: BadField) -> ApiError:
+    return invalid(f"{error}.", error.field, error.code)
+
+
+def from_workers(error: Busy) -> ApiError:
+    return unavailable(_sentence(str(error)), "too_busy")
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """Names one field: a client mends one at a time, and the first is as good as any."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = field_path(first["loc"])
     match first["type"]:
         case "json_invalid":
-            return invalid(
-                f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", None, "invalid_json"
-            )
+            reason = first["msg"].removeprefix("Invalid JSON: ")
+            if reason.startswith("recursion limit"):
+                return invalid("The body is nested deeper than 200 levels.", None, "limit_exceeded")
+            return invalid(f"The body is not valid JSON: {reason}.", None, "invalid_json")
         case "extra_forbidden":
             return invalid(f"Unknown field: {path}.", path, "unknown_parameter")
         case "missing":
@@ -143,7 +154,17 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def bad_field(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, BadField)
+        return from_measure(error).response(request.url.path)
+
+    async def busy(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, Busy)
+        return from_workers(error).response(request.url.path)
+
     app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(BadField, bad_field)
+    app.add_exception_handler(Busy, busy)
     app.add_exception_handler(HTTPException, http_error)
 
 

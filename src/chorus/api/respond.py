@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
@@ -34,7 +36,8 @@ class WholeAnswer:
         self.blocks = Blocks()
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.text_tokens: list[tuple[int, TokenLogprobs]] = []
+        self.text_tokens: defaultdict[int, list[tuple[int, TokenLogprobs]]] = defaultdict(list)
+        """Those of each block of text, by the block's number."""
         self._text_tokens = TextTokens()
         self.end: AnswerEnd | None = None
 
@@ -43,7 +46,8 @@ class WholeAnswer:
             pass
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
-        self.text_tokens += self._text_tokens.take(delta)
+        if decided := self._text_tokens.take(delta):
+            self.text_tokens[self.blocks.all[-1].number] += decided
 
     @property
     def ended(self) -> AnswerEnd:
@@ -79,7 +83,15 @@ class WireFormat(Protocol):
 
 def sse(data: dict[str, Any], event: str | None = None) -> bytes:
     name = b"event: %b\n" % event.encode() if event else b""
-    return b"%bdata: %b\n\n" % (name, orjson.dumps(data))
+    return b"%bdata: %b\n\n" % (name, written(data))
+
+
+def written(data: Any) -> bytes:
+    try:
+        return orjson.dumps(data)
+    except TypeError:
+        # What repeats a client's own schema may hold whole numbers of any length.
+        return json.dumps(data, ensure_ascii=False).encode()
 
 
 class GenerationResponse(Response):

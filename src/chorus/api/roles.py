@@ -7,7 +7,8 @@ message at most, the first, and want user and assistant to take turns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any
 
 Message = dict[str, Any]
@@ -31,11 +32,17 @@ def orders(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _in_turns(messages: Sequence[Message], kept: int) -> list[Message]:
     """Instructions after the first `kept` messages become the user's; neighbours of one role become one message."""
+    told = [
+        {**message, "role": "user"} if place >= kept and message["role"] in _INSTRUCTIONS else message
+        for place, message in enumerate(messages)
+    ]
     turns: list[Message] = []
-    for place, message in enumerate(messages):
-        said = {**message, "role": "user"} if place >= kept and message["role"] in _INSTRUCTIONS else message
-        if turns and said["role"] == turns[-1]["role"] and said["role"] in _JOINED:
-            turns[-1] = {**turns[-1], "content": _JOINT.join((turns[-1]["content"], said["content"]))}
+    for role, neighbours in groupby(told, key=itemgetter("role")):
+        first, *others = neighbours
+        if role not in _JOINED:
+            turns += [first, *others]
+        elif not others:
+            turns.append(first)
         else:
-            turns.append(said)
+            turns.append({**first, "content": _JOINT.join(message["content"] for message in (first, *others))})
     return turns

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from chorus.api.errors import invalid
+from chorus.api.settings import Limits
 from chorus.api.strict import (
+    Name,
     NonEmpty,
     PositiveCount,
     RequestBody,
@@ -20,6 +21,7 @@ from chorus.api.strict import (
 )
 from chorus.api.wish import SamplingWish
 from chorus.frontend import grammar as grammars
+from chorus.frontend import measure
 from chorus.frontend.messages import Grammar
 
 
@@ -30,7 +32,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(RequestBody):
-    model: str | None = None
+    model: Name | None = None
     max_tokens: PositiveCount | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -48,14 +50,14 @@ class SamplingFields(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, lt=2**31)
-    user: str | None = None
+    user: Name | None = None
     grammar: NonEmpty | None = None
     guided_json: dict[str, Any] | NonEmpty | None = None
     guided_regex: NonEmpty | None = None
     guided_choice: Annotated[list[NonEmpty], Field(min_length=1, max_length=1000)] | None = None
     guided_grammar: NonEmpty | None = None
     return_token_ids: bool | None = None
-    conversation_id: str | None = None
+    conversation_id: Name | None = None
     """A client's name for a conversation. Prefixes are found by their tokens, so it changes nothing yet."""
 
     @model_validator(mode="after")
@@ -75,24 +77,27 @@ class SamplingFields(RequestBody):
         names = ("grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
         return [name for name in names if getattr(self, name) is not None]
 
-    def asked_grammar(self) -> tuple[Grammar | None, str]:
+    def asked_grammar(self, limits: Limits) -> tuple[Grammar | None, str]:
         """With the name of the field it came from."""
         (name, *_) = self.grammar_fields() or [""]
         try:
-            return self._grammar_in(name), name
+            return self._grammar_in(name, limits), name
         except grammars.GrammarError as error:
             raise invalid(f"{name}: {error}.", name, "invalid_grammar") from None
 
-    def _grammar_in(self, name: str) -> Grammar | None:
+    def _grammar_in(self, name: str, limits: Limits) -> Grammar | None:
         match name:
             case "grammar" | "guided_grammar":
+                measure.grammar(name, getattr(self, name), limits)
                 return grammars.rules(getattr(self, name))
             case "guided_regex":
+                measure.grammar(name, self.guided_regex or "", limits)
                 return grammars.regex(self.guided_regex or "")
             case "guided_choice":
+                measure.grammar(name, "".join(self.guided_choice or []), limits)
                 return grammars.one_of(self.guided_choice or [])
             case "guided_json":
-                return grammars.json_schema(_schema(self.guided_json))
+                return schema_grammar(name, _schema(name, self.guided_json, limits), limits)
             case _:
                 return None
 
@@ -125,10 +130,18 @@ class SamplingFields(RequestBody):
         )
 
 
-def _schema(value: dict[str, Any] | str | None) -> dict[str, Any]:
+def schema_grammar(field: str, schema: dict[str, Any], limits: Limits) -> Grammar:
+    measure.schema(field, schema, limits)
+    return grammars.json_schema(schema)
+
+
+def _schema(field: str, value: dict[str, Any] | str | None, limits: Limits) -> dict[str, Any]:
     if isinstance(value, str):
+        measure.grammar(field, value, limits)
         try:
-            value = json.loads(value)
+            value = measure.decoded(field, value, limits.max_nesting)
+        except measure.TooMuch:
+            raise
         except ValueError:
             raise grammars.GrammarError("it is not valid JSON") from None
     if not isinstance(value, dict):

@@ -17,6 +17,7 @@ from chorus.api.plain_tools import template_shows_tools
 from chorus.api.settings import ApiSettings
 from chorus.api.wish import Prompt, Wish, choose_sampling
 from chorus.frontend import grammar as grammars
+from chorus.frontend import measure
 from chorus.frontend.answer import Answer
 from chorus.frontend.choices import Choices, choice_seed
 from chorus.frontend.conversation import Voice
@@ -25,12 +26,11 @@ from chorus.frontend.errors import ContextExceeded, EngineLost
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
 from chorus.frontend.messages import Grammar
 from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.frontend.workers import Workers
 from chorus.proto import engine_pb2 as pb
 from chorus.text.errors import TextError
 from chorus.text.parsers import choose
-
-# About a millisecond of tokenizing; more than that would be felt by every running stream.
-_OFF_LOOP_CHARACTERS = 2000
+from chorus.text.stops import Stops
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Service:
         self.template_shows_tools = template_shows_tools(tokenizer.chat_template)
         parser = settings.tool_parser or (None if self.template_shows_tools else plain_tools.PARSER)
         self.voice = Voice(choose(tokenizer.chat_template, parser), tokenizer)
+        self.workers = Workers(settings.limits.max_preparing)
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self._ready: pb.Description | None = None
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)
@@ -130,17 +131,17 @@ class Service:
             if token >= description.vocabulary:
                 raise outside_vocabulary(token, description.vocabulary, "logit_bias")
         requests: list[TextRequest] = []
+        stops = Stops(wish.stops)
         for prompt in wish.prompts:
             tokens = await self.prompt_tokens(prompt, wish.fields.prompt, description)
-            requests += self._requests(wish, tokens, description, label, owner)
+            requests += self._requests(wish, tokens, stops, description, label, owner)
         answers = [self._answer(wish, choice, request) for choice, request in enumerate(requests)]
         prompts = tuple(request.prompt for request in requests[:: wish.count])
         return Prepared(Choices(answers), prompts, self.fingerprint(description))
 
     async def prompt_tokens(self, prompt: Prompt, field: str, description: pb.Description) -> tuple[int, ...]:
         try:
-            off_loop = prompt.size >= _OFF_LOOP_CHARACTERS
-            tokens = await asyncio.to_thread(prompt.tokenize) if off_loop else prompt.tokenize()
+            tokens = await self.workers.run(prompt.size, prompt.tokenize)
         except TextError as error:
             raise invalid(f"{field}: {error}.", field) from None
         if not tokens:
@@ -151,16 +152,13 @@ class Service:
 
     def _check_amounts(self, wish: Wish) -> None:
         limits, fields = self.settings.limits, wish.fields
-        if len(wish.stops) > limits.max_stop_strings:
-            raise invalid(f"{fields.stop}: at most {limits.max_stop_strings} stop strings are accepted.", fields.stop)
-        if len(wish.sampling.logit_bias) > limits.max_logit_biases:
-            raise invalid(f"logit_bias: at most {limits.max_logit_biases} tokens are accepted.", "logit_bias")
-        if wish.count * len(wish.prompts) > limits.max_choices:
-            field = fields.count if wish.count > 1 else fields.prompt
-            raise invalid(f"{field}: at most {limits.max_choices} choices per request are accepted.", field)
+        measure.stops(fields.stop, wish.stops, limits)
+        measure.count("logit_bias", len(wish.sampling.logit_bias), limits.max_logit_biases, "tokens")
+        field = fields.count if wish.count > 1 else fields.prompt
+        measure.count(field, wish.choices, limits.max_choices, "choices per request")
 
     def _requests(
-        self, wish: Wish, prompt: tuple[int, ...], description: pb.Description, label: str, owner: str
+        self, wish: Wish, prompt: tuple[int, ...], stops: Stops, description: pb.Description, label: str, owner: str
     ) -> list[TextRequest]:
         try:
             default = wish.max_tokens if wish.cut_to_fit else self.settings.sampling.max_tokens
@@ -168,6 +166,7 @@ class Service:
             budget = answer_budget(len(prompt), asked, default, self.context_length(description))
         except ContextExceeded as error:
             raise from_context(error, wish.fields.prompt) from None
+        budget = self._scored(wish, asked, budget)
         sampling = choose_sampling(wish.sampling, self.settings.sampling)
         reading, grammar = wish.reading, wish.grammar
         if grammar and reading and reading.grammar_after_reasoning:
@@ -177,7 +176,7 @@ class Service:
                 prompt=prompt,
                 max_tokens=budget,
                 sampling=replace(sampling, seed=choice_seed(sampling.seed, number)),
-                stops=wish.stops,
+                stops=stops,
                 label=label,
                 owner=owner,
                 logprobs=wish.logprobs,
@@ -187,6 +186,16 @@ class Service:
             )
             for number in range(wish.count)
         ]
+
+    def _scored(self, wish: Wish, asked: int | None, budget: int) -> int:
+        """Log probabilities are kept until their answer ends. What the client asked for must fit; else it is cut."""
+        if not wish.logprobs:
+            return budget
+        limit, each = self.settings.limits.max_logprobs, wish.choices * (1 + wish.top_logprobs)
+        if asked is not None and asked * each > limit:
+            problem = f"{wish.choices} choices of {asked} tokens with {1 + wish.top_logprobs} log probabilities each"
+            raise measure.TooMuch("top_logprobs", f"{problem} are more than the {limit} that are accepted")
+        return max(min(budget, limit // each), 1)
 
     def _answer(self, wish: Wish, choice: int, request: TextRequest) -> Answer:
         generation = TextGeneration(self.client, self.tokenizer, request)

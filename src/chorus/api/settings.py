@@ -32,13 +32,33 @@ class Limits(_Settings):
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024)
     body_timeout_seconds: Seconds = 30.0
     request_timeout_seconds: Seconds = 3600.0
+    max_body_values: int = Field(default=65_536, ge=64)
+    """Objects and lists in one body: what is small in bytes can be large once it is read."""
+    max_messages: int = Field(default=4096, ge=1)
+    """Messages or items of one conversation."""
     max_stop_strings: int = Field(default=16, ge=1)
+    max_stop_characters: int = Field(default=1024, ge=1)
+    """In each of them."""
     max_logit_biases: int = Field(default=1024, ge=1)
     max_choices: int = Field(default=64, ge=1)
     """Answers to one request: its prompts times its n."""
+    max_logprobs: int = Field(default=131_072, ge=1)
+    """Log probabilities of one request: its choices times their tokens times the candidates of each."""
     max_tools: int = Field(default=256, ge=1)
+    max_tools_characters: int = Field(default=1024 * 1024, ge=1024)
+    """Of all tools together, about as long as they are written as JSON."""
+    max_grammar_characters: int = Field(default=256 * 1024, ge=1024)
+    """Of a grammar, or of one schema as JSON."""
+    max_schema_values: int = Field(default=16_384, ge=64)
+    """Objects in one schema, with all that each of them refers to."""
+    max_nesting: int = Field(default=64, ge=8, le=190)
+    """Levels of a schema, of template arguments and of the arguments of a call; and references in a row. The parser of
+    bodies ends at 200."""
     max_inputs: int = Field(default=2048, ge=1)
     """Texts in one embeddings request."""
+    max_detokenize_tokens: int = Field(default=262_144, ge=1)
+    max_preparing: int = Field(default=64, ge=1)
+    """Large requests that may wait to be rendered and tokenized."""
     max_stored_responses: int = Field(default=1000, ge=0)
     max_stored_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
     """What /v1/responses keeps in memory for previous_response_id; the oldest goes first."""

@@ -12,6 +12,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(max_length=1024)]
+# As OpenAI bounds them.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
 

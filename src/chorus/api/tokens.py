@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
@@ -11,20 +12,21 @@ from pydantic import Field, model_validator
 from chorus.api.answers import Described
 from chorus.api.body import read_request
 from chorus.api.chat.request import FunctionTool, Message
-from chorus.api.chat.routes import template_message
+from chorus.api.chat.routes import template_messages
 from chorus.api.conversation import Conversation, prompt_of
 from chorus.api.describe import operation
 from chorus.api.errors import invalid
 from chorus.api.service import Service, outside_vocabulary
-from chorus.api.strict import RequestBody, TokenId, refused
+from chorus.api.strict import Name, RequestBody, TokenId, refused
 from chorus.api.tools import toolbox
 from chorus.api.wish import Prompt
+from chorus.frontend import measure
 
 
 class TokenizeRequest(RequestBody):
     """A text, or messages as a chat would send them."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
@@ -54,7 +56,7 @@ class TokenizeAnswer(Described):
 
 
 class DetokenizeRequest(RequestBody):
-    model: str | None = None
+    model: Name | None = None
     tokens: list[TokenId]
 
 
@@ -72,23 +74,24 @@ def router(service: Service) -> APIRouter:
         description = await service.ready()
         field = "prompt" if body.messages is None else "messages"
         tokens = await service.prompt_tokens(_prompt(body, service), field, description)
-        answer = {
-            "count": len(tokens),
-            "max_model_len": service.context_length(description),
-            "tokens": tokens,
-            "token_strs": [service.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-        }
-        return JSONResponse(answer)
+
+        def answer() -> bytes:
+            texts = [service.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+            longest = service.context_length(description)
+            return orjson.dumps({"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": texts})
+
+        return Response(await service.workers.run(len(tokens), answer), media_type="application/json")
 
     @routes.post("/detokenize", **operation(DetokenizeRequest, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
         body = await read_request(request, DetokenizeRequest, service.settings.limits)
         service.check_model(body.model)
-        vocabulary = service.tokenizer.vocabulary
-        for token in body.tokens:
-            if token >= vocabulary:
-                raise outside_vocabulary(token, vocabulary, "tokens")
-        return JSONResponse({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+        tokenizer, tokens = service.tokenizer, body.tokens
+        measure.count("tokens", len(tokens), service.settings.limits.max_detokenize_tokens, "tokens")
+        if (largest := max(tokens, default=0)) >= tokenizer.vocabulary:
+            raise outside_vocabulary(largest, tokenizer.vocabulary, "tokens")
+        text = await service.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
+        return JSONResponse({"prompt": text})
 
     return routes
 
@@ -99,9 +102,11 @@ def _prompt(body: TokenizeRequest, service: Service) -> Prompt:
         if not text:
             raise invalid("prompt: there is no text in it.", "prompt")
         return Prompt(lambda: service.tokenizer.encode(text, special=special), len(text))
+    limits = service.settings.limits
+    measure.template_arguments(body.chat_template_kwargs or {}, limits)
     conversation = Conversation(
-        messages=[template_message(message) for message in body.messages],
-        toolbox=toolbox([tool.as_tool() for tool in body.tools or ()], None, None, service.settings.limits.max_tools),
+        messages=template_messages(body.messages, limits),
+        toolbox=toolbox([tool.as_tool() for tool in body.tools or ()], None, None, limits),
         template_arguments=body.chat_template_kwargs or {},
         continue_last=bool(body.continue_final_message),
     )

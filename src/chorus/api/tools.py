@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chorus.api.errors import invalid
+from chorus.api.settings import Limits
+from chorus.frontend import measure
 from chorus.frontend.conversation import Offer
 
 
@@ -66,13 +68,15 @@ class Toolbox:
 NO_TOOLS = Toolbox()
 
 
-def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limit: int) -> Toolbox:
+def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limits: Limits) -> Toolbox:
     names = [tool.name for tool in tools]
-    if len(tools) > limit:
-        raise invalid(f"tools: at most {limit} tools are accepted.", "tools")
+    texts = sum(len(tool.name) + len(tool.description or "") for tool in tools)
+    measure.tools("tools", [tool.parameters or {} for tool in tools], texts, limits)
+    known: set[str] = set()
     for place, name in enumerate(names):
-        if name in names[:place]:
+        if name in known:
             raise invalid(f"tools[{place}]: there are two tools named {name!r}.", f"tools[{place}]")
+        known.add(name)
     chosen = choice or ToolChoice("auto" if tools else "none")
     if chosen.forces and not tools:
         raise invalid("tool_choice: it asks for a call, but there are no tools.", "tool_choice")

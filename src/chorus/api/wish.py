@@ -76,6 +76,10 @@ class Wish:
     reading: Reading | None = None
     fields: FieldNames = FieldNames()
 
+    @property
+    def choices(self) -> int:
+        return self.count * len(self.prompts)
+
 
 def choose_sampling(wish: SamplingWish, defaults: SamplingDefaults) -> Sampling:
     """The client's word, else the server's default, else the protocol's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,11 +97,3 @@ def with_known_roles(messages: list[dict[str, Any]], tokenizer: ServedTokenizer)
 
 def call_id(prefix: str) -> Callable[[], str]:
     return lambda: prefix + secrets.token_hex(12)
-
-
-def decoded_arguments(text: str) -> Any:
-    """Templates want the arguments of an earlier call as an object; what is no JSON stays as it was written."""
-    try:
-        return json.loads(text) if text.strip() else {}
-    except ValueError:
-        return text

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from chorus.frontend.engine_client import EngineClient, EngineStream
 from chorus.frontend.errors import ContextExceeded, EngineError
 from chorus.frontend.messages import GenerationRequest, Grammar, Sampling, Timing, TokenLogprobs
-from chorus.text.stops import StopMatcher
+from chorus.text.stops import NO_STOPS, Stops
 from chorus.text.tokenizer import Tokenizer
 
 # How long a request ended by a stop string waits for the engine's own figures: a cancel takes one step.
@@ -25,7 +25,7 @@ class TextRequest:
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling
-    stops: tuple[str, ...] = ()
+    stops: Stops = NO_STOPS
     label: str = ""
     owner: str = ""
     logprobs: bool = False
@@ -149,11 +149,11 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
 class _TextAssembly:
     """Tokens become text that is safe to show: whole characters, and nothing that may begin a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], show_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Stops, show_special: bool) -> None:
         self.stopped = False
         self.used = 0
         self._decoder = tokenizer.stream(skip_special=not show_special)
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = stops.matcher() if stops else None
 
     @property
     def stop_string(self) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.frontend.conversation import CannotForce, Offer, Voice, call_id, decoded_arguments, with_known_roles
+from chorus.frontend import measure
+from chorus.frontend.conversation import CannotForce, Offer, Voice, call_id, with_known_roles
+from chorus.frontend.measure import Amounts
 from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import CannotEnforce
 from chorus.frontend.vocabulary import ServedTokenizer
@@ -16,6 +17,7 @@ from chorus.localai.requests import json_field, template_arguments
 from chorus.proto import localai_pb2 as wire
 from chorus.text.errors import TextError
 from chorus.text.parsers import ParserFamily
+from chorus.text.parsers.lark import TooLarge
 from chorus.text.parsers.pieces import OutputParser
 
 
@@ -34,30 +36,33 @@ class Chat:
         return Offer(self.tools, self.forced, self.strict)
 
 
-def read_chat(request: wire.PredictOptions, special_tokens: Mapping[str, str]) -> Chat:
-    tools = read_tools(request.Tools)
-    choice = read_choice(request.ToolChoice)
+def read_chat(request: wire.PredictOptions, special_tokens: Mapping[str, str], limits: Amounts) -> Chat:
+    measure.count("Messages", len(request.Messages), limits.max_messages, "messages")
+    size = sum(message.ByteSize() for message in request.Messages)
+    measure.count("Messages", size, limits.max_body_bytes, "bytes")
+    tools = read_tools(request.Tools, limits)
+    choice = read_choice(request.ToolChoice, limits)
     if choice == "none":
         tools = []
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(choice, Mapping) and choice["name"] not in names:
         raise BadRequest(f"ToolChoice: there is no tool named {choice['name']!r}")
     return Chat(
-        messages=[template_message(message, place) for place, message in enumerate(request.Messages)],
+        messages=[template_message(message, place, limits) for place, message in enumerate(request.Messages)],
         tools=tools,
         forced=choice if tools and choice not in ("none", "auto") else None,
-        arguments=template_arguments(request, dict(special_tokens)),
-        strict=strict_tools(request.Tools).intersection(names),
+        arguments=template_arguments(request, dict(special_tokens), limits),
+        strict=strict_tools(request.Tools, limits).intersection(names),
     )
 
 
-def strict_tools(text: str) -> frozenset[str]:
-    return frozenset(function["name"] for function in _functions(text) if function.get("strict") is True)
+def strict_tools(text: str, limits: Amounts) -> frozenset[str]:
+    return frozenset(function["name"] for function in _functions(text, limits) if function.get("strict") is True)
 
 
-def _functions(text: str) -> list[dict[str, Any]]:
+def _functions(text: str, limits: Amounts) -> list[dict[str, Any]]:
     functions = []
-    for place, tool in enumerate(json_field("Tools", text, list) if text.strip() else []):
+    for place, tool in enumerate(json_field("Tools", text, list, limits) if text.strip() else []):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise BadRequest(f"Tools[{place}]: expected a function with a name")
@@ -65,21 +70,26 @@ def _functions(text: str) -> list[dict[str, Any]]:
     return functions
 
 
-def read_tools(text: str) -> list[dict[str, Any]]:
+def read_tools(text: str, limits: Amounts) -> list[dict[str, Any]]:
     tools = []
-    for function in _functions(text):
+    functions = _functions(text, limits)
+    schemas = [parameters if isinstance(parameters := each.get("parameters"), dict) else {} for each in functions]
+    measure.tools("Tools", schemas, sum(len(str(each.get("description", ""))) for each in functions), limits)
+    for function in functions:
         shown = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
         shown["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": shown})
     return tools
 
 
-def read_choice(text: str) -> str | Mapping[str, str]:
+def read_choice(text: str, limits: Amounts) -> str | Mapping[str, str]:
     """`auto`, `none`, `required`, or the name of a function; LocalAI sends the client's JSON or a bare word."""
     word = text.strip()
     if word.startswith(('"', "{")):
         try:
-            choice = json.loads(word)
+            choice = measure.decoded("ToolChoice", word, limits.max_nesting)
+        except measure.BadField:
+            raise
         except ValueError as error:
             raise BadRequest(f"ToolChoice is no JSON: {error}") from None
     else:
@@ -93,7 +103,7 @@ def read_choice(text: str) -> str | Mapping[str, str]:
     return choice if choice in ("none", "auto", "required") else {"name": choice}
 
 
-def template_message(message: wire.Message, place: int) -> dict[str, Any]:
+def template_message(message: wire.Message, place: int, limits: Amounts) -> dict[str, Any]:
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if not message.role:
         raise BadRequest(f"Messages[{place}]: role is empty")
@@ -101,18 +111,18 @@ def template_message(message: wire.Message, place: int) -> dict[str, Any]:
         if value := getattr(message, name):
             entry[name] = value
     if message.tool_calls.strip():
-        calls = json_field(f"Messages[{place}] tool_calls", message.tool_calls, list)
-        entry["tool_calls"] = [_template_call(call, place) for call in calls]
+        calls = json_field(f"Messages[{place}] tool_calls", message.tool_calls, list, limits)
+        entry["tool_calls"] = [_template_call(call, place, limits) for call in calls]
     return entry
 
 
-def _template_call(call: Any, place: int) -> dict[str, Any]:
+def _template_call(call: Any, place: int, limits: Amounts) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"Messages[{place}] tool_calls: expected calls with a function and its name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = decoded_arguments(arguments)
+        arguments = measure.arguments(f"Messages[{place}] tool_calls", arguments, limits.max_nesting)
     shown = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id", ""), "type": "function", "function": shown}
 
@@ -134,9 +144,13 @@ def answer_grammar(
 ) -> Grammar | None:
     """What the client asked for, or the calls that it forces or wants strict; the model may think first."""
     voice, offer = Voice(family, tokenizer), chat.offer()
+    for place, tool in enumerate(chat.tools if chat.forced or chat.strict else ()):
+        measure.well_formed(f"Tools[{place}]", tool["function"]["parameters"])
     try:
         # LocalAI writes grammars for tools by itself: one that came is all there is to obey, but for a forced call.
         grammar = asked if asked and not chat.forced else voice.grammar(offer, None)
+    except TooLarge as error:
+        raise BadRequest(f"Tools: {error}") from None
     except CannotForce as error:
         raise BadRequest(f"ToolChoice: {error}; use auto") from None
     except CannotEnforce as error:

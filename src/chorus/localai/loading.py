@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorus.cluster.config_tree import ApiConfig
 from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.frontend.workers import Workers
 from chorus.localai.engine_host import EngineHost, Launch, State
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import LoadPlan, Tree, plan_load
@@ -34,6 +36,12 @@ class Loaded:
     host: EngineHost
     context_length: int
     vocabulary: int
+    workers: Workers
+
+    @property
+    def limits(self) -> ApiConfig:
+        """What a request may hold is what it may hold over HTTP."""
+        return self.plan.settings.api
 
 
 class Models:
@@ -100,7 +108,9 @@ class Models:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
-        return Loaded(plan, model.path, tokenizer, parsers, host, description.context_length, description.vocabulary)
+        workers = Workers(plan.settings.api.max_preparing)
+        context, vocabulary = description.context_length, description.vocabulary
+        return Loaded(plan, model.path, tokenizer, parsers, host, context, vocabulary, workers)
 
 
 def _find(name: str) -> LocalModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chorus.frontend import measure
 from chorus.frontend.answer import Answer
 from chorus.frontend.errors import ContextExceeded
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
@@ -30,11 +31,11 @@ class Prepared:
 
 
 def prepare(loaded: Loaded, request: wire.PredictOptions, label: str) -> Prepared:
-    """Pure but for the tokenizer's work; may take a while for a long prompt. Raises BadRequest."""
+    """Pure but for the tokenizer's work; may take a while for a long prompt. Raises BadRequest or BadField."""
     if is_chat(request):
         return _prepare_chat(loaded, request, label)
     prompt = _encoded(loaded, request.Prompt, "Prompt")
-    return Prepared(_text_request(loaded, request, prompt, label, grammar_of(request)), None)
+    return Prepared(_text_request(loaded, request, prompt, label, grammar_of(request, loaded.limits)), None)
 
 
 def is_chat(request: wire.PredictOptions) -> bool:
@@ -44,23 +45,23 @@ def is_chat(request: wire.PredictOptions) -> bool:
 
 def prompt_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
     if is_chat(request):
-        return chat_prompt(read_chat(request, loaded.plan.special_tokens), loaded.tokenizer)
+        return chat_prompt(read_chat(request, loaded.plan.special_tokens, loaded.limits), loaded.tokenizer)
     return _encoded(loaded, request.Prompt, "Prompt", empty=True)
 
 
 def embedding_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
     tokens = list(request.EmbeddingTokens) or _encoded(loaded, request.Embeddings or request.Prompt, "Embeddings")
-    _check_tokens(tokens, loaded.vocabulary, "EmbeddingTokens")
+    check_tokens(tokens, loaded.vocabulary, "EmbeddingTokens")
     if len(tokens) > loaded.context_length:
         raise BadRequest(f"Embeddings: {len(tokens)} tokens where the model's context holds {loaded.context_length}")
     return tokens
 
 
 def _prepare_chat(loaded: Loaded, request: wire.PredictOptions, label: str) -> Prepared:
-    chat = read_chat(request, loaded.plan.special_tokens)
+    chat = read_chat(request, loaded.plan.special_tokens, loaded.limits)
     prompt = chat_prompt(chat, loaded.tokenizer)
     family, tokenizer = loaded.parsers, loaded.tokenizer
-    grammar = answer_grammar(chat, grammar_of(request), prompt, family, tokenizer)
+    grammar = answer_grammar(chat, grammar_of(request, loaded.limits), prompt, family, tokenizer)
     text_request = _text_request(loaded, request, prompt, label, grammar, show_special=family.needs_special_tokens)
     return Prepared(text_request, answer_parser(chat, prompt, family, tokenizer))
 
@@ -73,7 +74,7 @@ def _text_request(
     grammar: Grammar | None,
     show_special: bool = False,
 ) -> TextRequest:
-    _check_tokens(prompt, loaded.vocabulary, "Prompt")
+    check_tokens(prompt, loaded.vocabulary, "Prompt")
     fixed = loaded.plan.sampling
     try:
         room = answer_budget(len(prompt), None, None, loaded.context_length)
@@ -83,8 +84,8 @@ def _text_request(
     return TextRequest(
         prompt=tuple(prompt),
         max_tokens=asked_tokens(request, fixed, room),
-        sampling=sampling_of(request, fixed, loaded.vocabulary),
-        stops=stop_strings(request),
+        sampling=sampling_of(request, fixed, loaded.vocabulary, loaded.limits),
+        stops=stop_strings(request, loaded.limits),
         label=label,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
@@ -94,6 +95,7 @@ def _text_request(
 
 
 def _encoded(loaded: Loaded, text: str, field: str, *, empty: bool = False) -> list[int]:
+    measure.count(field, len(text), loaded.limits.max_body_bytes, "characters")
     try:
         tokens = loaded.tokenizer.encode(text)
     except TextError as error:
@@ -103,7 +105,7 @@ def _encoded(loaded: Loaded, text: str, field: str, *, empty: bool = False) -> l
     return tokens
 
 
-def _check_tokens(tokens: Sequence[int], vocabulary: int, field: str) -> None:
+def check_tokens(tokens: Sequence[int], vocabulary: int, field: str) -> None:
     for token in tokens:
         if not 0 <= token < vocabulary:
             raise BadRequest(f"{field}: token {token} is outside the model's vocabulary of {vocabulary}")

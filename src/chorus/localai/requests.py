@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+from chorus.frontend import measure
 from chorus.frontend.grammar import GrammarError, rules
 from chorus.frontend.grammar import check as check_grammar
+from chorus.frontend.measure import Amounts
 from chorus.frontend.messages import Grammar, Sampling, draw_seed
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import SamplingOptions
 from chorus.proto import localai_pb2 as wire
+from chorus.text.stops import Stops
 
 REPETITION_CONTEXT = 20
 MOST_TOP_LOGPROBS = 20
 
 
-def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary: int) -> Sampling:
+def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary: int, limits: Amounts) -> Sampling:
     """What the model's options fix goes over what the request says; temperature 0 is greedy."""
     for name in ("Temperature", "TopP", "MinP", "Penalty", "PresencePenalty", "FrequencyPenalty"):
         value = getattr(request, name)
@@ -38,7 +40,7 @@ def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary
         frequency_penalty=_first(fixed.frequency_penalty, request.FrequencyPenalty),
         xtc_probability=_first(fixed.xtc_probability, 0.0),
         xtc_threshold=_first(fixed.xtc_threshold, 0.0),
-        logit_bias=logit_bias(request.LogitBias, vocabulary),
+        logit_bias=logit_bias(request.LogitBias, vocabulary, limits),
     )
 
 
@@ -48,10 +50,11 @@ def asked_tokens(request: wire.PredictOptions, fixed: SamplingOptions, room: int
     return min(asked, room, fixed.max_tokens or room)
 
 
-def logit_bias(text: str, vocabulary: int) -> dict[int, float]:
+def logit_bias(text: str, vocabulary: int, limits: Amounts) -> dict[int, float]:
     if not text.strip():
         return {}
-    biases = json_field("LogitBias", text, dict)
+    biases = json_field("LogitBias", text, dict, limits)
+    measure.count("LogitBias", len(biases), limits.max_logit_biases, "tokens")
     try:
         read = {int(token): float(bias) for token, bias in biases.items()}
     except (TypeError, ValueError):
@@ -75,9 +78,10 @@ def wanted_logprobs(request: wire.PredictOptions) -> tuple[bool, int]:
     return wanted, top
 
 
-def grammar_of(request: wire.PredictOptions) -> Grammar | None:
+def grammar_of(request: wire.PredictOptions, limits: Amounts) -> Grammar | None:
     if not request.Grammar.strip():
         return None
+    measure.grammar("Grammar", request.Grammar, limits)
     try:
         grammar = rules(request.Grammar)
         check_grammar(grammar)
@@ -86,16 +90,21 @@ def grammar_of(request: wire.PredictOptions) -> Grammar | None:
     return grammar
 
 
-def stop_strings(request: wire.PredictOptions) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(stop for stop in request.StopPrompts if stop))
+def stop_strings(request: wire.PredictOptions, limits: Amounts) -> Stops:
+    strings = tuple(dict.fromkeys(stop for stop in request.StopPrompts if stop))
+    measure.stops("StopPrompts", strings, limits)
+    return Stops(strings)
 
 
-def template_arguments(request: wire.PredictOptions, special_tokens: dict[str, str]) -> dict[str, Any]:
+def template_arguments(request: wire.PredictOptions, special_tokens: dict[str, str], limits: Amounts) -> dict[str, Any]:
     """What the chat template sees besides messages and tools."""
     arguments: dict[str, Any] = {**special_tokens}
     metadata = request.Metadata
     if metadata.get("chat_template_kwargs"):
-        arguments |= json_field("Metadata chat_template_kwargs", metadata["chat_template_kwargs"], dict)
+        name = "Metadata chat_template_kwargs"
+        given = json_field(name, metadata["chat_template_kwargs"], dict, limits)
+        measure.template_arguments(given, limits, name)
+        arguments |= given
     if thinking := metadata.get("enable_thinking", "").strip().lower():
         if thinking not in ("true", "false"):
             raise BadRequest(f"Metadata enable_thinking: expected true or false, got {thinking!r}")
@@ -105,9 +114,11 @@ def template_arguments(request: wire.PredictOptions, special_tokens: dict[str, s
     return arguments
 
 
-def json_field(name: str, text: str, kind: type) -> Any:
+def json_field(name: str, text: str, kind: type, limits: Amounts) -> Any:
     try:
-        value = json.loads(text)
+        value = measure.decoded(name, text, limits.max_nesting)
+    except measure.BadField:
+        raise
     except ValueError as error:
         raise BadRequest(f"{name} is no JSON: {error}") from None
     if not isinstance(value, kind):

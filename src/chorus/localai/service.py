@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -11,13 +10,16 @@ from typing import NoReturn
 
 import grpc
 
+from chorus.frontend import measure
 from chorus.frontend.answer import AnswerDelta, AnswerEnd
 from chorus.frontend.embedding import NoEmbeddings, embedding_of, finish
 from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.frontend.measure import BadField
+from chorus.frontend.workers import Busy
 from chorus.localai.engine_host import State
 from chorus.localai.errors import BadRequest, LoadFailed, NotServing
 from chorus.localai.loading import Loaded, Models
-from chorus.localai.prepare import Prepared, embedding_tokens, prepare, prompt_tokens
+from chorus.localai.prepare import Prepared, check_tokens, embedding_tokens, prepare, prompt_tokens
 from chorus.localai.replies import ReplyWriter, whole
 from chorus.proto import engine_pb2, localai_pb2_grpc
 from chorus.proto import localai_pb2 as wire
@@ -73,7 +75,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     ) -> wire.TokenizationResponse:
         async with _outcomes(context):
             loaded = await self._loaded(request.ModelIdentity, context)
-            tokens = await asyncio.to_thread(prompt_tokens, loaded, request)
+            tokens = await loaded.workers.run(request.ByteSize(), lambda: prompt_tokens(loaded, request))
             return wire.TokenizationResponse(length=len(tokens), tokens=tokens)
 
     async def Detokenize(
@@ -81,10 +83,11 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     ) -> wire.DetokenizeResponse:
         async with _outcomes(context):
             loaded = await self._loaded("", context)
-            for token in request.tokens:
-                if not 0 <= token < loaded.vocabulary:
-                    raise BadRequest(f"tokens: {token} is outside the model's vocabulary of {loaded.vocabulary}")
-            return wire.DetokenizeResponse(content=loaded.tokenizer.decode(request.tokens, skip_special=False))
+            tokens = list(request.tokens)
+            measure.count("tokens", len(tokens), loaded.limits.max_detokenize_tokens, "tokens")
+            check_tokens(tokens, loaded.vocabulary, "tokens")
+            text = await loaded.workers.run(len(tokens), lambda: loaded.tokenizer.decode(tokens, skip_special=False))
+            return wire.DetokenizeResponse(content=text)
 
     async def Embedding(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.EmbeddingResult:
         async with _outcomes(context):
@@ -94,7 +97,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             except NoEmbeddings as error:
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             await loaded.host.ready(RECOVERY_SECONDS)
-            tokens = await asyncio.to_thread(embedding_tokens, loaded, request)
+            tokens = await loaded.workers.run(request.ByteSize(), lambda: embedding_tokens(loaded, request))
             try:
                 pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
             except NotServing as error:
@@ -148,8 +151,8 @@ class BackendService(localai_pb2_grpc.BackendServicer):
         await loaded.host.recovered(RECOVERY_SECONDS)
 
     async def _attempt(self, loaded: Loaded, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
-        # Rendering and tokenizing a long prompt takes a while; other streams go on meanwhile.
-        prepared = await asyncio.to_thread(prepare, loaded, request, f"localai-{next(self._numbers)}")
+        label = f"localai-{next(self._numbers)}"
+        prepared = await loaded.workers.run(request.ByteSize(), lambda: prepare(loaded, request, label))
         try:
             async with aclosing(self._generate(loaded, prepared, request.IgnoreEOS)) as replies:
                 async for reply in replies:
@@ -196,11 +199,9 @@ async def _outcomes(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     """Errors as the status codes LocalAI tells apart: the caller's fault, ours, or a matter of trying again."""
     try:
         yield
-    except BadRequest as error:
+    except (BadRequest, BadField, RequestRejected) as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
-    except RequestRejected as error:
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
-    except EngineOverloaded as error:
+    except (EngineOverloaded, Busy) as error:
         await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
     except (NotServing, EngineLost) as error:
         await _abort(context, grpc.StatusCode.UNAVAILABLE, error)

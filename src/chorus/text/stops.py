@@ -19,13 +19,32 @@ class _Match:
         return other is None or (self.start, -len(self.stop)) < (other.start, -len(other.stop))
 
 
+class Stops:
+    """Stop strings made ready for the search: one serves any number of texts, such as the choices of a request."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if any(not stop for stop in strings):
+            raise ValueError("a stop string is empty: leave it out, or give at least one character")
+        self.borders = {stop: _borders(stop) for stop in dict.fromkeys(strings)}
+        self.first_characters = frozenset(stop[0] for stop in strings)
+
+    def __bool__(self) -> bool:
+        return bool(self.borders)
+
+    def matcher(self) -> StopMatcher:
+        return StopMatcher(self)
+
+
+NO_STOPS = Stops(())
+
+
 class _Cursor:
     """How many leading characters of one stop string the text so far ends with (Knuth, Morris, Pratt)."""
 
-    def __init__(self, stop: str) -> None:
+    def __init__(self, stop: str, borders: Sequence[int]) -> None:
         self.stop = stop
         self.matched = 0
-        self._fallback = _borders(stop)
+        self._fallback = borders
 
     def advance(self, character: str) -> bool:
         """True when the whole stop string has just been read; overlapping finds are reported too."""
@@ -49,11 +68,9 @@ class StopMatcher:
     longer or earlier one is still open: with the stops "ab" and "abc", the text "ab" is decided by what follows it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        if any(not stop for stop in stops):
-            raise ValueError("a stop string is empty: leave it out, or give at least one character")
-        self._cursors = [_Cursor(stop) for stop in dict.fromkeys(stops)]
-        self._first_characters = {stop[0] for stop in stops}
+    def __init__(self, stops: Stops) -> None:
+        self._cursors = [_Cursor(stop, borders) for stop, borders in stops.borders.items()]
+        self._first_characters = stops.first_characters
         self._held = ""
         self._best: _Match | None = None
         self._decided = False

@@ -6,9 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from chorus.api.sampling_fields import SamplingFields
+from chorus.api.sampling_fields import SamplingFields, schema_grammar
+from chorus.api.settings import Limits
 from chorus.api.strict import (
     Harmless,
+    Metadata,
+    Name,
     NonEmpty,
     OtherPart,
     PositiveCount,
@@ -52,7 +55,7 @@ class ToolCall(Strict):
 
 class _Message(Strict):
     content: Content
-    name: str | None = None
+    name: Name | None = None
 
     @property
     def text(self) -> str:
@@ -77,7 +80,7 @@ class AssistantMessage(Strict):
 
     role: Literal["assistant"]
     content: Content | None = None
-    name: str | None = None
+    name: Name | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -226,11 +229,11 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     role_mapping: RoleMapping | None = None
     # Notes of the client's own. They change nothing in the answer, so they are taken and not kept.
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatRequest:
@@ -242,12 +245,12 @@ class ChatRequest(SamplingFields):
         formatted = self.response_format is not None and self.response_format.type != "text"
         return (["response_format"] if formatted else []) + super().grammar_fields()
 
-    def _grammar_in(self, name: str) -> Grammar | None:
+    def _grammar_in(self, name: str, limits: Limits) -> Grammar | None:
         if name != "response_format" or self.response_format is None:
-            return super()._grammar_in(name)
+            return super()._grammar_in(name, limits)
         if self.response_format.json_schema is None:
             return grammars.json_object()
-        return grammars.json_schema(self.response_format.json_schema.definition)
+        return schema_grammar(name, self.response_format.json_schema.definition, limits)
 
     @property
     def asked_tokens(self) -> int | None:

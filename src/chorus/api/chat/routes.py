@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from fastapi.responses import Response
 from chorus.api.access import record_of
 from chorus.api.body import read_request
 from chorus.api.chat.answer import ChatCompletion
-from chorus.api.chat.request import AssistantMessage, ChatRequest, Message, ToolMessage
+from chorus.api.chat.request import AssistantMessage, ChatRequest, Message, ToolCall, ToolMessage
 from chorus.api.chat.wire import ChatFormat
 from chorus.api.conversation import (
     Conversation,
@@ -24,9 +25,11 @@ from chorus.api.conversation import (
 from chorus.api.describe import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.service import Service
+from chorus.api.settings import Limits
 from chorus.api.tools import toolbox
 from chorus.api.wish import FieldNames, Wish
-from chorus.frontend.conversation import call_id, decoded_arguments
+from chorus.frontend import measure
+from chorus.frontend.conversation import call_id
 
 
 def router(service: Service) -> APIRouter:
@@ -57,11 +60,13 @@ def router(service: Service) -> APIRouter:
 
 async def chat_wish(body: ChatRequest, service: Service) -> Wish:
     service.check_model(body.model)
+    limits = service.settings.limits
     tools = [tool.as_tool() for tool in body.tools or ()]
-    grammar, field = body.asked_grammar()
+    grammar, field = body.asked_grammar(limits)
+    measure.template_arguments(body.chat_template_kwargs or {}, limits)
     conversation = Conversation(
-        messages=[template_message(message) for message in body.messages],
-        toolbox=toolbox(tools, body.asked_choice, body.parallel_tool_calls, service.settings.limits.max_tools),
+        messages=template_messages(body.messages, limits),
+        toolbox=toolbox(tools, body.asked_choice, body.parallel_tool_calls, limits),
         grammar=grammar,
         template_arguments={
             **thinking_arguments(body.asked_effort, body.asked_thinking),
@@ -84,7 +89,14 @@ async def chat_wish(body: ChatRequest, service: Service) -> Wish:
     )
 
 
-def template_message(message: Message) -> dict[str, Any]:
+def template_messages(messages: Sequence[Message], limits: Limits) -> list[dict[str, Any]]:
+    measure.count("messages", len(messages), limits.max_messages, "messages")
+    return [
+        template_message(message, f"messages[{place}]", limits.max_nesting) for place, message in enumerate(messages)
+    ]
+
+
+def template_message(message: Message, field: str, deepest: int) -> dict[str, Any]:
     # The union's last member only exists to refuse unknown roles, so every message here has a text.
     entry: dict[str, Any] = {"role": message.role, "content": getattr(message, "text", "")}
     if isinstance(message, AssistantMessage):
@@ -92,15 +104,15 @@ def template_message(message: Message) -> dict[str, Any]:
             entry["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             entry["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": call.type,
-                    "function": {"name": call.function.name, "arguments": decoded_arguments(call.function.arguments)},
-                }
-                for call in message.tool_calls
+                _call(call, f"{field}.tool_calls[{place}]", deepest) for place, call in enumerate(message.tool_calls)
             ]
     if isinstance(message, ToolMessage):
         entry["tool_call_id"] = message.tool_call_id
     if name := getattr(message, "name", None):
         entry["name"] = name
     return entry
+
+
+def _call(call: ToolCall, field: str, deepest: int) -> dict[str, Any]:
+    arguments = measure.arguments(f"{field}.function.arguments", call.function.arguments, deepest)
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

@@ -39,7 +39,7 @@ def router(service: Service) -> APIRouter:
             include_usage=body.wants_usage,
             with_logprobs=body.logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
-            echoed=tuple(echo(prompt, service) for prompt in body.prompts) if body.echo else (),
+            echoed=tuple([await echo(prompt, service) for prompt in body.prompts]) if body.echo else (),
         )
         return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
 
@@ -47,7 +47,7 @@ def router(service: Service) -> APIRouter:
 
 
 def completion_wish(body: CompletionRequest, service: Service) -> Wish:
-    grammar, field = body.asked_grammar()
+    grammar, field = body.asked_grammar(service.settings.limits)
     return Wish(
         prompts=tuple(as_prompt(prompt, service) for prompt in body.prompts),
         sampling=body.sampling_wish(),
@@ -68,5 +68,7 @@ def as_prompt(prompt: str | list[int], service: Service) -> Prompt:
     return Prompt(lambda: prompt)
 
 
-def echo(prompt: str | list[int], service: Service) -> str:
-    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, skip_special=False)
+async def echo(prompt: str | list[int], service: Service) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return await service.workers.run(len(prompt), lambda: service.tokenizer.decode(prompt, skip_special=False))

@@ -12,21 +12,26 @@ from chorus.api.messages.request import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from chorus.api.settings import Limits
+from chorus.frontend import measure
 
 Message = dict[str, Any]
 
 
-def messages_of(body: CountRequest) -> list[Message]:
+def messages_of(body: CountRequest, limits: Limits) -> list[Message]:
+    measure.count("messages", len(body.messages), limits.max_messages, "messages")
     messages: list[Message] = []
+    names: dict[str, str] = {}
     if system := plain(body.system):
         messages.append({"role": "system", "content": system})
-    for message in body.messages:
+    for place, message in enumerate(body.messages):
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         elif message.role == "assistant":
-            messages.append(_assistant(message))
+            messages.append(_assistant(message, f"messages[{place}]", limits.max_nesting))
+            names.update((call["id"], call["function"]["name"]) for call in messages[-1].get("tool_calls", ()))
         else:
-            messages += _user(message, _names(messages))
+            messages += _user(message, names)
     return messages
 
 
@@ -36,18 +41,24 @@ def plain(content: str | list[Any] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
-def _assistant(message: InputMessage) -> Message:
-    entry: Message = {"role": "assistant", "content": ""}
-    for block in message.content:
+def _assistant(message: InputMessage, field: str, deepest: int) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Message] = []
+    for place, block in enumerate(message.content):
         match block:
             case TextBlock(text=text):
-                entry["content"] += text
+                texts.append(text)
             case ThinkingBlock(thinking=thought):
-                entry["reasoning_content"] = entry.get("reasoning_content", "") + thought
+                thoughts.append(thought)
             case ToolUseBlock():
-                call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-                entry.setdefault("tool_calls", []).append(call)
-    return entry
+                measure.value(f"{field}.content[{place}].input", block.input, deepest)
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+    entry: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        entry["reasoning_content"] = "".join(thoughts)
+    return {**entry, "tool_calls": calls} if calls else entry
 
 
 def _user(message: InputMessage, names: dict[str, str]) -> list[Message]:
@@ -63,8 +74,3 @@ def _user(message: InputMessage, names: dict[str, str]) -> list[Message]:
             case TextBlock(text=text):
                 texts.append(text)
     return [*results, *([{"role": message.role, "content": "\n".join(texts)}] if texts or not results else [])]
-
-
-def _names(messages: list[Message]) -> dict[str, str]:
-    calls = (call for message in messages for call in message.get("tool_calls", ()))
-    return {call["id"]: call["function"]["name"] for call in calls}

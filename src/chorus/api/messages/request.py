@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic_core import PydanticCustomError
 
 from chorus.api.chat.request import FunctionName
-from chorus.api.strict import Harmless, NonEmpty, PositiveCount, RequestBody, Strict, Undescribed, by_json_type
+from chorus.api.sampling_fields import schema_grammar
+from chorus.api.settings import Limits
+from chorus.api.strict import Harmless, Name, NonEmpty, PositiveCount, RequestBody, Strict, Undescribed, by_json_type
 from chorus.api.tools import Tool, ToolChoice
-from chorus.frontend import grammar as grammars
 from chorus.frontend.messages import Grammar
 
 
@@ -158,7 +159,7 @@ class OutputConfig(Strict):
 
 
 class Metadata(Strict):
-    user_id: str | None = None
+    user_id: Name | None = None
 
 
 class ThinkingEdit(Strict):
@@ -178,7 +179,7 @@ class CountRequest(RequestBody):
     unserved: ClassVar[dict[str, Harmless]] = {"mcp_servers": ([],), "container": ()}
 
     messages: list[InputMessage] = Field(min_length=1)
-    model: str | None = None
+    model: Name | None = None
     system: PlainContent | None = None
     tools: list[ToolField] | None = None
     tool_choice: ToolChoiceField | None = None
@@ -206,10 +207,9 @@ class CountRequest(RequestBody):
     def parallel(self) -> bool:
         return not (self.tool_choice and self.tool_choice.disable_parallel_tool_use)
 
-    @property
-    def asked_grammar(self) -> Grammar | None:
+    def asked_grammar(self, limits: Limits) -> Grammar | None:
         form = self.output_config.format if self.output_config else None
-        return None if form is None else grammars.json_schema(form.definition)
+        return None if form is None else schema_grammar("output_config.format", form.definition, limits)
 
 
 class MessagesRequest(CountRequest):

@@ -48,10 +48,11 @@ def router(service: Service) -> APIRouter:
 
 
 def conversation_of(body: CountRequest, service: Service) -> Conversation:
+    limits = service.settings.limits
     return Conversation(
-        messages=messages_of(body),
-        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel, service.settings.limits.max_tools),
-        grammar=body.asked_grammar,
+        messages=messages_of(body, limits),
+        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel, limits),
+        grammar=body.asked_grammar(limits),
         template_arguments=template_arguments(body.thinking, body.output_config),
         # An answer that the client has begun is to be continued, not answered.
         continue_last=body.messages[-1].role == "assistant",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import from_json
 
 from chorus.api.errors import ApiError
 from chorus.api.figures import Outcome, TotalUsage
@@ -134,9 +135,10 @@ def _complete(block: Block) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call that was cut off has no input: half of one could be taken for the whole."""
+    """A call that was cut off has no input: half of one could be taken for the whole. Nor has one that a client could
+    not send back, nested too deep to be read."""
     try:
-        value = json.loads(arguments)
+        value = from_json(arguments, allow_inf_nan=False)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -13,75 +13,98 @@ from chorus.api.responses.request import (
     ReasoningItem,
     joined,
 )
+from chorus.api.settings import Limits
+from chorus.frontend import measure
 from chorus.frontend.blocks import Block
-from chorus.frontend.conversation import decoded_arguments
 
 Message = dict[str, Any]
 
 
-def messages_of(items: str | Sequence[Item], before: Sequence[Message] = ()) -> list[Message]:
+def messages_of(items: str | Sequence[Item], limits: Limits, before: Sequence[Message] = ()) -> list[Message]:
     """What an assistant thought, said and called in one go are separate items, and one message to a template."""
-    messages = list(before)
+    told = _Told(before)
+    fresh = 1 if isinstance(items, str) else len(items)
+    measure.count("input", len(before) + fresh, limits.max_messages, "items, with those of earlier responses,")
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
-    for item in items:
+        told.add({"role": "user", "content": items})
+        return told.messages
+    for place, item in enumerate(items):
         match item:
             case MessageItem(role="assistant"):
-                _say(messages, joined(item.content))
+                told.say(joined(item.content))
             case MessageItem():
-                messages.append({"role": item.role, "content": joined(item.content)})
+                told.add({"role": item.role, "content": joined(item.content)})
             case ReasoningItem():
-                _think(messages, joined(item.content or item.summary))
+                told.think(joined(item.content or item.summary))
             case FunctionCallItem():
-                _call(messages, item.call_id, item.name, item.arguments)
+                arguments = measure.arguments(f"input[{place}].arguments", item.arguments, limits.max_nesting)
+                told.call(item.call_id, item.name, arguments)
             case FunctionCallOutputItem():
-                name = _name_of(messages, item.call_id)
-                result = {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
-                messages.append({**result, **({"name": name} if name else {})})
-    return messages
+                told.result(item.call_id, joined(item.output))
+    return told.messages
 
 
-def answered(messages: Sequence[Message], blocks: Sequence[Block]) -> list[Message]:
+def answered(messages: Sequence[Message], blocks: Sequence[Block], deepest: int) -> list[Message]:
     """The conversation with the model's own answer, for the request that continues it."""
-    grown = list(messages)
+    told = _Told(messages)
     for block in blocks:
         match block.kind:
             case "reasoning":
-                _think(grown, block.text)
+                told.think(block.text)
             case "text":
-                _say(grown, block.text)
+                told.say(block.text)
             case "call":
-                _call(grown, block.call_id, block.name, block.text)
-    return grown
+                told.call(block.call_id, block.name, _own_arguments(block.text, deepest))
+    return told.messages
 
 
-def _turn(messages: list[Message], *taken: str) -> Message:
-    """The assistant's message under way, or a new one where that already has what is to come."""
-    last = messages[-1] if messages else None
-    if last is None or last["role"] != "assistant" or any(last.get(name) for name in taken):
-        last = {"role": "assistant", "content": ""}
-    else:
-        messages.pop()
-        last = dict(last)
-    messages.append(last)
-    return last
+def _own_arguments(text: str, deepest: int) -> Any:
+    """What the model nested too deep for a client to send is kept as it was written."""
+    try:
+        return measure.arguments("arguments", text, deepest)
+    except measure.TooMuch:
+        return text
 
 
-def _say(messages: list[Message], text: str) -> None:
-    _turn(messages, "content", "tool_calls")["content"] = text
+class _Told:
+    """A conversation that grows by one item at a time, each at the same cost; messages from before stay as they are."""
 
+    def __init__(self, before: Sequence[Message]) -> None:
+        self.messages = list(before)
+        self._last_is_ours = False
+        self._names: dict[str, str] = {}
+        for message in before:
+            for call in message.get("tool_calls", ()):
+                self._names.setdefault(call["id"], call["function"]["name"])
 
-def _think(messages: list[Message], text: str) -> None:
-    if text:
-        _turn(messages, "content", "tool_calls", "reasoning_content")["reasoning_content"] = text
+    def add(self, message: Message) -> None:
+        self.messages.append(message)
+        self._last_is_ours = True
 
+    def say(self, text: str) -> None:
+        self._turn("content", "tool_calls")["content"] = text
 
-def _call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
-    turn = _turn(messages)
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": decoded_arguments(arguments)}}
-    turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+    def think(self, text: str) -> None:
+        if text:
+            self._turn("content", "tool_calls", "reasoning_content")["reasoning_content"] = text
 
+    def call(self, call_id: str, name: str, arguments: Any) -> None:
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._turn().setdefault("tool_calls", []).append(call)
+        self._names.setdefault(call_id, name)
 
-def _name_of(messages: Sequence[Message], call_id: str) -> str | None:
-    calls = (call for message in messages for call in message.get("tool_calls", ()))
-    return next((call["function"]["name"] for call in calls if call["id"] == call_id), None)
+    def result(self, call_id: str, output: str) -> None:
+        name = self._names.get(call_id)
+        result = {"role": "tool", "tool_call_id": call_id, "content": output}
+        self.add({**result, "name": name} if name else result)
+
+    def _turn(self, *taken: str) -> Message:
+        """The assistant's message under way, or a new one where that already has what is to come."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or any(last.get(name) for name in taken):
+            self.add({"role": "assistant", "content": ""})
+        elif not self._last_is_ours:
+            calls = {"tool_calls": list(last["tool_calls"])} if "tool_calls" in last else {}
+            self.messages.pop()
+            self.add({**last, **calls})
+        return self.messages[-1]

@@ -8,8 +8,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic_core import PydanticCustomError
 
 from chorus.api.chat.request import Effort, FunctionName
+from chorus.api.sampling_fields import schema_grammar
+from chorus.api.settings import Limits
 from chorus.api.strict import (
     Harmless,
+    Metadata,
+    Name,
     NonEmpty,
     OtherPart,
     PositiveCount,
@@ -154,7 +158,7 @@ class TextFormat(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: Name | None = None
     description: str | None = None
     # The name is taken by pydantic.
     definition: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -199,9 +203,9 @@ class ResponsesRequest(RequestBody):
         Annotated[NonEmpty, Tag("<string>")] | Annotated[list[Item], Field(min_length=1), Tag("<list>")],
         Discriminator(by_json_type),
     ]
-    model: str | None = None
+    model: Name | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Name | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -221,22 +225,23 @@ class ResponsesRequest(RequestBody):
     truncation: Literal["disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Notes of the client's own: given back, and otherwise of no effect.
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    metadata: Metadata | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
-    @property
-    def asked_grammar(self) -> Grammar | None:
+    def asked_grammar(self, limits: Limits) -> Grammar | None:
         form = self.text.format if self.text else None
         if form is None or form.type == "text":
             return None
-        return grammars.json_object() if form.definition is None else grammars.json_schema(form.definition)
+        if form.definition is None:
+            return grammars.json_object()
+        return schema_grammar("text.format", form.definition, limits)
 
     def offered_tools(self) -> list[Tool]:
         """Those that may be called: a choice of allowed tools leaves the others out."""

@@ -23,6 +23,7 @@ from chorus.api.responses.wire import ResponseFormat
 from chorus.api.service import Service
 from chorus.api.tools import toolbox
 from chorus.api.wish import FieldNames, SamplingWish, Wish, choose_sampling
+from chorus.frontend import measure
 from chorus.frontend.blocks import Block
 from chorus.frontend.conversation import call_id
 
@@ -46,13 +47,13 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         earlier = body.previous_response_id
         before = () if earlier is None else stored(request, earlier, "previous_response_id").messages
-        messages = messages_of(body.input, before)
+        messages = messages_of(body.input, limits, before)
         prepared = await service.prepare(await wish_of(body, messages, service), record.request_id, record.owner)
         record.figures["prompt_tokens"] = len(prepared.prompts[0])
 
         def keep(answer: dict[str, Any], blocks: Sequence[Block]) -> None:
             if body.store is not False:
-                store.put(record.owner, answer, answered(messages, blocks))
+                store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
 
         wire = ResponseFormat(
             id=f"resp_{uuid.uuid4().hex}",
@@ -70,7 +71,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/responses/{response_id}", **operation(None, ResponseObject))
     async def retrieve_response(response_id: str, request: Request) -> Response:
-        return JSONResponse(stored(request, response_id, None).body)
+        return Response(stored(request, response_id, None).body, media_type="application/json")
 
     @routes.delete("/v1/responses/{response_id}", **operation(None, DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> Response:
@@ -82,14 +83,14 @@ def router(service: Service) -> APIRouter:
 
 
 async def wish_of(body: ResponsesRequest, messages: list[dict[str, Any]], service: Service) -> Wish:
+    limits = service.settings.limits
+    measure.template_arguments(body.chat_template_kwargs or {}, limits)
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     effort = body.reasoning.effort if body.reasoning else None
     conversation = Conversation(
         messages=[*instructions, *messages],
-        toolbox=toolbox(
-            body.offered_tools(), body.asked_choice, body.parallel_tool_calls, service.settings.limits.max_tools
-        ),
-        grammar=body.asked_grammar,
+        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
+        grammar=body.asked_grammar(limits),
         template_arguments={**thinking_arguments(effort), **(body.chat_template_kwargs or {})},
     )
     return Wish(

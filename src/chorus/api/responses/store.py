@@ -11,15 +11,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StoredResponse:
+    """As JSON, so that it takes as much memory as it is counted for."""
+
     owner: str
-    body: dict[str, Any]
-    messages: tuple[dict[str, Any], ...]
-    """The whole conversation up to and with the answer, but for the instructions: those hold for one request."""
-    size: int
+    body: bytes
+    conversation: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.conversation)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole conversation up to and with the answer, but for the instructions: those hold for one request."""
+        messages: list[dict[str, Any]] = json.loads(self.conversation)
+        return messages
 
 
 class ResponseStore:
-    """Bounded in number and in bytes; what was used last stays longest. Each owner sees only its own."""
+    """Bounded in number and in bytes; what was used last stays longest. Each owner sees only its own, and what is
+    larger than all of it drives out nobody."""
 
     def __init__(self, most_entries: int, most_bytes: int) -> None:
         self._most_entries = most_entries
@@ -31,9 +42,11 @@ class ResponseStore:
         return len(self._entries)
 
     def put(self, owner: str, body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
-        size = len(json.dumps(body)) + len(json.dumps(messages))
-        self._entries[body["id"]] = StoredResponse(owner, body, tuple(messages), size)
-        self._bytes += size
+        entry = StoredResponse(owner, json.dumps(body).encode(), json.dumps(messages).encode())
+        if entry.size > self._most_bytes:
+            return
+        self._entries[body["id"]] = entry
+        self._bytes += entry.size
         while self._entries and (len(self._entries) > self._most_entries or self._bytes > self._most_bytes):
             _, oldest = self._entries.popitem(last=False)
             self._bytes -= oldest.size

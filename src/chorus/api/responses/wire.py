@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class ResponseFormat:
     created: int = field(default_factory=lambda: int(time.time()))
     _blocks: Blocks = field(default_factory=Blocks, init=False)
     _text_tokens: TextTokens = field(default_factory=TextTokens, init=False)
-    _logprobs: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _logprobs: defaultdict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list), init=False)
     _fresh_logprobs: list[dict[str, Any]] = field(default_factory=list, init=False)
     _sequence: int = field(default=0, init=False)
     _end: AnswerEnd | None = field(default=None, init=False)
@@ -48,8 +49,7 @@ class ResponseFormat:
 
     def delta(self, delta: AnswerDelta) -> bytes:
         if self.with_logprobs:
-            self._fresh_logprobs = logprob_entries(self.tokenizer, self._text_tokens.take(delta))
-            self._logprobs += self._fresh_logprobs
+            self._fresh_logprobs += logprob_entries(self.tokenizer, self._text_tokens.take(delta))
         return self._say(self._changes(self._blocks.push(delta.pieces), cut_off=False))
 
     def end(self, end: AnswerEnd) -> bytes:
@@ -67,7 +67,9 @@ class ResponseFormat:
 
     def whole(self, answers: Sequence[WholeAnswer], outcome: Outcome) -> dict[str, Any]:
         (answer,) = answers
-        logprobs = logprob_entries(self.tokenizer, answer.text_tokens) if self.with_logprobs else []
+        logprobs = {
+            number: logprob_entries(self.tokenizer, tokens) for number, tokens in answer.text_tokens.items() if tokens
+        }
         return self._final(answer.blocks, logprobs, answer.ended, outcome)
 
     def _changes(self, changes: Iterator[Change], cut_off: bool) -> Iterator[Event]:
@@ -90,6 +92,7 @@ class ResponseFormat:
         match block.kind:
             case "text":
                 fresh, self._fresh_logprobs = self._fresh_logprobs, []
+                self._logprobs[block.number] += fresh
                 return {"type": "response.output_text.delta", **self._place(block), "delta": text, "logprobs": fresh}
             case "reasoning":
                 return {"type": "response.reasoning_text.delta", **self._place(block), "delta": text}
@@ -97,7 +100,7 @@ class ResponseFormat:
                 return {"type": "response.function_call_arguments.delta", **self._item(block), "delta": text}
 
     def _closed(self, block: Block, cut_off: bool) -> Iterator[Event]:
-        logprobs = self._logprobs if block.kind == "text" else []
+        logprobs = self._logprobs[block.number]
         item = complete(self.id, block, logprobs, cut_off)
         match block.kind:
             case "text":
@@ -119,11 +122,11 @@ class ResponseFormat:
         return {**self._item(block), "content_index": 0}
 
     def _final(
-        self, blocks: Blocks, logprobs: list[dict[str, Any]], end: AnswerEnd, outcome: Outcome
+        self, blocks: Blocks, logprobs: Mapping[int, list[dict[str, Any]]], end: AnswerEnd, outcome: Outcome
     ) -> dict[str, Any]:
         cut_off = end.reason == "length"
         items = [
-            complete(self.id, block, logprobs if block.kind == "text" else [], cut_off and block is blocks.all[-1])
+            complete(self.id, block, logprobs.get(block.number, []), cut_off and block is blocks.all[-1])
             for block in blocks.all
         ]
         body = self._resource("incomplete" if cut_off else "completed", items)

@@ -53,7 +53,7 @@ class JsonCall:
             self._answer.arguments(self._early_arguments or "{}")
         return marker
 
-    def _members(self) -> Steps[str | None]:
+    def _members(self, nested: bool = False) -> Steps[str | None]:
         yield from self._source.skip_space()
         if (yield from self._source.take_marker(Markers(("}",)))):
             return None
@@ -61,7 +61,7 @@ class JsonCall:
             key = yield from self._key()
             yield from self._source.expect(Markers((":",)))
             yield from self._source.skip_space()
-            marker = yield from self._member(key)
+            marker = yield from self._member(key, nested)
             if marker is not None:
                 return marker
             if (yield from self._source.expect(_COMMA_OR_END)) == "}":
@@ -76,12 +76,12 @@ class JsonCall:
             raise Malformed
         return key
 
-    def _member(self, key: str) -> Steps[str | None]:
+    def _member(self, key: str, nested: bool) -> Steps[str | None]:
         if key in _ARGUMENT_KEYS:
             return (yield from self._arguments())
-        if key in ("function", "tool") and (yield from self._source.peek()) == "{":
+        if key in ("function", "tool") and not nested and (yield from self._source.peek()) == "{":
             self._source.take(1)
-            return (yield from self._members())
+            return (yield from self._members(nested=True))
         value = yield from read_json(self._source)
         if key == "id" and isinstance(value, str) and encodable(value):
             self._id = value

@@ -28,7 +28,7 @@ class JsonScanner:
         self.failed = False
         self._stack: list[str] = []
         self._expect = "value"
-        self._scalar = ""
+        self._scalar: list[str] = []
         self._string_is_key = False
         self._hex_digits = 0
 
@@ -57,10 +57,10 @@ class JsonScanner:
                     self._expect = "string"
                 return character if character in _HEX else None
             case "scalar" if character in _SCALAR_CHARACTERS:
-                self._scalar += character
+                self._scalar.append(character)
                 return character
             case "scalar":
-                if not _SCALAR.fullmatch(self._scalar):
+                if not _SCALAR.fullmatch("".join(self._scalar)):
                     return None
                 self._expect = "comma or end"
         return character if character in _SPACE or self._structure(character) else None
@@ -105,7 +105,7 @@ class JsonScanner:
         elif character == '"':
             self._begin_string(is_key=False)
         elif self._stack and character in _SCALAR_CHARACTERS:
-            self._expect, self._scalar = "scalar", character
+            self._expect, self._scalar = "scalar", [character]
         else:
             return False
         return True

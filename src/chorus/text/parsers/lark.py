@@ -9,6 +9,12 @@ from typing import Any
 
 from chorus.text.parsers.values import Tool
 
+_LARGEST = 4 * 1024 * 1024
+
+
+class TooLarge(ValueError):
+    """The grammar of some calls is longer than anybody would read."""
+
 
 class Lark:
     """Collects rules. `tokens` are the tokenizer's added tokens: markup spelled by one must be that very token,
@@ -21,13 +27,20 @@ class Lark:
         names = sorted(self._tokens, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, names))) if names else None
         self._rules: list[str] = []
+        self._size = 0
 
     def source(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
     def rule(self, body: str, options: str = "") -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {body}")
+        return self._add(f"r{len(self._rules)}", f"{options}: {body}")
+
+    def _add(self, name: str, body: str) -> str:
+        # Each part of a schema brings its definitions along, so a grammar can be far longer than its schema.
+        self._size += len(body)
+        if self._size > _LARGEST:
+            raise TooLarge(f"as a grammar they have more than {_LARGEST} characters: give them fewer definitions")
+        self._rules.append(name + body)
         return name
 
     def reserve(self) -> str:
@@ -49,9 +62,7 @@ class Lark:
         return " ".join(parts)
 
     def terminal(self, body: str) -> str:
-        name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
+        return self._add(f"T{len(self._rules)}", f": {body}")
 
     def lines(self, *literals: str) -> str:
         """Literals, each of which may stand on a line of its own."""

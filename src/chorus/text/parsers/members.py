@@ -58,7 +58,7 @@ def members(tool: Tool, lenient: bool) -> list[Member]:
 def members_of(schema: Mapping[str, Any], lenient: bool) -> list[Member]:
     """Those under `properties` in their order, then those that are required only. Others are never written."""
     known: Mapping[str, Any] = schema.get("properties") or {}
-    required = list(dict.fromkeys(schema.get("required") or ()))
+    required = dict.fromkeys(schema.get("required") or ())
     extra = schema.get("additionalProperties", True)
     possible = {name: each for name, each in known.items() if each is not False}
     found = [Member(name, each, name in required) for name, each in possible.items()]

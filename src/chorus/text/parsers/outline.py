@@ -92,17 +92,17 @@ class TrimmedReasoning:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._begun = False
-        self._space = ""
+        self._space: list[str] = []
 
     def __call__(self, text: str) -> None:
         words = text.rstrip()
         if not words:
-            self._space += text if self._begun else ""
+            if self._begun:
+                self._space.append(text)
             return
-        lead = self._space if self._begun else ""
-        self._answer.reasoning(lead + (words if self._begun else words.lstrip()))
+        self._answer.reasoning("".join(self._space) + (words if self._begun else words.lstrip()))
         self._begun = True
-        self._space = text[len(words) :]
+        self._space = [text[len(words) :]]
 
 
 class OutlineParser(StreamingParser):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,14 @@ class OutputParser(Protocol):
 def merged(pieces: list[Piece]) -> list[Piece]:
     """Neighbours of one kind become one: fewer events for a client, and one way to write an outcome."""
     joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        match piece, last:
-            case (Content(text), Content(before)):
-                joined[-1] = Content(before + text)
-            case (Reasoning(text), Reasoning(before)):
-                joined[-1] = Reasoning(before + text)
-            case (ToolCallArguments(index, text), ToolCallArguments(same, before)) if index == same:
-                joined[-1] = ToolCallArguments(index, before + text)
-            case _:
-                joined.append(piece)
+    for (kind, index), group in groupby(pieces, key=_kind):
+        if kind is ToolCallStart:
+            joined += group
+            continue
+        text = "".join(piece.text for piece in group if not isinstance(piece, ToolCallStart))
+        joined.append(ToolCallArguments(index, text) if kind is ToolCallArguments else kind(text))
     return joined
+
+
+def _kind(piece: Piece) -> tuple[type[Any], int]:
+    return type(piece), piece.index if isinstance(piece, ToolCallArguments) else 0

@@ -178,17 +178,22 @@ class _PathTidier:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._held: str | None = ""
+        self._held: list[str] | None = []
+        self._is_path = False
 
     def __call__(self, text: str) -> None:
         if self._held is None:
             self._sink(text)
             return
-        self._held += text
-        if not is_path(self._held) and not may_become_path(self._held):
-            self._sink(self._held)
+        self._held.append(text)
+        # What is a path stays one until its line ends, so only the beginning is ever looked at again.
+        known = text if self._is_path else "".join(self._held)
+        self._is_path = "\n" not in text if self._is_path else is_path(known)
+        if not self._is_path and not may_become_path(known):
+            self._sink("".join(self._held))
             self._held = None
 
     def close(self) -> None:
         if self._held is not None:
-            self._sink(tidy_path(self._held) if is_path(self._held) else self._held)
+            held = "".join(self._held)
+            self._sink(tidy_path(held) if is_path(held) else held)

@@ -22,6 +22,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additiona
 class Tool:
     name: str
     schema: Mapping[str, Any] = field(default_factory=lambda: _NO_PARAMETERS)
+    _known_types: dict[str, frozenset[str] | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, tool: Mapping[str, Any]) -> Tool:
@@ -55,21 +56,27 @@ class Tool:
                 return {}
             if not isinstance(schema.get("$ref"), str):
                 return schema
-            schema = _referred(schema["$ref"], self.schema)
+            schema = referred(schema["$ref"], self.schema)
         return {}
 
     def types(self, parameter: str) -> frozenset[str] | None:
         """The JSON types its schema allows; None where the schema says nothing."""
         if parameter not in self.parameters:
             return None
-        return _types(self.parameters[parameter], self.schema, _DEEPEST_REFERENCE)
+        if parameter not in self._known_types:
+            found = _types(self.parameters[parameter], self.schema, _DEEPEST_REFERENCE, {})
+            self._known_types[parameter] = found
+        return self._known_types[parameter]
 
 
 def types_of(tool: Tool | None, parameter: str) -> frozenset[str] | None:
     return tool.types(parameter) if tool else None
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
+def _types(
+    schema: Any, root: Mapping[str, Any], depth: int, known: dict[str, frozenset[str] | None]
+) -> frozenset[str] | None:
+    """`known` are the references that were followed before: each is followed once."""
     if not isinstance(schema, Mapping) or depth == 0:
         return None
     declared = schema.get("type")
@@ -81,13 +88,16 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] |
         return frozenset({json_type(schema["const"])})
     if isinstance(schema.get("enum"), list) and schema["enum"]:
         return frozenset(map(json_type, schema["enum"]))
-    if isinstance(schema.get("$ref"), str):
-        return _types(_referred(schema["$ref"], root), root, depth - 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        if reference not in known:
+            known[reference] = None
+            known[reference] = _types(referred(reference, root), root, depth - 1, known)
+        return known[reference]
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            return _union([_types(each, root, depth - 1) for each in schema[key]])
-    for each in schema.get("allOf") or ():
-        if (types := _types(each, root, depth - 1)) is not None:
+            return _union([_types(each, root, depth - 1, known) for each in schema[key]])
+    for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        if (types := _types(each, root, depth - 1, known)) is not None:
             return types
     return None
 
@@ -97,7 +107,7 @@ def _union(choices: list[frozenset[str] | None]) -> frozenset[str] | None:
     return frozenset().union(*known) if known and len(known) == len(choices) else None
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
     place: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
         place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
@@ -231,7 +241,8 @@ def _key(node: ast.expr | None) -> str:
 
 
 _PATH_BEGINNINGS = ("/", "~/", "./", "../")
-_SPACED_MARK = re.compile(r" *([/.]) *")
+# Spaces are tried from their first one only: a long run of them is looked at once.
+_SPACED_MARK = re.compile(r"(?:(?<! ) ++)?([/.]) *+")
 
 
 def may_become_path(text: str) -> bool:
