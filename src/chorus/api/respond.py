@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 import orjson
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chorus.api.access import Record, record_of
@@ -105,6 +105,7 @@ class GenerationResponse(Response):
         self._wire = wire
         self._stream = stream
         self._started = False
+        self._complete = False
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,10 +117,14 @@ class GenerationResponse(Response):
                     await asyncio.create_task(self._answer_stream(record, send))
                 else:
                     answer = await asyncio.create_task(self._answer_whole(record))
-                    await JSONResponse(answer)(scope, receive, send)
+                    await Response(written(answer), media_type="application/json")(scope, receive, send)
+                self._complete = True
         except EngineError as error:
             await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
+            if self._complete:
+                # Who has its whole answer is gone for us, too.
+                return
             record.figures["finish"] = interruption.cause.value
             if interruption.cause is Cause.CLIENT_GONE:
                 record.status = 499

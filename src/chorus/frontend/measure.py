@@ -6,6 +6,7 @@ All of it is linear in what was sent, and what was sent is bounded by its bytes 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from math import isfinite
 from typing import Any, ClassVar, Protocol
 
 from pydantic_core import from_json
@@ -109,8 +110,12 @@ def value(field: str, held: Any, deepest: int) -> int:
             elif isinstance(each, list):
                 size += len(each)
                 inner += each
+            elif isinstance(each, str):
+                size += len(each) + 2
+            elif isinstance(each, float) and not isfinite(each):
+                raise TooMuch(field, "one of its numbers is too large for anybody to read")
             else:
-                size += len(each) + 2 if isinstance(each, str) else 8
+                size += 8
         level = inner
     return size
 
