@@ -290,6 +290,8 @@ STRICT = ["fine", "odd"]
         ("qwen3_coder", {"x": {"enum": ["a", "</parameter>"]}}, "parameter 'x'.*</parameter>.*take it out of the enum"),
         ("qwen3_coder", {"x": {**TEXT, "pattern": "(^a)b"}}, "parameter 'x'.*anchors at its ends"),
         ("glm", {"x": {**TEXT, "format": "json-pointer"}}, "json-pointer.*give a pattern"),
+        ("glm", {"x": {**TEXT, "enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}}, "leave the pattern out"),
+        ("glm", {"x": {"allOf": [{"anyOf": [{"const": str(n)} for n in range(40)]}] * 9}}, "write it as one schema"),
         ("glm", {"a b": TEXT}, "'a b'.*use letters"),
         ("minimax", {"x": {"const": "/a / b"}}, "'/a / b' would not be read back"),
         ("minimax", {"x": {"$ref": "#/properties/y"}, "y": TEXT}, "#/properties/y.*under \\$defs"),

@@ -7,7 +7,7 @@ import struct
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Discriminator, Tag
 
 from chorus.api.access import record_of
@@ -18,6 +18,7 @@ from chorus.api.completions.routes import as_prompt
 from chorus.api.describe import operation
 from chorus.api.errors import ApiError, from_engine, invalid
 from chorus.api.lifetime import Interrupted
+from chorus.api.respond import written
 from chorus.api.service import Service
 from chorus.api.strict import Name, PositiveCount, RequestBody
 from chorus.frontend.embedding import Embedding, NoEmbeddings, embedding_of, finish
@@ -81,7 +82,8 @@ def router(service: Service) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": total, "total_tokens": total}
-        return JSONResponse({"object": "list", "data": data, "model": settings.model_id, "usage": usage})
+        answer = {"object": "list", "data": data, "model": settings.model_id, "usage": usage}
+        return Response(written(answer), media_type="application/json")
 
     return routes
 

@@ -81,6 +81,9 @@ def _text_request(
     except ContextExceeded as error:
         raise BadRequest(f"Prompt: {error}") from None
     logprobs, top_logprobs = wanted_logprobs(request)
+    if logprobs:
+        # They are kept until their answer ends.
+        room = max(min(room, loaded.limits.max_logprobs // (1 + top_logprobs)), 1)
     return TextRequest(
         prompt=tuple(prompt),
         max_tokens=asked_tokens(request, fixed, room),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -83,29 +84,33 @@ def chat_deltas(pieces: Iterable[Piece]) -> list[wire.ChatDelta]:
 
 def whole(replies: Iterable[wire.Reply]) -> wire.Reply:
     """One reply for an answer that is not streamed: its text, and one delta with the finished calls."""
-    result, delta, calls = wire.Reply(), wire.ChatDelta(), dict[int, wire.ToolCallDelta]()
-    parsed = False
-    for reply in replies:
-        result.message += reply.message
-        for part in reply.chat_deltas:
-            parsed = True
-            delta.content += part.content
-            delta.reasoning_content += part.reasoning_content
-            for call in part.tool_calls:
-                _join(calls, call)
-        last = reply
+    told = list(replies)
+    result = wire.Reply(message=b"".join(reply.message for reply in told))
     for name in ("tokens", "prompt_tokens", "timing_prompt_processing", "timing_token_generation", "logprobs"):
-        setattr(result, name, getattr(last, name))
-    delta.tool_calls.extend(calls[index] for index in sorted(calls))
-    if parsed:
-        result.chat_deltas.append(delta)
+        setattr(result, name, getattr(told[-1], name))
+    parts = [part for reply in told for part in reply.chat_deltas]
+    if parts:
+        delta = result.chat_deltas.add(
+            content="".join(part.content for part in parts),
+            reasoning_content="".join(part.reasoning_content for part in parts),
+        )
+        delta.tool_calls.extend(_joined(call for part in parts for call in part.tool_calls))
     return result
 
 
-def _join(calls: dict[int, wire.ToolCallDelta], part: wire.ToolCallDelta) -> None:
-    call = calls.setdefault(part.index, wire.ToolCallDelta(index=part.index))
-    call.id, call.name = part.id or call.id, part.name or call.name
-    call.arguments += part.arguments
+def _joined(parts: Iterable[wire.ToolCallDelta]) -> list[wire.ToolCallDelta]:
+    by_index: defaultdict[int, list[wire.ToolCallDelta]] = defaultdict(list)
+    for part in parts:
+        by_index[part.index].append(part)
+    return [
+        wire.ToolCallDelta(
+            index=index,
+            id=next((part.id for part in reversed(same) if part.id), ""),
+            name=next((part.name for part in reversed(same) if part.name), ""),
+            arguments="".join(part.arguments for part in same),
+        )
+        for index, same in sorted(by_index.items())
+    ]
 
 
 def _call(**fields: Any) -> wire.ChatDelta:

@@ -55,6 +55,8 @@ class OutputParser(Protocol):
 
 def merged(pieces: list[Piece]) -> list[Piece]:
     """Neighbours of one kind become one: fewer events for a client, and one way to write an outcome."""
+    if len(pieces) < 2:
+        return pieces
     joined: list[Piece] = []
     for (kind, index), group in groupby(pieces, key=_kind):
         if kind is ToolCallStart:
