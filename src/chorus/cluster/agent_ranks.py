@@ -105,9 +105,9 @@ class Ranks:
         port = await self._until_free(port) if port else self._free_port()
         with self._promise(port):
             beat = self._lifeline.path.parent / f"beat-{session}-{number}"
-            status_beat.prepare(beat)
+            beats = status_beat.prepare(beat)
             command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
-            command += ["--beat", str(beat), *arguments]
+            command += [*(["--beat", str(beat)] if beats else []), *arguments]
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env={**os.environ, **environment, **self._lifeline.environment()},

@@ -41,8 +41,13 @@ class Beat:
             struct.pack_into("<QQ", self._map, 16, done, total)
 
 
-def prepare(path: Path) -> None:
-    path.write_bytes(bytes(_LAYOUT.size))
+def prepare(path: Path) -> bool:
+    """Whether there is a file for it; a rank runs without one where the disk is full."""
+    try:
+        path.write_bytes(bytes(_LAYOUT.size))
+    except OSError:
+        return False
+    return True
 
 
 def read(path: Path) -> Pulse:
