@@ -162,10 +162,12 @@ class HttpServer(Started):
         raise ServerFailed(f"{self.name} is not ready after {START_SECONDS:g} s:\n{self.log_tail()}")
 
 
-def chorus(model: Path | str, *options: str, name: str = "chorus") -> HttpServer:
+def chorus(
+    model: Path | str, *options: str, name: str = "chorus", environment: Mapping[str, str] | None = None
+) -> HttpServer:
     port = free_port()
     command = [_script("chorus"), "serve", str(model), "--port", str(port), "--log-level", "warning"]
-    return HttpServer(name, [*command, *options], port, "/health/ready")
+    return HttpServer(name, [*command, *options], port, "/health/ready", environment)
 
 
 def mlx_lm_server(model: Path, *options: str, threads: int, name: str = "mlx_lm.server") -> HttpServer:

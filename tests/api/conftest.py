@@ -19,12 +19,12 @@ from llguidance import LLTokenizer
 from chorus.platform.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import grammar_tokenizer
+from tests.api.recorded_clients import MODEL_ID
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
 from tests.support import failure_logs
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCABULARY = 512
-MODEL_ID = "acme/tiny-model"
 
 
 @pytest.fixture(scope="session")
