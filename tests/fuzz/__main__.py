@@ -49,6 +49,8 @@ class Options:
     clients: int = 6
     ranks: int = 2
     keys: bool = True
+    kinds: tuple[str, ...] = ()
+    """Only these, where any are named; the others keep their numbers and are not sent."""
     probe_seconds: float = 5.0
 
 
@@ -59,7 +61,16 @@ class Findings:
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
+    recent: set[int] = field(default_factory=set)
     sent: int = 0
+
+    def begin(self, index: int) -> None:
+        self.under_way.add(index)
+        self.recent.add(index)
+
+    def since_last_asked(self) -> list[int]:
+        recent, self.recent = self.recent, set(self.under_way)
+        return sorted(recent)
 
     def note(self, attempt: Attempt, answer: Answer, index: int) -> str | None:
         self.sent += 1
@@ -85,7 +96,7 @@ class Run:
         self.watch = Watch(
             self._port,
             server.processes,
-            lambda: sorted(self.findings.under_way),
+            self.findings.since_last_asked,
             KEY if options.keys else None,
             options.probe_seconds,
         )
@@ -104,7 +115,6 @@ class Run:
                 await self._settle()
                 self.memory.append(await asyncio.to_thread(watching.memory_of, self.watch.expected))
             watch.cancel()
-        await asyncio.to_thread(self.watch.look)
 
     async def _send_all(self, indices: Iterator[int]) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -115,8 +125,10 @@ class Run:
         for index in indices:
             if time.monotonic() > self._deadline:
                 return
-            self.findings.under_way.add(index)
             attempt = self._maker.attempt(index)
+            if self.options.kinds and attempt.kind not in self.options.kinds:
+                continue
+            self.findings.begin(index)
             answer = await send(attempt, self._port)
             self.findings.under_way.discard(index)
             if found := self.findings.note(attempt, answer, index):
@@ -207,9 +219,8 @@ def result_of(run: Run, left: list[str], started: str, seconds: float, load_befo
 
 
 def notes(run: Run) -> Iterator[str]:
-    for known, around in run.watch.ended:
-        yield f"{known.name} (process {known.pid}) ended during requests {around}"
-    yield from run.watch.problems[:50]
+    yield from run.watch.ended[:MOST_SAVED]
+    yield from run.watch.problems[:MOST_SAVED]
     for found, number in Counter(run.findings.problems.values()).most_common():
         indices = [index for index, problem in run.findings.problems.items() if problem == found]
         yield f"{number} × {found}: requests {indices[:20]}"
@@ -261,13 +272,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=Options.minutes, help="give up after these (90)")
     parser.add_argument("--clients", type=int, default=Options.clients, help="requests at once (6)")
     parser.add_argument("--ranks", type=int, default=Options.ranks, help="ranks to serve over (2)")
+    parser.add_argument("--kinds", default="", help="only these, such as wire,mutated (all)")
     parser.add_argument("--no-keys", action="store_true", help="serve everybody")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="send one saved request again")
     parser.add_argument(
         "--failures", type=Path, default=ROOT / ".fuzz", help="where requests that failed are written (.fuzz)"
     )
     given = parser.parse_args()
-    options = Options(given.requests, given.seed, given.minutes, given.clients, given.ranks, not given.no_keys)
+    kinds = tuple(filter(None, given.kinds.split(",")))
+    options = Options(given.requests, given.seed, given.minutes, given.clients, given.ranks, not given.no_keys, kinds)
     end_cleanly_when_told()
     console = Console()
     try:

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from chorus.cluster.config_file import ConfigError, read_file
+from chorus.cluster.config_file import ConfigError, read_file, user_path
 from chorus.cluster.config_tree import (
     NESTED,
     PREFIX,
@@ -145,7 +145,7 @@ def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _configured_file(variables: Mapping[str, str], folder: Path) -> Path | None:
     if named := variables.get("CHORUS_CONFIG"):
-        return Path(named).expanduser()
+        return user_path(named)
     return next((folder / name for name in DEFAULT_FILES if (folder / name).is_file()), None)
 
 
@@ -171,7 +171,7 @@ def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Tr
         if key not in set(known_keys()):
             raise ConfigError(f"{source}: {name}: no such setting{nearest(key)}")
         if key == "cluster.hostfile":
-            translated.values |= read_hostfile(folder / Path(text).expanduser(), source, name)
+            translated.values |= read_hostfile(folder / user_path(text), source, name)
         translated.values[key] = Given(_from_text(key, text), source, name)
     return translated
 
@@ -179,7 +179,7 @@ def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Tr
 def _of_command_line(overrides: Mapping[str, Any], folder: Path) -> Translation:
     values = flatten(without_none(overrides), "command line")
     if hostfile := values.get("cluster.hostfile"):
-        path = folder / Path(hostfile.value).expanduser()
+        path = folder / user_path(hostfile.value)
         values = {**read_hostfile(path, "command line", "cluster.hostfile"), **values}
     return Translation(values)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chorus.cluster.config_file import ConfigError, read_file
+from chorus.cluster.config_file import ConfigError, read_file, user_path
 from chorus.cluster.hostfile import BACKENDS, Hostfile, HostfileError, is_hostfile, parse_hostfile, split_address
 from chorus.cluster.origins import Given, Values
 
@@ -39,7 +40,7 @@ def translate_file(file: Path, content: Any) -> tuple[dict[str, Any], Translatio
     _translate_layers(tree, source, result)
     cluster = tree.get("cluster")
     if isinstance(cluster, dict) and isinstance(cluster.get("hostfile"), str):
-        path = file.parent / Path(cluster["hostfile"]).expanduser()
+        path = file.parent / user_path(cluster["hostfile"])
         tree["cluster"] = {**cluster, "hostfile": str(path)}
         result.values |= read_hostfile(path, source, "cluster.hostfile")
     return tree, result
@@ -95,9 +96,10 @@ def _parsed(content: Any, source: str) -> Hostfile:
 def hostfile_values(hostfile: Hostfile, source: str, spelled: str) -> Values:
     """A hostfile as devices: its entries in rank order, the first one leading."""
     names = [host.hostname or f"rank{rank}" for rank, host in enumerate(hostfile.hosts)]
+    times = Counter(names)
     devices = [
         {
-            "device_id": names[rank] if names.count(names[rank]) == 1 else f"{names[rank]}-{rank}",
+            "device_id": names[rank] if times[names[rank]] == 1 else f"{names[rank]}-{rank}",
             "hostname": host.hostname,
             "port": host.port,
             "role": "worker" if rank else "coordinator",
@@ -180,7 +182,7 @@ def translate_variables(variables: Mapping[str, str], source: str, folder: Path)
         if name in given:
             result.warnings.append(f"{source}: {name} has no effect: {reason}")
     if hostfile := given.get("MLX_DISTRIBUTED_HOSTFILE"):
-        path = folder / Path(hostfile).expanduser()
+        path = folder / user_path(hostfile)
         found = read_hostfile(path, source, "MLX_DISTRIBUTED_HOSTFILE")
         found.pop("engine.transport", None) if "engine.transport" in result.values else None
         result.values |= found

@@ -22,6 +22,11 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_LONGEST_HEADER = 128 << 20
+"""Vocabularies of today take some ten megabytes."""
+_LONGEST_NAME = 256
+_LONGEST_LIST = 1 << 24
+"""A number of one byte in the file takes thirty as Python's."""
 
 _SCALARS = {
     GGUFValueType.UINT8: "<u1",
@@ -84,6 +89,8 @@ class _Cursor:
         end = self.position + count
         if end > len(self.data):
             raise _Truncated
+        if end > _LONGEST_HEADER:
+            raise ValueError(f"it goes on after byte {_LONGEST_HEADER}")
         taken = self.data[self.position : end]
         self.position = end
         return taken
@@ -95,6 +102,13 @@ class _Cursor:
         # Merges and tokens of a few published files cut characters in half; they are byte-level anyway.
         return self.take(self.number("<Q")).decode("utf-8", errors="replace")
 
+    def name(self) -> str:
+        """Of an entry or a tensor; errors show it."""
+        name = self.text()
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError("a name that is none")
+        return name
+
     def value(self, kind: GGUFValueType) -> Any:
         if kind == GGUFValueType.STRING:
             return self.text()
@@ -104,11 +118,11 @@ class _Cursor:
         return self.array(kind, 1)[0]
 
     def array(self, kind: GGUFValueType, count: int) -> list[Any]:
+        if count > _LONGEST_LIST:
+            raise ValueError(f"a list of {count} values")
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
-        if count > len(self.data) - self.position:
-            raise _Truncated
         return [self.value(kind) for _ in range(count)]
 
 
@@ -145,7 +159,7 @@ def _parse(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufT
     tensor_count, field_count = cursor.number("<Q"), cursor.number("<Q")
     metadata: dict[str, Any] = {}
     for _ in range(field_count):
-        key = cursor.text()
+        key = cursor.name()
         if key in metadata:
             raise ValueError(f"{key} appears twice")
         metadata[key] = cursor.value(GGUFValueType(cursor.number("<I")))
@@ -163,7 +177,7 @@ def _parse(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufT
 
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
-    name = cursor.text()
+    name = cursor.name()
     dimensions = cursor.number("<I")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise ValueError(f"tensor {name} has {dimensions} dimensions")

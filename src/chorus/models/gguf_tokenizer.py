@@ -21,6 +21,8 @@ from chorus.models.errors import ModelError
 from chorus.models.gguf_reader import GgufFile
 
 _SPACE = "▁"
+_LONGEST_TOKEN = 1024
+"""Every way to cut each token is tried."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -199,6 +201,8 @@ def _sentencepiece(gguf: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
 
 def _merges_from_scores(vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose union scores best: each way to make a token, best tokens first."""
+    if (longest := max(map(len, vocabulary.tokens), default=0)) > _LONGEST_TOKEN:
+        raise ValueError(f"a token of {longest} characters")
     mergeable = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, scores, strict=True)

@@ -21,6 +21,9 @@ WEIGHTS_GLOB = "model*.safetensors"
 
 _HEADER_LIMIT = 100 << 20
 _LENGTH_BYTES = 8
+_LONGEST_NAME = 255
+_MOST_DIMENSIONS = 16
+_LARGEST_COUNT = 1 << 48
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -84,9 +87,15 @@ def weight_map(path: Path) -> dict[str, str]:
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not all(isinstance(value, str) for value in mapping.values()):
         raise ModelError(f"{index} has no weight_map of tensor names to file names; fetch the model again.")
-    if outside := [name for name in mapping.values() if Path(name).name != name]:
-        raise ModelError(f"{index} names {outside[0]}, which is outside the model's folder; do not use this model.")
+    if outside := [name for name in mapping.values() if not _is_file_name(name)]:
+        raise ModelError(
+            f"{index} names {outside[0]!a:.80}, which is outside the model's folder or no name at all; do not use it."
+        )
     return mapping
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME and Path(name).name == name != ".."
 
 
 def files_holding(names: Iterable[str], mapping: dict[str, str]) -> list[str]:
@@ -113,15 +122,25 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
             for name, entry in entries.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file} has a corrupt header ({error}); fetch the model again.") from error
     _check_layout(file, size, _LENGTH_BYTES + length, infos)
     return infos
 
 
 def _tensor_info(file: Path, entry: dict[str, Any], base: int) -> TensorInfo:
-    start, end = entry["data_offsets"]
-    return TensorInfo(file, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), base + start, base + end)
+    start, end = (_count(offset) for offset in entry["data_offsets"])
+    shape = tuple(_count(size) for size in entry["shape"])
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    return TensorInfo(file, str(entry["dtype"]), shape, base + start, base + end)
+
+
+def _count(value: Any) -> int:
+    """JSON has numbers of other kinds too, and of any length."""
+    if type(value) is not int or not 0 <= value <= _LARGEST_COUNT:
+        raise ValueError(f"{str(value)[:40]} is no size")
+    return value
 
 
 def _check_layout(file: Path, size: int, base: int, infos: dict[str, TensorInfo]) -> None:
@@ -146,7 +165,7 @@ def _check_layout(file: Path, size: int, base: int, infos: dict[str, TensorInfo]
 def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"Cannot read {file}: {error}.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} is not a JSON object; fetch the model again.")

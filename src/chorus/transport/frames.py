@@ -29,6 +29,9 @@ DTYPES: tuple[mx.Dtype, ...] = (
     mx.uint64,
 )
 MAX_ARRAYS = 255
+MAX_DIMENSIONS = 16
+LARGEST_DIMENSION = 2**31 - 1
+"""What MLX can count in a shape."""
 _HEAD = struct.Struct("<4sQBB")
 _MAGIC = b"CHT1"
 _PAYLOAD, _PACKED, _RECEIPT = 1, 2, 4
@@ -36,6 +39,8 @@ _FLAGS_AT = _HEAD.size - 1
 _LEVEL = 1
 LARGEST_UNPACKED = 1 << 30
 """As large as a message may be: a packed frame can promise more than anybody could send."""
+MOST_UNPACKED = 16
+"""Times its own size; what packs better is sent plain, so that a small frame never asks for much memory."""
 _CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -87,7 +92,7 @@ def decode(data: bytes) -> Frame:
     step, flags, shapes, at = _read_head(data)
     payload = memoryview(data)[at:]
     if flags & _PACKED:
-        return Frame(step, shapes, _unpacked(payload, shapes))
+        return Frame(step, shapes, _unpacked(payload, shapes, len(data)))
     expected = sum(shape.nbytes for shape in shapes) if flags & _PAYLOAD else 0
     if len(payload) != expected:
         raise BadFrame(f"a tensor frame has {len(payload)} bytes where its shapes need {expected}")
@@ -113,15 +118,17 @@ def pack(data: bytes) -> bytes:
     squeezed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(b"".join(high))
     head = data[:_FLAGS_AT] + bytes([flags | _PACKED]) + data[_FLAGS_AT + 1 : at]
     packed = b"".join([head, *low, squeezed])
-    return packed if len(packed) < len(data) else data
+    return packed if len(packed) < len(data) <= MOST_UNPACKED * len(packed) else data
 
 
-def _unpacked(packed: memoryview, shapes: Sequence[Shape]) -> memoryview:
+def _unpacked(packed: memoryview, shapes: Sequence[Shape], whole_bytes: int) -> memoryview:
     """The plain payload. Its size comes from the shapes alone: what the compressed part claims must agree first."""
     counts = [shape.nbytes // shape.dtype.size for shape in shapes]
     low_bytes = sum(shape.nbytes for shape in shapes) - sum(counts)
     if low_bytes + sum(counts) > LARGEST_UNPACKED:
         raise BadFrame(f"a packed tensor frame of {low_bytes + sum(counts)} bytes, at most {LARGEST_UNPACKED} fit")
+    if low_bytes + sum(counts) > MOST_UNPACKED * whole_bytes:
+        raise BadFrame(f"a packed tensor frame of {whole_bytes} bytes that promises {low_bytes + sum(counts)}")
     if len(packed) <= low_bytes:
         raise BadFrame(f"a packed tensor frame has {len(packed)} bytes where its shapes need more than {low_bytes}")
     squeezed = packed[low_bytes:]
@@ -152,7 +159,10 @@ def _read_head(data: bytes) -> tuple[int, int, tuple[Shape, ...], int]:
         at, shapes = _HEAD.size, []
         for _ in range(count):
             code, rank = data[at], data[at + 1]
-            shapes.append(Shape(DTYPES[code], struct.unpack_from(f"<{rank}I", data, at + 2)))
+            dims = struct.unpack_from(f"<{rank}I", data, at + 2)
+            if rank > MAX_DIMENSIONS or any(dim > LARGEST_DIMENSION for dim in dims):
+                raise BadFrame(f"an array of {rank} dimensions up to {max(dims)}")
+            shapes.append(Shape(DTYPES[code], dims))
             at += 2 + 4 * rank
     except (struct.error, IndexError) as error:
         raise BadFrame(f"a tensor frame is damaged: {error}") from error

@@ -67,36 +67,38 @@ class Watch:
 
     port: int
     processes: Callable[[], Sequence[psutil.Process]]
-    under_way: Callable[[], list[int]]
-    """The numbers of the requests that are being answered now."""
+    recent: Callable[[], list[int]]
+    """The numbers of the requests that were being answered at any time since this was asked last."""
     key: str | None
     limit: float
     expected: set[Identity] = field(default_factory=set)
     probes: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    ended: list[tuple[Identity, list[int]]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
         while True:
             begin = time.monotonic()
-            around = self.under_way()
-            await self._probe(around)
-            await asyncio.to_thread(self.look)
+            trouble = await self._probe()
+            gone = await asyncio.to_thread(self.look)
+            around = self.recent()
+            self.problems += [f"{trouble}, during requests {around}"] if trouble else []
+            self.ended += [f"{known.name} (process {known.pid}) ended during requests {around}" for known in gone]
             await asyncio.sleep(max(0.0, begin + PROBE_EVERY_SECONDS - time.monotonic()))
 
-    async def _probe(self, around: list[int]) -> None:
+    async def _probe(self) -> str | None:
         body = json.dumps({"prompt": "hello", "max_tokens": 1, "temperature": 0}).encode()
         attempt = Attempt("probe", (request("POST", COMPLETIONS, body, key=self.key),), patience=PROBE_PATIENCE_SECONDS)
         answer = await send(attempt, self.port)
         self.probes.append(answer.seconds)
         if answer.status != 200:
-            self.problems.append(f"a probe was answered with {answer.status} ({answer.ending}), during {around}")
-        elif answer.seconds > self.limit:
-            self.problems.append(f"a probe took {answer.seconds:.1f} s, during {sorted({*around, *self.under_way()})}")
+            return f"a probe was answered with {answer.status} ({answer.ending})"
+        return f"a probe took {answer.seconds:.1f} s" if answer.seconds > self.limit else None
 
-    def look(self) -> None:
-        """Notes which of the expected processes are gone, once each."""
+    def look(self) -> list[Identity]:
+        """Which of the expected processes are gone; those that took their place are expected from now on."""
         now = alive(self.processes())
         gone = self.expected - now
-        self.expected -= gone
-        self.ended += [(known, self.under_way()) for known in sorted(gone)]
+        names = {known.name for known in gone}
+        self.expected = (self.expected & now) | {known for known in now if known.name in names}
+        return sorted(gone)
