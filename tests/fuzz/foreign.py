@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 ODD_TEXTS = (
@@ -32,6 +33,9 @@ scalars = st.none() | st.integers() | st.floats() | texts | st.sampled_from(ODD_
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
 )
+
+fewer = settings(max_examples=max(10, settings().max_examples // 5))
+"""For what takes a while each time."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    _point_hub_at("http://127.0.0.1:9", monkeypatch)
+    point_hub_at("http://127.0.0.1:9", monkeypatch)
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def store() -> Store:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
-        _point_hub_at(server.url, monkeypatch)
+        point_hub_at(server.url, monkeypatch)
         yield server
 
 
-def _point_hub_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def point_hub_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library reads its environment once, when it is imported."""
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setattr(constants, "ENDPOINT", url)

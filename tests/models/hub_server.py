@@ -37,6 +37,8 @@ class HubServer:
     """files whose headers may be read, but that nobody gets"""
     status: int | None = None
     """answers everything with this, as a hub that is down does"""
+    told: bytes | None = None
+    """what it says of every model, whatever that is"""
 
     def __enter__(self) -> HubServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -83,6 +85,9 @@ class HubServer:
                 revision = parts[3] if len(parts) > 3 else "main"
                 repo = self._repo(model_id, revision)
                 if repo is None:
+                    return
+                if hub.told is not None:
+                    self._answer(200, hub.told)
                     return
                 if what == "tree":
                     entries = [

@@ -57,7 +57,7 @@ def logit_bias(text: str, vocabulary: int, limits: Amounts) -> dict[int, float]:
     measure.count("LogitBias", len(biases), limits.max_logit_biases, "tokens")
     try:
         read = {int(token): float(bias) for token, bias in biases.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadRequest(f"LogitBias: expected token ids with a number each, got {text[:60]!r}") from None
     for token, bias in read.items():
         if not 0 <= token < vocabulary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -30,6 +31,10 @@ from chorus.models.values import Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
 
+# What the library trips over where an answer is not what a hub would say.
+NOT_AN_ANSWER = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUBFOLDERS = "*/*"
 _ANSWER_S = 15.0
 _DEFAULT_REVISION = "main"
@@ -129,7 +134,15 @@ def _scan() -> list[Any]:
 
 def _list_files(model_id: str, revision: str | None) -> dict[str, int | None]:
     info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=_ANSWER_S)
-    return {sibling.rfilename: sibling.size for sibling in info.siblings or []}
+    files = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
+    # The commit becomes the name of a folder.
+    if not _COMMIT.fullmatch(info.sha or "") or not all(_is_file(name, size) for name, size in files.items()):
+        raise ValueError("the commit, a file or its size")
+    return files
+
+
+def _is_file(name: object, size: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and (size is None or (type(size) is int and size >= 0))
 
 
 def _download(model_id: str, revision: str | None, sizes: dict[str, int | None], progress: ProgressCallback) -> Path:
@@ -221,6 +234,10 @@ def _clear_errors(model_id: str, revision: str | None, files: Sequence[str] = ()
         raise ModelError(
             f"Cannot store {wanted} in {constants.HF_HUB_CACHE} ({_reason(error)}); "
             "run the same command again: files that are complete are kept."
+        ) from error
+    except NOT_AN_ANSWER as error:
+        raise ModelError(
+            f"What {constants.ENDPOINT} says about {wanted} makes no sense ({_reason(error)}); check HF_ENDPOINT."
         ) from error
 
 

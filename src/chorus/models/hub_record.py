@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chorus.models.errors import ModelError
 from chorus.models.hub import choose_weights, fetch_files, file_sizes, is_offline
-from chorus.models.tensors import TensorInfo, weight_map
+from chorus.models.tensors import TensorInfo, tensor_info, weight_map
 from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir
@@ -71,7 +71,7 @@ def kept_record(version: HubVersion) -> WeightsRecord | None:
         }
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         log.warning("%s is of no use (%s): the hub is asked again", _file(version), error)
         return None
     return WeightsRecord(sizes, tensors)
@@ -102,15 +102,17 @@ def _headers(version: HubVersion) -> dict[str, TensorInfo]:
     from huggingface_hub.errors import HTTPError, NotASafetensorsRepoError, SafetensorsParsingError
     from huggingface_hub.utils import disable_progress_bars
 
+    from chorus.models.hub_client import NOT_AN_ANSWER
+
     disable_progress_bars()  # a bar of the library's own would run through ours
     try:
         found = HfApi().get_safetensors_metadata(version.id, revision=version.commit, timeout=HEADER_SECONDS)
+        return {
+            name: tensor_info(Path(file), vars(info), 0)
+            for file, metadata in found.files_metadata.items()
+            for name, info in metadata.tensors.items()
+        }
     except NotASafetensorsRepoError as error:
         raise ModelError(f"{version.id} has no safetensors weights; choose another repository.") from error
-    except (HTTPError, SafetensorsParsingError, OSError) as error:
+    except (HTTPError, SafetensorsParsingError, OSError, *NOT_AN_ANSWER) as error:
         raise ModelError(f"Cannot read the weight headers of {version.name}: {error}; try again.") from error
-    return {
-        name: TensorInfo(Path(file), info.dtype, tuple(info.shape), *info.data_offsets)
-        for file, metadata in found.files_metadata.items()
-        for name, info in metadata.tensors.items()
-    }

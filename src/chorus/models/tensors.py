@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         entries = json.loads(header)
         infos = {
-            name: _tensor_info(file, entry, _LENGTH_BYTES + length)
+            name: tensor_info(file, entry, _LENGTH_BYTES + length)
             for name, entry in entries.items()
             if name != "__metadata__"
         }
@@ -128,7 +128,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return infos
 
 
-def _tensor_info(file: Path, entry: dict[str, Any], base: int) -> TensorInfo:
+def tensor_info(file: Path, entry: Mapping[str, Any], base: int) -> TensorInfo:
+    """One entry of a header, with offsets counted from `base`; raises ValueError and the like where it is none."""
     start, end = (_count(offset) for offset in entry["data_offsets"])
     shape = tuple(_count(size) for size in entry["shape"])
     if len(shape) > _MOST_DIMENSIONS:

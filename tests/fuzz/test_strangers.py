@@ -1,0 +1,84 @@
+"""What a machine hears from others before it trusts them: tokens, announcements, cards, the frames of a join."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorus.cluster import discovery, trust_join
+from chorus.cluster.token import BadToken, Token
+from chorus.cluster.trust_enrol import Card
+from chorus.cluster.trust_join import JoinRefused
+from tests.fuzz.foreign import texts, values
+
+alphabet = st.text(st.sampled_from("chorus12-abcdefgz234567=ßéİſ \0\n"), max_size=80)
+
+
+@given(texts | alphabet | alphabet.map("chorus1-{}".format) | st.binary(max_size=30).map(lambda raw: raw.hex()))
+def test_a_token_is_read_or_refused(text: str) -> None:
+    with suppress(BadToken):
+        Token.parse(text)
+
+
+@given(st.integers(0, 100), st.characters())
+def test_a_token_with_another_letter_is_refused_or_the_same(at: int, letter: str) -> None:
+    token = Token.new()
+    text = token.text
+    changed = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
+    with suppress(BadToken):
+        assert Token.parse(changed) == token
+
+
+@given(
+    st.text(max_size=80),
+    st.dictionaries(
+        st.sampled_from([b"name", b"version", b"cluster", b"tag", b"x"]), st.none() | st.binary(max_size=300)
+    ),
+    st.lists(st.text(max_size=40), max_size=3),
+)
+def test_an_announcement_of_any_bytes_is_a_short_hint(
+    node_id: str, properties: dict[bytes, bytes | None], addresses: list[str]
+) -> None:
+    heard = discovery.parse(node_id, properties, addresses, 5)
+    assert all(len(text) <= 64 for text in (heard.name, heard.version, heard.cluster, heard.tag))
+
+
+fields = ("node_id", "name", "door_port", "control_port", "version", "public_key", "request")
+
+
+@given(st.dictionaries(st.sampled_from(fields), values) | st.fixed_dictionaries(dict.fromkeys(fields, values)))
+def test_a_card_of_any_values_is_read_or_refused(message: dict[str, Any]) -> None:
+    # As it comes off the wire.
+    with suppress(JoinRefused):
+        Card.of(json.loads(json.dumps(message)))
+
+
+def received(raw: bytes) -> None:
+    """What the other end makes of these bytes before its peer hangs up."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(60)
+        ours.sendall(raw)
+        ours.shutdown(socket.SHUT_WR)
+        with suppress(JoinRefused, OSError):
+            trust_join.receive(theirs)  # type: ignore[arg-type]
+
+
+@given(
+    st.binary(max_size=100) | values.map(lambda value: json.dumps(value).encode()),
+    st.none() | st.integers(0, 2**32 - 1),
+)
+def test_a_frame_of_a_join_is_read_or_refused(content: bytes, claimed: int | None) -> None:
+    received(struct.pack(">I", len(content) if claimed is None else claimed) + content)
+
+
+@pytest.mark.parametrize("content", [b"[" * 60_000, b'{"a":' * 10_000, b"9" * 60_000, b"\xff" * 100, b'"\\ud800"'])
+def test_a_hostile_frame_of_a_join_is_refused(content: bytes) -> None:
+    received(struct.pack(">I", len(content)) + content)
