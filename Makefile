@@ -15,7 +15,7 @@ PACKAGE := .$(if $(EXTRA),[$(EXTRA)])
 CONSTRAINTS ?=
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: serve test test-system lint format soak bench protos lock clean help
+.PHONY: serve test test-system lint format soak fuzz bench protos lock clean help
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -s '  '
@@ -44,6 +44,11 @@ bench: $(VENV)/installed-dev ## Measure against peers in the same run; results g
 soak: $(VENV)/installed-dev ## Load a server for SECONDS (600) and check that nothing leaks.
 	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),600)
 
+fuzz: $(VENV)/installed-dev ## Send REQUESTS (20000) hostile requests of SEED (1) to a server; then more of what parsers read.
+	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),20000) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.fuzz --requests 2000 --seed $(or $(SEED),1) --no-keys
+	$(BIN)/python -m pytest tests/fuzz -n $(JOBS) --hypothesis-profile long --hypothesis-seed $(or $(SEED),1)
+
 protos: ## Generate the code under src/chorus/proto again.
 	$(PYTHON) -m venv $(VENV)-protos
 	$(VENV)-protos/bin/python -m pip install --quiet "grpcio-tools==1.76.0"
@@ -53,7 +58,7 @@ lock: $(VENV)/installed-dev ## Write the versions installed now into the lock th
 	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^mlx-chorus' > requirements-lock.txt
 
 clean: ## Remove what make made here.
-	rm -rf $(VENV) $(VENV)-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Chorus needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

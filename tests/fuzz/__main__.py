@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import machine, report
@@ -37,6 +38,8 @@ from tests.fuzz.server.watching import Identity, Watch
 FULL = 20_000
 IDLE_SECONDS = 90.0
 MOST_SAVED = 200
+WARM = 5_000
+"""Requests after which caches are filled, so that growth says something."""
 SETTINGS = {"api": {"max_tokens": 16, "embeddings": True}, "engine": {"context": 512}}
 """Answers are short unless a request says otherwise."""
 
@@ -139,12 +142,12 @@ class Run:
             return
         file = self._folder / f"seed-{self.options.seed}-request-{index}.json"
         save(attempt, file)
-        shown = answer.data[:300].decode("latin-1").replace("\r\n", " ")
+        said = answer.data.partition(b"\r\n\r\n")[2][:300].decode("utf-8", "replace")
         self._console.print(
-            f"[bold red]{found}[/] for request {index} ({attempt.kind}) after {answer.seconds:.1f} s: {shown}\n"
+            f"[bold red]{found}[/] for request {index} ({attempt.kind}) after {answer.seconds:.1f} s: {escape(said)}\n"
             f"  again: python -m tests.fuzz --replay {file}",
             highlight=False,
-            markup=True,
+            soft_wrap=True,
         )
 
     async def _settle(self) -> None:
@@ -198,9 +201,10 @@ def result_of(run: Run, left: list[str], started: str, seconds: float, load_befo
         "processes that ended": 0,
         "probes that went wrong": 0,
         "longest probe": run.options.probe_seconds,
-        "memory above 1.05 × + 20 MB": 0,
         "processes left behind": 0,
     }
+    if run.options.requests >= 2 * WARM:
+        bounds["memory above 1.05 × + 20 MB"] = 0
     goals = [Goal("requests", "sent", ">=", run.options.requests)]
     goals += [Goal(measure, "fuzz", "<=", bound) for measure, bound in bounds.items()]
     return Result(
