@@ -139,6 +139,7 @@ class MaskCosts:
     def __init__(self, model: Path) -> None:
         # Brings transformers with it: only where it is measured.
         from chorus.engine.grammar import GrammarCompiler
+
         from chorus.engine.requests import GrammarKind
 
         config = json.loads((model / "config.json").read_text())

@@ -22,6 +22,7 @@ from tests.api.grammar_engine import grammar_tokenizer
 from tests.api.recorded_clients import MODEL_ID
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
 from tests.support import failure_logs
+from tests.support.grammars import GrammarHost
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCABULARY = 512
@@ -73,10 +74,11 @@ def tokenizer(model_path: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]:
-    engine = ScriptedEngine(tmp_path_factory.mktemp("run") / "engine.sock", VOCABULARY)
-    yield engine
-    engine.stop()
+def shared_engine(tmp_path_factory: pytest.TempPathFactory, tool_model_path: Path) -> Iterator[ScriptedEngine]:
+    with GrammarHost(tool_model_path, VOCABULARY) as grammars:
+        engine = ScriptedEngine(tmp_path_factory.mktemp("run") / "engine.sock", VOCABULARY, grammars=grammars)
+        yield engine
+        engine.stop()
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from llguidance.hf import from_tokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import AutoTokenizer
 
+from chorus.engine.service import grammar_from_wire
 from chorus.proto import engine_pb2 as pb
+from chorus.text.grammar.forms import llguidance_form
 from tests.api.scripted_engine import Run, Script, say
 
 _CLOSING = '"]}>/'
@@ -22,15 +24,8 @@ def grammar_tokenizer(folder: str) -> LLTokenizer:
 
 
 def compiled(grammar: pb.Grammar) -> str:
-    match grammar.kind:
-        case pb.Grammar.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(grammar.source)
-        case pb.Grammar.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case pb.Grammar.LARK:
-            return LLMatcher.grammar_from_lark(grammar.source)
-        case _:
-            return grammar.source
+    read = grammar_from_wire(grammar)
+    return llguidance_form(read.kind, read.source, read.parts)
 
 
 def obey(tokenizer: LLTokenizer, unbound: Sequence[int] = ()) -> Script:

@@ -12,8 +12,11 @@ from typing import Any
 
 import grpc
 
+from chorus.engine.service import grammar_from_wire
 from chorus.proto import engine_pb2 as pb
 from chorus.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
+from chorus.text.grammar.source import GrammarError
+from tests.support.grammars import GrammarHost
 
 DEADLINE = 20.0
 
@@ -39,8 +42,10 @@ class Run:
             progress.logprobs.extend(made_up_logprobs(token, self.submit.top_logprobs) for token in tokens)
         self._put(progress)
 
-    def finish(self, finish: pb.Finish, tokens: Sequence[int] = (), error: str = "", **timing: float) -> None:
-        progress = pb.Progress(id=self.submit.id, tokens=tokens, finish=finish, error=error)
+    def finish(
+        self, finish: pb.Finish, tokens: Sequence[int] = (), error: str = "", field: str = "", **timing: float
+    ) -> None:
+        progress = pb.Progress(id=self.submit.id, tokens=tokens, finish=finish, error=error, field=field)
         if timing:
             progress.timing.CopyFrom(pb.Timing(**timing))
         self._put(progress)
@@ -109,7 +114,11 @@ def refuse(finish: pb.Finish, error: str) -> Script:
 
 
 class ScriptedEngine(EngineServicer):
-    def __init__(self, socket_path: Path, vocabulary: int, context_length: int = 256) -> None:
+    def __init__(
+        self, socket_path: Path, vocabulary: int, context_length: int = 256, grammars: GrammarHost | None = None
+    ) -> None:
+        """With `grammars`, those that cannot be used are refused as the engine does."""
+        self._grammars = grammars
         self.address = f"unix:{socket_path}"
         self.runs: list[Run] = []
         self.sessions = 0
@@ -196,7 +205,8 @@ class ScriptedEngine(EngineServicer):
                         run.cancelled.set()
                 else:
                     run = runs[command.submit.id] = Run(command.submit, outbox)
-                    self._begin(run)
+                    if not self._refused(run):
+                        self._begin(run)
         except grpc.RpcError:
             pass  # the session broke
         finally:
@@ -209,3 +219,13 @@ class ScriptedEngine(EngineServicer):
             self.runs.append(run)
             self._submitted.notify_all()
         threading.Thread(target=script, args=(run,), daemon=True).start()
+
+    def _refused(self, run: Run) -> bool:
+        if not self._grammars or not run.submit.HasField("grammar"):
+            return False
+        try:
+            self._grammars.open(grammar_from_wire(run.submit.grammar), frozenset(run.submit.stop_tokens)).close()
+        except GrammarError as error:
+            run.finish(pb.REJECTED, error=str(error), field=error.field)
+            return True
+        return False

@@ -1,4 +1,4 @@
-"""Grammars on their own: composed, checked, and obeyed by a script."""
+"""Grammars on their own: composed, and obeyed by a script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from llguidance import LLTokenizer
 
 from chorus.frontend import grammar as grammars
-from chorus.frontend.messages import GenerationRequest, Grammar, Sampling, submit_command
+from chorus.frontend.messages import GenerationRequest, Sampling, submit_command
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers import Content, choose, merged
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import draw
@@ -40,22 +41,6 @@ def test_compositions_can_be_composed_again(grammar_tokens: LLTokenizer, tokeniz
     grammar = grammars.after_reasoning(
         grammars.either(grammars.regex(r"a/b\/yes"), document), ("<think>", "</think>"), {}, already_open=False
     )
-    grammars.check(grammar)
     for seed in range(6):
         text = drawn(grammar_tokens, tokenizer, grammar, seed)
         assert text.endswith(("a/b/yes", "}"))
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        Grammar("json_schema", '{"type": "blob"}'),
-        Grammar("regex", "(a"),
-        Grammar("lark", "start: x"),
-        Grammar("llguidance", "{}"),
-    ],
-)
-def test_what_is_no_grammar_is_refused_in_one_line(grammar: Grammar) -> None:
-    with pytest.raises(grammars.GrammarError) as caught:
-        grammars.check(grammar)
-    assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -9,12 +10,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chorus.engine.grammar import GrammarCompiler, GrammarError
 from chorus.engine.leader import Leader, Stop, Submit
-from chorus.engine.requests import Finish, GrammarKind, Pooling, Progress, Request, Sampling
+from chorus.engine.requests import Finish, Pooling, Progress, Request, Sampling
 from chorus.shard.load import LoadedShard
+from chorus.text.grammar.source import Grammar, GrammarError
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
+from tests.support.grammars import GrammarHost
 
 
 def run(leader: Leader, *requests: Request) -> None:
@@ -130,13 +132,12 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def compiler(tiny_model: Path) -> GrammarCompiler:
-    return GrammarCompiler(tiny_model, 512)
+def grammars(tiny_model: Path) -> Iterator[GrammarHost]:
+    with GrammarHost(tiny_model, 512) as host:
+        yield host
 
 
-def test_a_schema_is_kept_at_any_temperature(
-    make_leader: MakeLeader, compiler: GrammarCompiler, tiny_model: Path
-) -> None:
+def test_a_schema_is_kept_at_any_temperature(make_leader: MakeLeader, grammars: GrammarHost, tiny_model: Path) -> None:
     tokenizer = Tokenizer.load(tiny_model)
     leader, news = make_leader()
     requests = [
@@ -146,7 +147,7 @@ def test_a_schema_is_kept_at_any_temperature(
             200,
             stop_tokens=tokenizer.eos_ids,
             sampling=Sampling(temperature=1.5, seed=seed),
-            constraint=compiler.compile(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), tokenizer.eos_ids),
+            constraint=grammars.open(Grammar("json_schema", json.dumps(SCHEMA)), tokenizer.eos_ids),
         )
         for seed in range(8)
     ]
@@ -162,18 +163,24 @@ def test_a_schema_is_kept_at_any_temperature(
 
 
 @pytest.mark.parametrize(
-    ("kind", "source"),
-    [(GrammarKind.JSON_SCHEMA, '{"type": "no such"}'), (GrammarKind.REGEX, "(["), (GrammarKind.LARK, "start: nope")],
+    "grammar",
+    [
+        Grammar("json_schema", '{"type": "no such"}'),
+        Grammar("regex", "(["),
+        Grammar("lark", "start: nope"),
+        Grammar("gbnf", "root ::= ("),
+    ],
 )
-def test_a_grammar_that_cannot_be_compiled_says_so(compiler: GrammarCompiler, kind: GrammarKind, source: str) -> None:
-    with pytest.raises(GrammarError):
-        compiler.compile(kind, source, frozenset({2}))
+def test_a_grammar_that_cannot_be_compiled_says_so_in_one_line(grammars: GrammarHost, grammar: Grammar) -> None:
+    with pytest.raises(GrammarError) as caught:
+        grammars.open(grammar, frozenset({2}))
+    assert "\n" not in str(caught.value)
 
 
-def test_a_regular_expression_is_followed(make_leader: MakeLeader, compiler: GrammarCompiler, tiny_model: Path) -> None:
+def test_a_regular_expression_is_followed(make_leader: MakeLeader, grammars: GrammarHost, tiny_model: Path) -> None:
     tokenizer = Tokenizer.load(tiny_model)
     leader, news = make_leader()
-    constraint = compiler.compile(GrammarKind.REGEX, "(yes|no)", tokenizer.eos_ids)
+    constraint = grammars.open(Grammar("regex", "(yes|no)"), tokenizer.eos_ids)
     run(leader, Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3), constraint=constraint))
     assert tokenizer.decode(tokens_of(news)["1:a"]) in ("yes", "no")
     assert news[-1].finish is Finish.STOP

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from chorus.engine.leader import Command, Submit
-from chorus.engine.requests import Constraint, GrammarKind
+from chorus.engine.requests import Constraint
 from chorus.engine.service import ServiceThread
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import EngineLost
 from chorus.frontend.messages import GenerationRequest, Sampling
 from chorus.proto import engine_pb2 as wire
+from chorus.text.grammar.source import Grammar
 from tests.support.ranks import Ranks
 
 DEADLINE = 60.0
@@ -37,8 +38,8 @@ class Face:
     def describe(self) -> wire.Description:
         return wire.Description(state=wire.READY if self.ready else wire.BROKEN, detail="rank 1 is gone")
 
-    def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint:
-        raise ValueError("no grammars here")
+    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+        return None
 
 
 def with_client(address: str, act: Callable[[EngineClient], Awaitable[None]]) -> None:

@@ -14,9 +14,8 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from chorus.frontend.grammar import check
-from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import CHANNELS, CannotEnforce, _opening, forced_calls, strict_calls
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers import FAMILIES, ParserFamily, choose
 from tests.text.parsers.samples import Sample, outcome, run
 from tests.text.parsers.vocabulary import END_OF_TEXT, Vocabulary, vocabularies_in
@@ -324,7 +323,7 @@ def test_a_forced_call_is_possible_whatever_the_schema_says(family: str) -> None
     )
     grammar = forced_calls(choose(None, family), [odd], "required", True, {})
     assert grammar is not None
-    check(grammar)
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar.source)) == ""
 
 
 @pytest.mark.parametrize(

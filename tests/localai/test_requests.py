@@ -83,12 +83,12 @@ def test_logprobs_are_asked_for_as_chat_or_as_completions_do(given: tuple[int, i
     assert wanted_logprobs(wire.PredictOptions(Logprobs=given[0], TopLogprobs=given[1])) == wanted
 
 
-def test_a_gbnf_grammar_is_taken_and_a_broken_one_is_named() -> None:
-    grammar = grammar_of(wire.PredictOptions(Grammar='root ::= "yes" | "no"'), LIMITS)
-    assert grammar is not None
-    assert "yes" in grammar.source
-    with pytest.raises(BadRequest, match="Grammar"):
-        grammar_of(wire.PredictOptions(Grammar="root ::= ("), LIMITS)
+def test_a_gbnf_grammar_is_told_from_lark_and_named_by_its_field() -> None:
+    for source, kind in (('root ::= "yes" | "no"', "gbnf"), ('start: "yes" | "no"', "lark")):
+        grammar = grammar_of(wire.PredictOptions(Grammar=source), LIMITS)
+        assert grammar is not None
+        assert (grammar.kind, grammar.source) == (kind, source)
+        assert [origin.name for origin in grammar.origins] == ["Grammar"]
 
 
 def test_metadata_reaches_the_template() -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorus.api.errors import invalid
 from chorus.api.plain_tools import spelled_out
 from chorus.api.roles import orders
-from chorus.api.service import Service, check_grammar
+from chorus.api.service import Service
 from chorus.api.tools import NO_TOOLS, Toolbox
 from chorus.api.wish import Prompt, Reading
 from chorus.frontend import grammar as grammars
 from chorus.frontend import measure
 from chorus.frontend.conversation import CannotForce, with_known_roles
-from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import CannotEnforce
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.text.errors import TemplateError
+from chorus.text.grammar.source import Grammar, Part
 from chorus.text.parsers.lark import TooLarge
 
 _EMPTY_MESSAGE = 16
@@ -100,14 +100,12 @@ def mapped_text(messages: list[dict[str, Any]], mapping: Mapping[str, str]) -> s
 async def answer_grammar(conversation: Conversation, service: Service, field: str) -> Grammar | None:
     """What the client asked for, joined with the calls that it forces or allows."""
     toolbox, document = conversation.toolbox, conversation.grammar
-    await check_grammar(document, field)
     for place, tool in enumerate(toolbox.tools):
         if tool.strict or toolbox.choice.forces or document is not None:
-            await check_grammar(grammars.json_schema(tool.parameters or {}), f"tools[{place}]")
             measure.well_formed(f"tools[{place}]", tool.parameters or {})
     try:
         size = sum(len(str(tool.parameters)) for tool in toolbox.tools)
-        return await service.workers.run(size, lambda: service.voice.grammar(toolbox.offer(), document))
+        grammar = await service.workers.run(size, lambda: service.voice.grammar(toolbox.offer(), document))
     except TooLarge as error:
         raise invalid(f"tools: {error}.", "tools", "limit_exceeded") from None
     except CannotForce as error:
@@ -117,6 +115,17 @@ async def answer_grammar(conversation: Conversation, service: Service, field: st
         place = next((place for place in strict if toolbox.tools[place].name == error.tool), strict[0])
         message = f"tools[{place}]: strict cannot be enforced: {error}; leave strict out."
         raise invalid(message, f"tools[{place}]", "unsupported_parameter") from None
+    return grammar and replace(grammar, origins=tuple(_origins(conversation, field)))
+
+
+def _origins(conversation: Conversation, field: str) -> Iterator[Part]:
+    toolbox, document = conversation.toolbox, conversation.grammar
+    if document is not None:
+        yield Part(field, document.kind, document.source)
+    for place, tool in enumerate(toolbox.tools):
+        if tool.strict or toolbox.choice.forces or document is not None:
+            schema = grammars.json_schema(tool.parameters or {})
+            yield Part(f"tools[{place}]", schema.kind, schema.source)
 
 
 def reading_of(conversation: Conversation, service: Service, call_ids: Callable[[], str]) -> Reading:

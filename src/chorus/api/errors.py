@@ -89,6 +89,8 @@ def from_engine(error: EngineError) -> ApiError:
         return ApiError(
             429, message, type="rate_limit_error", code="engine_overloaded", retry_after=RETRY_AFTER_SECONDS
         )
+    if isinstance(error, RequestRejected) and error.field:
+        return invalid(f"{error.field}: it cannot be used: {error}.", error.field, "invalid_grammar")
     if isinstance(error, RequestRejected):
         return ApiError(400, message, code="request_rejected")
     if isinstance(error, EngineLost):

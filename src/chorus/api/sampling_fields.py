@@ -22,7 +22,7 @@ from chorus.api.strict import (
 from chorus.api.wish import SamplingWish
 from chorus.frontend import grammar as grammars
 from chorus.frontend import measure
-from chorus.frontend.messages import Grammar
+from chorus.text.grammar.source import Grammar, GrammarError
 
 
 class StreamOptions(Strict):
@@ -81,9 +81,10 @@ class SamplingFields(RequestBody):
         """With the name of the field it came from."""
         (name, *_) = self.grammar_fields() or [""]
         try:
-            return self._grammar_in(name, limits), name
-        except grammars.GrammarError as error:
+            grammar = self._grammar_in(name, limits)
+        except GrammarError as error:
             raise invalid(f"{name}: {error}.", name, "invalid_grammar") from None
+        return (grammar and grammars.sent_as(grammar, name)), name
 
     def _grammar_in(self, name: str, limits: Limits) -> Grammar | None:
         match name:
@@ -143,7 +144,7 @@ def _schema(field: str, value: dict[str, Any] | str | None, limits: Limits) -> d
         except measure.TooMuch:
             raise
         except ValueError:
-            raise grammars.GrammarError("it is not valid JSON") from None
+            raise GrammarError("it is not valid JSON") from None
     if not isinstance(value, dict):
-        raise grammars.GrammarError("a JSON schema is an object")
+        raise GrammarError("a JSON schema is an object")
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import deque
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from chorus.api.lifetime import Lifetimes
 from chorus.api.plain_tools import template_shows_tools
 from chorus.api.settings import ApiSettings
 from chorus.api.wish import Prompt, Wish, choose_sampling
-from chorus.frontend import grammar as grammars
 from chorus.frontend import measure
 from chorus.frontend.answer import Answer
 from chorus.frontend.choices import Choices, choice_seed
@@ -24,7 +22,6 @@ from chorus.frontend.conversation import Voice
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import ContextExceeded, EngineLost
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
-from chorus.frontend.messages import Grammar
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.frontend.workers import Workers
 from chorus.proto import engine_pb2 as pb
@@ -125,7 +122,6 @@ class Service:
         """Refuses in the order in which a client would mend it."""
         self.check_model(wish.model)
         self._check_amounts(wish)
-        await check_grammar(wish.grammar, wish.fields.grammar)
         description = await self.ready()
         for token in wish.sampling.logit_bias:
             if token >= description.vocabulary:
@@ -202,16 +198,6 @@ class Service:
         if wish.reading is None:
             return Answer(choice, generation)
         return Answer(choice, generation, wish.reading.parser(request.prompt), wish.reading.most_calls)
-
-
-async def check_grammar(grammar: Grammar | None, field: str) -> None:
-    if grammar is None:
-        return
-    try:
-        # A large schema takes a while, and the check lets other threads run meanwhile.
-        await asyncio.to_thread(grammars.check, grammar)
-    except grammars.GrammarError as error:
-        raise invalid(f"{field}: it cannot be used: {error}.", field, "invalid_grammar") from None
 
 
 def not_ready(view: EngineView) -> ApiError:

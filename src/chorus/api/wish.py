@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from chorus.api.settings import SamplingDefaults
-from chorus.frontend.messages import Grammar, Sampling, draw_seed
+from chorus.frontend.messages import Sampling, draw_seed
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers.pieces import OutputParser
 
 Value = TypeVar("Value")
@@ -37,7 +38,6 @@ class FieldNames:
 
     prompt: str = "messages"
     stop: str = "stop"
-    grammar: str = "response_format"
     count: str = "n"
 
 

@@ -35,6 +35,7 @@ from chorus.models import LocalModel, ModelError
 from chorus.platform import cores, logs, mpi
 from chorus.platform.files import write_if_possible
 from chorus.platform.lifeline import Lifeline
+from chorus.text.grammar.limits import GrammarLimits
 
 
 def serve(
@@ -210,6 +211,12 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         max_queue=engine.max_queue,
         prefill_chunk=engine.prefill_chunk,
         lanes=engine.lanes,
+        grammars=GrammarLimits(
+            memory_mb=engine.grammar_memory_mb,
+            compile_seconds=engine.grammar_compile_seconds,
+            mask_seconds=engine.grammar_mask_seconds,
+            max_bytes=engine.max_grammar_bytes,
+        ),
         trust_remote_code=engine.trust_remote_code,
         failure_file=folder / "failure",
         step_log=engine.step_log and engine.step_log.resolve(),

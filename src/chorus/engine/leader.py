@@ -27,6 +27,7 @@ from chorus.platform.output import LogFile
 from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
 from chorus.shard.steps import Feed, Step
+from chorus.text.grammar.source import GrammarError
 
 log = logging.getLogger("chorus.engine")
 
@@ -206,7 +207,8 @@ class Leader:
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
             return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
-        tokens = sample(outputs[0], [self._draw(feed) for feed in step.feeds])
+        since = time.monotonic()
+        tokens = sample(outputs[0], [self._draw(feed, since) for feed in step.feeds])
         tokens = self._followers.share(tokens, outputs)
         scores = self._score(step, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
@@ -232,20 +234,22 @@ class Leader:
         self._pooled = {n: sum_ for n, sum_ in self._pooled.items() if self.scheduler.sequence(n)} | {number: pooled}
         return Flight(step, [pooled], sampled=False, embedded=sequence.prompt_left == 0)
 
-    def _draw(self, feed: Feed) -> Draw:
+    def _draw(self, feed: Feed, since: float) -> Draw:
         sequence = self.scheduler.sequence(feed.sequence)
         if sequence is None or feed.partial:  # ended under way, or not at its end: its row is sampled and thrown away
             return Draw(Sampling(), 0)
-        request, mask = sequence.request, self._mask(sequence)
+        request, mask = sequence.request, self._mask(sequence, since)
         return Draw(request.sampling, sequence.position, request.prompt, sequence.output, mask)
 
-    def _mask(self, sequence: Sequence) -> Mask | None:
+    def _mask(self, sequence: Sequence, since: float) -> Mask | None:
         if sequence.request.constraint is None:
             return None
         try:
-            return sequence.request.constraint.mask()
-        except ValueError as error:
-            self._news += self.scheduler.fail((sequence.number,), f"the grammar cannot be followed: {error}")
+            return sequence.request.constraint.mask(since)
+        except GrammarError as error:
+            self._news += self.scheduler.reject(
+                sequence.number, f"the grammar cannot be followed: {error}", error.field
+            )
             return None
 
     def _score(self, step: Step, logits: mx.array, tokens: mx.array) -> Scores | None:

@@ -13,10 +13,9 @@ from types import FrameType
 
 from chorus import __version__, platform
 from chorus.engine.followers import CannotForm, RankLost
-from chorus.engine.grammar import GrammarCompiler
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, Stop
-from chorus.engine.requests import Constraint, GrammarKind
+from chorus.engine.requests import Constraint
 from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
@@ -29,6 +28,8 @@ from chorus.proto import engine_pb2 as wire
 from chorus.shard.load import LoadError
 from chorus.shard.runner import Runner
 from chorus.shard.split import BadSplit
+from chorus.text.grammar.client import Grammars
+from chorus.text.grammar.source import Grammar
 
 log = logging.getLogger("chorus.engine")
 
@@ -43,7 +44,7 @@ class Engine:
     detail: str = "starting"
     group: Group | None = None
     leader: Leader | None = None
-    grammars: GrammarCompiler | None = None
+    grammars: Grammars | None = None
     started_at: float = field(default_factory=time.time)
 
     def enter(self, state: wire.EngineState, detail: str) -> None:
@@ -57,10 +58,8 @@ class Engine:
         self.leader.post(command)
         return True
 
-    def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint:
-        if self.grammars is None:
-            raise ValueError("the model is not loaded yet")
-        return self.grammars.compile(kind, source, stop_tokens)
+    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+        return await self.grammars.open(grammar, stop_tokens) if self.grammars else None
 
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
         if self.leader is None:
@@ -191,7 +190,11 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
     leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
-    engine.grammars = GrammarCompiler(spec.model_path, limits.vocabulary, spec.trust_remote_code)
+    most = limits.max_batch + limits.max_queue
+    grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
+    grammars.start()
+    cleanup.callback(grammars.close)
+    engine.grammars = grammars
     engine.group, engine.leader = group, leader
     if group.followers:
         group.followers.farewell = lambda reason: service.leave(_lost(reason))

@@ -45,18 +45,12 @@ class Pooling(enum.Enum):
     LAST = "last"
 
 
-class GrammarKind(enum.Enum):
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
-    LLGUIDANCE = "llguidance"
-
-
 class Constraint(Protocol):
     """Which tokens may come next, and which one came. Owned by the one request it was made for."""
 
-    def mask(self) -> np.ndarray[Any, np.dtype[np.int32]]: ...
+    def mask(self, since: float) -> np.ndarray[Any, np.dtype[np.int32]]: ...
     def advance(self, token: int) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +110,5 @@ class Progress:
     embedding: tuple[float, ...] = ()
     accepted: bool = False
     """It is queued, and its grammar compiled: from here on only the engine's own trouble can end it early."""
+    field: str = ""
+    """What the client calls what the error is about, where that is known."""

@@ -128,6 +128,8 @@ class Scheduler:
     def submit(self, request: Request) -> Progress | None:
         """Queue a request; an answer at once means that it was not taken."""
         if refusal := self._refusal(request):
+            if request.constraint:
+                request.constraint.close()
             return refusal
         sequence = Sequence(self._next_sequence, request, self._clock())
         self._next_sequence += 1
@@ -141,6 +143,11 @@ class Scheduler:
 
     def fail(self, numbers: tuple[int, ...], error: str) -> list[Progress]:
         return [self._end(s, Finish.FAILED, error=error) for n in numbers if (s := self._by_number.get(n))]
+
+    def reject(self, number: int, error: str, field: str) -> list[Progress]:
+        """The request itself turned out to be one that cannot be served."""
+        sequence = self._by_number.get(number)
+        return [replace(self._end(sequence, Finish.REJECTED, error=error), field=field)] if sequence else []
 
     def fail_all(self, error: str) -> list[Progress]:
         return [self._end(sequence, Finish.FAILED, error=error) for sequence in list(self._by_request.values())]
@@ -327,6 +334,8 @@ class Scheduler:
             next(lane for lane in self._lanes if sequence in lane.sequences).sequences.remove(sequence)
         if sequence.first_forward is not None:
             self._operations.append(Drop(sequence.number))
+        if sequence.request.constraint:
+            sequence.request.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
 

@@ -8,16 +8,17 @@ import itertools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 import grpc.aio
 
 from chorus.engine.leader import Cancel, Command, Submit
-from chorus.engine.requests import Constraint, Finish, GrammarKind, Pooling, Progress, Request, Sampling
+from chorus.engine.requests import Constraint, Finish, Pooling, Progress, Request, Sampling
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
+from chorus.text.grammar.source import Grammar, GrammarError, GrammarKind, Part, TooManyGrammars
 
 log = logging.getLogger("chorus.engine")
 
@@ -27,11 +28,11 @@ MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
 
 
-GRAMMAR_KINDS = {
-    wire.Grammar.JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
-    wire.Grammar.REGEX: GrammarKind.REGEX,
-    wire.Grammar.LARK: GrammarKind.LARK,
-    wire.Grammar.LLGUIDANCE: GrammarKind.LLGUIDANCE,
+GRAMMAR_KINDS: dict[wire.Grammar.Kind, GrammarKind] = {
+    wire.Grammar.JSON_SCHEMA: "json_schema",
+    wire.Grammar.REGEX: "regex",
+    wire.Grammar.LARK: "lark",
+    wire.Grammar.GBNF: "gbnf",
 }
 MAX_TOP_LOGPROBS = 20
 EMBED_CODES = {
@@ -50,7 +51,9 @@ class EngineFace(Protocol):
         ...
 
     def describe(self) -> wire.Description: ...
-    def compile_grammar(self, kind: GrammarKind, source: str, stop_tokens: frozenset[int]) -> Constraint: ...
+    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+        """None: an engine that loads has no vocabulary yet."""
+        ...
 
 
 @dataclass
@@ -58,6 +61,8 @@ class OpenSession:
     number: int
     events: asyncio.Queue[wire.Event | None] = field(default_factory=lambda: asyncio.Queue(MAX_UNREAD_EVENTS))
     open: set[str] = field(default_factory=set)
+    compiling: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Requests whose grammar is not ready yet: nobody else waits for it, and a cancel ends it."""
     refusal: str = ""
     """Why it was closed, where that was the engine's doing."""
 
@@ -87,6 +92,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, session.refusal)
         finally:
             reader.cancel()
+            for task in session.compiling.values():
+                task.cancel()
             del self._sessions[session.number]
             for request_id in session.open:
                 self._post(Cancel(f"{session.number}:{request_id}"))
@@ -118,6 +125,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     def _hand_over(self, session: OpenSession, request: Request) -> None:
         if not self._post(Submit(request)):
+            if request.constraint:
+                request.constraint.close()
             # All that is open on it shares this fate: the engine it was handed to will not answer.
             self._close(session, f"the engine is not ready: {self._engine.describe().detail}")
 
@@ -126,31 +135,45 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             async for command in requests:
                 if command.WhichOneof("kind") == "submit":
                     session.open.add(command.submit.id)
-                    await self._submit(session, command.submit)
+                    self._submit(session, command.submit)
                 else:
-                    self._post(Cancel(f"{session.number}:{command.cancel.id}"))
+                    self._cancel(session, command.cancel.id)
         except grpc.aio.AioRpcError as error:
             log.info("session %d ended: %s", session.number, error.code())
         finally:
             with contextlib.suppress(asyncio.QueueFull):
                 session.events.put_nowait(None)
 
-    async def _submit(self, session: OpenSession, submit: wire.Submit) -> None:
+    def _submit(self, session: OpenSession, submit: wire.Submit) -> None:
         request = request_from_wire(submit, session.number)
-        if submit.grammar.kind != wire.Grammar.NONE:
-            kind = GRAMMAR_KINDS[submit.grammar.kind]
-            try:
-                # Compiling takes up to a second: neither the step loop nor other requests wait for it.
-                constraint = await asyncio.to_thread(
-                    self._engine.compile_grammar, kind, submit.grammar.source, request.stop_tokens
-                )
-            except ValueError as error:
-                self.deliver(
-                    [Progress(request.id, finish=Finish.REJECTED, error=f"the grammar is not usable: {error}")]
-                )
-                return
-            request = replace(request, constraint=constraint)
-        self._hand_over(session, request)
+        if submit.grammar.kind == wire.Grammar.NONE:
+            self._hand_over(session, request)
+            return
+        task = asyncio.create_task(self._compile(session, request, grammar_from_wire(submit.grammar)))
+        session.compiling[submit.id] = task
+        task.add_done_callback(lambda _: session.compiling.pop(submit.id, None))
+
+    async def _compile(self, session: OpenSession, request: Request, grammar: Grammar) -> None:
+        def refuse(finish: Finish, error: str, field: str = "") -> None:
+            self.deliver([Progress(request.id, finish=finish, error=error, field=field)])
+
+        try:
+            constraint = await self._engine.open_grammar(grammar, request.stop_tokens)
+        except GrammarError as error:
+            refuse(Finish.REJECTED, str(error) if error.field else f"the grammar is not usable: {error}", error.field)
+        except TooManyGrammars as error:
+            refuse(Finish.OVERLOADED, str(error))
+        except asyncio.CancelledError:
+            refuse(Finish.CANCELLED, "")
+            raise
+        else:
+            self._hand_over(session, replace(request, constraint=constraint))
+
+    def _cancel(self, session: OpenSession, request_id: str) -> None:
+        if task := session.compiling.get(request_id):
+            task.cancel()
+        else:
+            self._post(Cancel(f"{session.number}:{request_id}"))
 
     def deliver(self, news: list[Progress]) -> None:
         by_session: defaultdict[int, list[wire.Progress]] = defaultdict(list)
@@ -264,6 +287,13 @@ def request_from_wire(submit: wire.Submit, session: int) -> Request:
     )
 
 
+def grammar_from_wire(grammar: wire.Grammar) -> Grammar:
+    def read(parts: Iterable[wire.Grammar.Part]) -> tuple[Part, ...]:
+        return tuple(Part(part.name, GRAMMAR_KINDS[part.kind], part.source) for part in parts)
+
+    return Grammar(GRAMMAR_KINDS[grammar.kind], grammar.source, read(grammar.parts), read(grammar.origins))
+
+
 FINISH_TO_WIRE = {
     None: wire.UNFINISHED,
     Finish.STOP: wire.STOP,
@@ -292,4 +322,5 @@ def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
         ],
         embedding=progress.embedding,
         accepted=progress.accepted,
+        field=progress.field,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorus.platform import device
+from chorus.text.grammar.limits import GrammarLimits
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "stored"]
 
@@ -54,6 +55,7 @@ class EngineSpec(BaseModel):
     prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
     lanes: int | None = Field(default=None, ge=1)
     """Into how many batches a pipeline's streams are divided; None: as measured when the engine starts."""
+    grammars: GrammarLimits = GrammarLimits()
     trust_remote_code: bool = False
     step_log: Path | None = None
     failure_file: Path | None = None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorus.frontend import grammar as grammars
-from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import (
     CHANNELS,
     CannotEnforce,
@@ -18,6 +17,7 @@ from chorus.frontend.tool_grammar import (
     strict_calls,
 )
 from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.pieces import OutputParser
 

@@ -16,7 +16,11 @@ class EngineOverloaded(EngineError):
 
 
 class RequestRejected(EngineError):
-    """The engine will never serve this request as it is."""
+    """The engine will never serve this request as it is; `field` is what the client calls what is wrong with it."""
+
+    def __init__(self, reason: str, field: str = "") -> None:
+        super().__init__(reason)
+        self.field = field
 
 
 class RequestFailed(EngineError):

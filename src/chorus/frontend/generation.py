@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 from chorus.frontend.engine_client import EngineClient, EngineStream
 from chorus.frontend.errors import ContextExceeded, EngineError
-from chorus.frontend.messages import GenerationRequest, Grammar, Sampling, Timing, TokenLogprobs
+from chorus.frontend.messages import GenerationRequest, Sampling, Timing, TokenLogprobs
+from chorus.text.grammar.source import Grammar
 from chorus.text.stops import NO_STOPS, Stops
 from chorus.text.tokenizer import Tokenizer
 

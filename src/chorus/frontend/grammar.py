@@ -1,4 +1,4 @@
-"""Grammars that clients ask for: made from what they sent, and checked before the engine sees them."""
+"""Grammars that clients ask for, made from what they sent; whether they can be used is found out by the engine."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
-from chorus.frontend.messages import Grammar
+from chorus.text.grammar.source import Grammar, Part
 from chorus.text.parsers.lark import Lark
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_LONGEST_REASON = 300
+_RULE_NAME = re.compile(r"[\w-]+")
 # One space, or a line break with its indentation: all that printed JSON needs.
 _SPACE = r"(\n[ \t]{0,16}|[ ])?"
-
-
-class GrammarError(ValueError):
-    """What the client sent is no grammar; the message says why, in one line."""
 
 
 def json_object() -> Grammar:
@@ -29,7 +22,7 @@ def json_object() -> Grammar:
 
 
 def json_schema(schema: Mapping[str, Any]) -> Grammar:
-    return Grammar("json_schema", json.dumps(tidy(schema), ensure_ascii=False))
+    return Grammar("json_schema", json.dumps(tidy(schema)))
 
 
 def tidy(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,12 +40,13 @@ def one_of(choices: Sequence[str]) -> Grammar:
 
 def rules(source: str) -> Grammar:
     """Lark as llguidance reads it, or llama.cpp's GBNF, told apart by how a rule is written."""
-    if not _GBNF_RULE.search(source):
-        return Grammar("lark", source)
-    try:
-        return Grammar("lark", gbnf_to_lark(source))
-    except Exception as error:  # the converter raises whatever its own parser trips over
-        raise GrammarError(f"not a GBNF grammar: {_one_line(str(error))}") from None
+    heads = (head.strip() for head, mark, _ in (line.partition("::=") for line in source.splitlines()) if mark)
+    return Grammar("gbnf" if any(map(_RULE_NAME.fullmatch, heads)) else "lark", source)
+
+
+def sent_as(grammar: Grammar, field: str) -> Grammar:
+    """An error about it names the field."""
+    return replace(grammar, origins=(Part(field, grammar.kind, grammar.source),))
 
 
 def either(first: Grammar, second: Grammar) -> Grammar:
@@ -109,47 +103,13 @@ def in_final_channel(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
     return _composed(lark.source(f"({again})? {header} @answer"), answer=grammar)
 
 
-def check(grammar: Grammar) -> None:
-    if problem := LLMatcher.validate_grammar(_compiled_form(grammar)):
-        raise GrammarError(_one_line(problem))
-
-
-def _compiled_form(grammar: Grammar) -> str:
-    match grammar.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.source)
-        case "regex":
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case "lark":
-            return LLMatcher.grammar_from_lark(grammar.source)
-        case "llguidance":
-            return grammar.source
-
-
-def _composed(lark: str, **parts: Grammar) -> Grammar:
+def _composed(lark: str, **named: Grammar) -> Grammar:
     """Parts are named by what they hold, so that a composition can be part of another one."""
-    named: dict[str, dict[str, Any]] = {}
-    for name, part in parts.items():
-        own = f"{name}_{hashlib.sha256(part.source.encode()).hexdigest()[:12]}"
+    parts: dict[str, Part] = {}
+    origins: list[Part] = []
+    for name, grammar in named.items():
+        own = f"{name}_{hashlib.sha256(grammar.source.encode()).hexdigest()[:12]}"
         lark = lark.replace(f"@{name}", f"@{own}")
-        named |= {entry["name"]: entry for entry in _named(own, part)}
-    return Grammar("llguidance", json.dumps({"grammars": [{"lark_grammar": lark}, *named.values()]}))
-
-
-def _named(name: str, grammar: Grammar) -> list[dict[str, Any]]:
-    match grammar.kind:
-        case "json_schema":
-            return [{"name": name, "json_schema": json.loads(grammar.source)}]
-        case "regex":
-            return _named(name, Grammar("llguidance", LLMatcher.grammar_from_regex(grammar.source)))
-        case "lark":
-            return [{"name": name, "lark_grammar": grammar.source}]
-        case "llguidance":
-            first, *rest = json.loads(grammar.source)["grammars"]
-            return [{**first, "name": name}, *rest]
-
-
-def _one_line(text: str) -> str:
-    """The library shows the place with lines of source and a pointer; one line of it is enough to find it again."""
-    words = " ".join(text.split())
-    return words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
+        parts |= {part.name: part for part in (Part(own, grammar.kind, grammar.source), *grammar.parts)}
+        origins += grammar.origins
+    return Grammar("lark", lark, tuple(parts.values()), tuple(origins))

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
 from chorus.proto import engine_pb2 as pb
+from chorus.text.grammar.source import Grammar, GrammarKind, Part
 
 EngineFinish = Literal["stop", "length", "cancelled"]
 Pooling = Literal["mean", "last"]
-GrammarKind = Literal["json_schema", "regex", "lark", "llguidance"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,6 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.0
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """What the text of an answer may look like; the engine draws only tokens that it allows."""
-
-    kind: GrammarKind
-    source: str
 
 
 @dataclass(frozen=True)
@@ -114,10 +106,23 @@ def submit_command(request_id: str, request: GenerationRequest) -> pb.Command:
         owner=request.owner,
     )
     if request.grammar:
-        submit.grammar.CopyFrom(
-            pb.Grammar(kind=pb.Grammar.Kind.Value(request.grammar.kind.upper()), source=request.grammar.source)
-        )
+        submit.grammar.CopyFrom(_grammar(request.grammar))
     return pb.Command(submit=submit)
+
+
+def _grammar(grammar: Grammar) -> pb.Grammar:
+    def kind(name: GrammarKind) -> pb.Grammar.Kind:
+        return pb.Grammar.Kind.Value(name.upper())
+
+    def written(parts: tuple[Part, ...]) -> list[pb.Grammar.Part]:
+        return [pb.Grammar.Part(name=part.name, kind=kind(part.kind), source=part.source) for part in parts]
+
+    return pb.Grammar(
+        kind=kind(grammar.kind),
+        source=grammar.source,
+        parts=written(grammar.parts),
+        origins=written(grammar.origins),
+    )
 
 
 def cancel_command(request_id: str) -> pb.Command:
@@ -138,7 +143,7 @@ def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | Engin
         case pb.CANCELLED:
             return EngineLost(message.error or "the engine cancelled the request; it may be shutting down")
         case pb.REJECTED:
-            return RequestRejected(message.error or "the engine rejected the request")
+            return RequestRejected(message.error or "the engine rejected the request", message.field)
         case pb.OVERLOADED:
             return EngineOverloaded(message.error or "the engine's queue is full; try again later")
         case _:

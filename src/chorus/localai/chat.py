@@ -8,14 +8,15 @@ from typing import Any
 
 from chorus.frontend import measure
 from chorus.frontend.conversation import CannotForce, Offer, Voice, call_id, with_known_roles
+from chorus.frontend.grammar import sent_as
 from chorus.frontend.measure import Amounts
-from chorus.frontend.messages import Grammar
 from chorus.frontend.tool_grammar import CannotEnforce
 from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.localai.errors import BadRequest
 from chorus.localai.requests import json_field, template_arguments
 from chorus.proto import localai_pb2 as wire
 from chorus.text.errors import TextError
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.lark import TooLarge
 from chorus.text.parsers.pieces import OutputParser
@@ -148,11 +149,12 @@ def answer_grammar(
         measure.well_formed(f"Tools[{place}]", tool["function"]["parameters"])
     try:
         # LocalAI writes grammars for tools by itself: one that came is all there is to obey, but for a forced call.
-        grammar = asked if asked and not chat.forced else voice.grammar(offer, None)
+        calls = None if asked and not chat.forced else voice.grammar(offer, None)
     except TooLarge as error:
         raise BadRequest(f"Tools: {error}") from None
     except CannotForce as error:
         raise BadRequest(f"ToolChoice: {error}; use auto") from None
     except CannotEnforce as error:
         raise BadRequest(f"Tools: strict cannot be enforced: {error}; leave strict out") from None
+    grammar = sent_as(calls, "Tools") if calls else asked
     return grammar and voice.after_thought(grammar, offer, prompt)

@@ -9,13 +9,13 @@ from chorus.frontend import measure
 from chorus.frontend.answer import Answer
 from chorus.frontend.errors import ContextExceeded
 from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
-from chorus.frontend.messages import Grammar
 from chorus.localai.chat import answer_grammar, answer_parser, chat_prompt, read_chat
 from chorus.localai.errors import BadRequest
 from chorus.localai.loading import Loaded, with_end_ids
 from chorus.localai.requests import asked_tokens, grammar_of, sampling_of, stop_strings, wanted_logprobs
 from chorus.proto import localai_pb2 as wire
 from chorus.text.errors import TextError
+from chorus.text.grammar.source import Grammar
 from chorus.text.parsers.pieces import OutputParser
 
 

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from chorus.frontend import measure
-from chorus.frontend.grammar import GrammarError, rules
-from chorus.frontend.grammar import check as check_grammar
+from chorus.frontend.grammar import rules, sent_as
 from chorus.frontend.measure import Amounts
-from chorus.frontend.messages import Grammar, Sampling, draw_seed
+from chorus.frontend.messages import Sampling, draw_seed
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import SamplingOptions
 from chorus.proto import localai_pb2 as wire
+from chorus.text.grammar.source import Grammar
 from chorus.text.stops import Stops
 
 REPETITION_CONTEXT = 20
@@ -82,12 +82,7 @@ def grammar_of(request: wire.PredictOptions, limits: Amounts) -> Grammar | None:
     if not request.Grammar.strip():
         return None
     measure.grammar("Grammar", request.Grammar, limits)
-    try:
-        grammar = rules(request.Grammar)
-        check_grammar(grammar)
-    except GrammarError as error:
-        raise BadRequest(f"Grammar: {error}") from None
-    return grammar
+    return sent_as(rules(request.Grammar), "Grammar")
 
 
 def stop_strings(request: wire.PredictOptions, limits: Amounts) -> Stops:

@@ -199,8 +199,11 @@ async def _outcomes(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     """Errors as the status codes LocalAI tells apart: the caller's fault, ours, or a matter of trying again."""
     try:
         yield
-    except (BadRequest, BadField, RequestRejected) as error:
+    except (BadRequest, BadField) as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+    except RequestRejected as error:
+        named = BadRequest(f"{error.field}: {error}") if error.field else error
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, named)
     except (EngineOverloaded, Busy) as error:
         await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
     except (NotServing, EngineLost) as error:

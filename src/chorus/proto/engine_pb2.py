@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63horus/proto/engine.proto\x12\x10\x63horus.engine.v1\"i\n\x07\x43ommand\x12*\n\x06submit\x18\x01 \x01(\x0b\x32\x18.chorus.engine.v1.SubmitH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.chorus.engine.v1.CancelH\x00\x42\x06\n\x04kind\"\xde\x01\n\x06Submit\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.chorus.engine.v1.Sampling\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\x12*\n\x07grammar\x18\x08 \x01(\x0b\x32\x19.chorus.engine.v1.Grammar\x12\r\n\x05owner\x18\t \x01(\t\"\x8f\x01\n\x07Grammar\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.chorus.engine.v1.Grammar.Kind\x12\x0e\n\x06source\x18\x02 \x01(\t\"F\n\x04Kind\x12\x08\n\x04NONE\x10\x00\x12\x0f\n\x0bJSON_SCHEMA\x10\x01\x12\t\n\x05REGEX\x10\x02\x12\x08\n\x04LARK\x10\x03\x12\x0e\n\nLLGUIDANCE\x10\x04\"\xe8\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_context\x18\x06 \x01(\r\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12=\n\nlogit_bias\x18\t \x03(\x0b\x32).chorus.engine.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x17\n\x0fxtc_probability\x18\x0b \x01(\x02\x12\x15\n\rxtc_threshold\x18\x0c \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t\"5\n\x05\x45vent\x12,\n\x08progress\x18\x01 \x03(\x0b\x32\x1a.chorus.engine.v1.Progress\"\xe1\x01\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12(\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x18.chorus.engine.v1.Finish\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12(\n\x06timing\x18\x05 \x01(\x0b\x32\x18.chorus.engine.v1.Timing\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.chorus.engine.v1.TokenLogprobs\x12\x11\n\tembedding\x18\x07 \x03(\x02\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\x08\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x9b\x01\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x16\n\x0eprompt_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12generation_seconds\x18\x03 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x18\n\x10generated_tokens\x18\x06 \x01(\r\"v\n\x0c\x45mbedRequest\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12\x37\n\x07pooling\x18\x02 \x01(\x0e\x32&.chorus.engine.v1.EmbedRequest.Pooling\"\x1d\n\x07Pooling\x12\x08\n\x04MEAN\x10\x00\x12\x08\n\x04LAST\x10\x01\"\x1c\n\nEmbedReply\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x03\n\x0b\x44\x65scription\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.chorus.engine.v1.EngineState\x12\x10\n\x08progress\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nmodel_path\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x12\n\nvocabulary\x18\x07 \x01(\r\x12\x30\n\x05ranks\x18\x08 \x03(\x0b\x32!.chorus.engine.v1.RankDescription\x12\x12\n\nload_count\x18\t \x01(\x04\x12\x12\n\nstarted_at\x18\n \x01(\x01\x12\x0f\n\x07running\x18\x0b \x01(\r\x12\x0e\n\x06queued\x18\x0c \x01(\r\x12\x0c\n\x04step\x18\r \x01(\x04\x12\x11\n\tmax_batch\x18\x0e \x01(\r\x12\x11\n\tmax_queue\x18\x0f \x01(\r\x12\x11\n\ttransport\x18\x10 \x01(\t\x12\x10\n\x08parallel\x18\x11 \x01(\t\"\xf8\x01\n\x0fRankDescription\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x0c\n\x04step\x18\n \x01(\x04\x12\x14\n\x0ctensor_bytes\x18\x0b \x01(\x04\x12\x12\n\nsent_bytes\x18\x0c \x01(\x04\x12\x10\n\x08unpacked\x18\r \x01(\x08*g\n\x06\x46inish\x12\x0e\n\nUNFINISHED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05\x12\x0e\n\nOVERLOADED\x10\x06*L\n\x0b\x45ngineState\x12\x0c\n\x08STARTING\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0b\n\x07WARMING\x10\x02\x12\t\n\x05READY\x10\x03\x12\n\n\x06\x42ROKEN\x10\x04\x32\xe0\x01\n\x06\x45ngine\x12\x41\n\x07Session\x12\x19.chorus.engine.v1.Command\x1a\x17.chorus.engine.v1.Event(\x01\x30\x01\x12L\n\x08\x44\x65scribe\x12!.chorus.engine.v1.DescribeRequest\x1a\x1d.chorus.engine.v1.Description\x12\x45\n\x05\x45mbed\x12\x1e.chorus.engine.v1.EmbedRequest\x1a\x1c.chorus.engine.v1.EmbedReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63horus/proto/engine.proto\x12\x10\x63horus.engine.v1\"i\n\x07\x43ommand\x12*\n\x06submit\x18\x01 \x01(\x0b\x32\x18.chorus.engine.v1.SubmitH\x00\x12*\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x18.chorus.engine.v1.CancelH\x00\x42\x06\n\x04kind\"\xde\x01\n\x06Submit\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x04 \x03(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.chorus.engine.v1.Sampling\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\x12*\n\x07grammar\x18\x08 \x01(\x0b\x32\x19.chorus.engine.v1.Grammar\x12\r\n\x05owner\x18\t \x01(\t\"\xbd\x02\n\x07Grammar\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.chorus.engine.v1.Grammar.Kind\x12\x0e\n\x06source\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.chorus.engine.v1.Grammar.Part\x12/\n\x07origins\x18\x04 \x03(\x0b\x32\x1e.chorus.engine.v1.Grammar.Part\x1aR\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x04kind\x18\x02 \x01(\x0e\x32\x1e.chorus.engine.v1.Grammar.Kind\x12\x0e\n\x06source\x18\x03 \x01(\t\"@\n\x04Kind\x12\x08\n\x04NONE\x10\x00\x12\x0f\n\x0bJSON_SCHEMA\x10\x01\x12\t\n\x05REGEX\x10\x02\x12\x08\n\x04LARK\x10\x03\x12\x08\n\x04GBNF\x10\x05\"\xe8\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_context\x18\x06 \x01(\r\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12=\n\nlogit_bias\x18\t \x03(\x0b\x32).chorus.engine.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x17\n\x0fxtc_probability\x18\x0b \x01(\x02\x12\x15\n\rxtc_threshold\x18\x0c \x01(\x02\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\t\"5\n\x05\x45vent\x12,\n\x08progress\x18\x01 \x03(\x0b\x32\x1a.chorus.engine.v1.Progress\"\xf0\x01\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12(\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x18.chorus.engine.v1.Finish\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12(\n\x06timing\x18\x05 \x01(\x0b\x32\x18.chorus.engine.v1.Timing\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.chorus.engine.v1.TokenLogprobs\x12\x11\n\tembedding\x18\x07 \x03(\x02\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x01(\x08\x12\r\n\x05\x66ield\x18\t \x01(\t\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x9b\x01\n\x06Timing\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x16\n\x0eprompt_seconds\x18\x02 \x01(\x01\x12\x1a\n\x12generation_seconds\x18\x03 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x18\n\x10generated_tokens\x18\x06 \x01(\r\"v\n\x0c\x45mbedRequest\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12\x37\n\x07pooling\x18\x02 \x01(\x0e\x32&.chorus.engine.v1.EmbedRequest.Pooling\"\x1d\n\x07Pooling\x12\x08\n\x04MEAN\x10\x00\x12\x08\n\x04LAST\x10\x01\"\x1c\n\nEmbedReply\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x11\n\x0f\x44\x65scribeRequest\"\x82\x03\n\x0b\x44\x65scription\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.chorus.engine.v1.EngineState\x12\x10\n\x08progress\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nmodel_path\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x12\n\nvocabulary\x18\x07 \x01(\r\x12\x30\n\x05ranks\x18\x08 \x03(\x0b\x32!.chorus.engine.v1.RankDescription\x12\x12\n\nload_count\x18\t \x01(\x04\x12\x12\n\nstarted_at\x18\n \x01(\x01\x12\x0f\n\x07running\x18\x0b \x01(\r\x12\x0e\n\x06queued\x18\x0c \x01(\r\x12\x0c\n\x04step\x18\r \x01(\x04\x12\x11\n\tmax_batch\x18\x0e \x01(\r\x12\x11\n\tmax_queue\x18\x0f \x01(\r\x12\x11\n\ttransport\x18\x10 \x01(\t\x12\x10\n\x08parallel\x18\x11 \x01(\t\"\xf8\x01\n\x0fRankDescription\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x0c\n\x04step\x18\n \x01(\x04\x12\x14\n\x0ctensor_bytes\x18\x0b \x01(\x04\x12\x12\n\nsent_bytes\x18\x0c \x01(\x04\x12\x10\n\x08unpacked\x18\r \x01(\x08*g\n\x06\x46inish\x12\x0e\n\nUNFINISHED\x10\x00\x12\x08\n\x04STOP\x10\x01\x12\n\n\x06LENGTH\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05\x12\x0e\n\nOVERLOADED\x10\x06*L\n\x0b\x45ngineState\x12\x0c\n\x08STARTING\x10\x00\x12\x0b\n\x07LOADING\x10\x01\x12\x0b\n\x07WARMING\x10\x02\x12\t\n\x05READY\x10\x03\x12\n\n\x06\x42ROKEN\x10\x04\x32\xe0\x01\n\x06\x45ngine\x12\x41\n\x07Session\x12\x19.chorus.engine.v1.Command\x1a\x17.chorus.engine.v1.Event(\x01\x30\x01\x12L\n\x08\x44\x65scribe\x12!.chorus.engine.v1.DescribeRequest\x1a\x1d.chorus.engine.v1.Description\x12\x45\n\x05\x45mbed\x12\x1e.chorus.engine.v1.EmbedRequest\x1a\x1c.chorus.engine.v1.EmbedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,44 +33,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=2236
-  _globals['_FINISH']._serialized_end=2339
-  _globals['_ENGINESTATE']._serialized_start=2341
-  _globals['_ENGINESTATE']._serialized_end=2417
+  _globals['_FINISH']._serialized_start=2425
+  _globals['_FINISH']._serialized_end=2528
+  _globals['_ENGINESTATE']._serialized_start=2530
+  _globals['_ENGINESTATE']._serialized_end=2606
   _globals['_COMMAND']._serialized_start=47
   _globals['_COMMAND']._serialized_end=152
   _globals['_SUBMIT']._serialized_start=155
   _globals['_SUBMIT']._serialized_end=377
   _globals['_GRAMMAR']._serialized_start=380
-  _globals['_GRAMMAR']._serialized_end=523
-  _globals['_GRAMMAR_KIND']._serialized_start=453
-  _globals['_GRAMMAR_KIND']._serialized_end=523
-  _globals['_SAMPLING']._serialized_start=526
-  _globals['_SAMPLING']._serialized_end=886
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=838
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=886
-  _globals['_CANCEL']._serialized_start=888
-  _globals['_CANCEL']._serialized_end=908
-  _globals['_EVENT']._serialized_start=910
-  _globals['_EVENT']._serialized_end=963
-  _globals['_PROGRESS']._serialized_start=966
-  _globals['_PROGRESS']._serialized_end=1191
-  _globals['_TOKENLOGPROBS']._serialized_start=1193
-  _globals['_TOKENLOGPROBS']._serialized_end=1267
-  _globals['_TIMING']._serialized_start=1270
-  _globals['_TIMING']._serialized_end=1425
-  _globals['_EMBEDREQUEST']._serialized_start=1427
-  _globals['_EMBEDREQUEST']._serialized_end=1545
-  _globals['_EMBEDREQUEST_POOLING']._serialized_start=1516
-  _globals['_EMBEDREQUEST_POOLING']._serialized_end=1545
-  _globals['_EMBEDREPLY']._serialized_start=1547
-  _globals['_EMBEDREPLY']._serialized_end=1575
-  _globals['_DESCRIBEREQUEST']._serialized_start=1577
-  _globals['_DESCRIBEREQUEST']._serialized_end=1594
-  _globals['_DESCRIPTION']._serialized_start=1597
-  _globals['_DESCRIPTION']._serialized_end=1983
-  _globals['_RANKDESCRIPTION']._serialized_start=1986
-  _globals['_RANKDESCRIPTION']._serialized_end=2234
-  _globals['_ENGINE']._serialized_start=2420
-  _globals['_ENGINE']._serialized_end=2644
+  _globals['_GRAMMAR']._serialized_end=697
+  _globals['_GRAMMAR_PART']._serialized_start=549
+  _globals['_GRAMMAR_PART']._serialized_end=631
+  _globals['_GRAMMAR_KIND']._serialized_start=633
+  _globals['_GRAMMAR_KIND']._serialized_end=697
+  _globals['_SAMPLING']._serialized_start=700
+  _globals['_SAMPLING']._serialized_end=1060
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1012
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1060
+  _globals['_CANCEL']._serialized_start=1062
+  _globals['_CANCEL']._serialized_end=1082
+  _globals['_EVENT']._serialized_start=1084
+  _globals['_EVENT']._serialized_end=1137
+  _globals['_PROGRESS']._serialized_start=1140
+  _globals['_PROGRESS']._serialized_end=1380
+  _globals['_TOKENLOGPROBS']._serialized_start=1382
+  _globals['_TOKENLOGPROBS']._serialized_end=1456
+  _globals['_TIMING']._serialized_start=1459
+  _globals['_TIMING']._serialized_end=1614
+  _globals['_EMBEDREQUEST']._serialized_start=1616
+  _globals['_EMBEDREQUEST']._serialized_end=1734
+  _globals['_EMBEDREQUEST_POOLING']._serialized_start=1705
+  _globals['_EMBEDREQUEST_POOLING']._serialized_end=1734
+  _globals['_EMBEDREPLY']._serialized_start=1736
+  _globals['_EMBEDREPLY']._serialized_end=1764
+  _globals['_DESCRIBEREQUEST']._serialized_start=1766
+  _globals['_DESCRIBEREQUEST']._serialized_end=1783
+  _globals['_DESCRIPTION']._serialized_start=1786
+  _globals['_DESCRIPTION']._serialized_end=2172
+  _globals['_RANKDESCRIPTION']._serialized_start=2175
+  _globals['_RANKDESCRIPTION']._serialized_end=2423
+  _globals['_ENGINE']._serialized_start=2609
+  _globals['_ENGINE']._serialized_end=2833
 # @@protoc_insertion_point(module_scope)

@@ -68,24 +68,37 @@ class Submit(_message.Message):
     def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "source")
+    __slots__ = ("kind", "source", "parts", "origins")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[Grammar.Kind]
         JSON_SCHEMA: _ClassVar[Grammar.Kind]
         REGEX: _ClassVar[Grammar.Kind]
         LARK: _ClassVar[Grammar.Kind]
-        LLGUIDANCE: _ClassVar[Grammar.Kind]
+        GBNF: _ClassVar[Grammar.Kind]
     NONE: Grammar.Kind
     JSON_SCHEMA: Grammar.Kind
     REGEX: Grammar.Kind
     LARK: Grammar.Kind
-    LLGUIDANCE: Grammar.Kind
+    GBNF: Grammar.Kind
+    class Part(_message.Message):
+        __slots__ = ("name", "kind", "source")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        kind: Grammar.Kind
+        source: str
+        def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Grammar.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     kind: Grammar.Kind
     source: str
-    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[Grammar.Part]
+    origins: _containers.RepeatedCompositeFieldContainer[Grammar.Part]
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., source: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Grammar.Part, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[Grammar.Part, _Mapping]]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "repetition_context", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "xtc_probability", "xtc_threshold")
@@ -135,7 +148,7 @@ class Event(_message.Message):
     def __init__(self, progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("id", "tokens", "finish", "error", "timing", "logprobs", "embedding", "accepted")
+    __slots__ = ("id", "tokens", "finish", "error", "timing", "logprobs", "embedding", "accepted", "field")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +157,7 @@ class Progress(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
@@ -152,7 +166,8 @@ class Progress(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     embedding: _containers.RepeatedScalarFieldContainer[float]
     accepted: bool
-    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., error: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ..., accepted: bool = ...) -> None: ...
+    field: str
+    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., error: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ..., accepted: bool = ..., field: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+REMEDY = "import or pull the model again, or add its tokenizer.json and tokenizer_config.json"
+"""For a folder without a usable tokenizer."""
+
 
 class TokenizerError(Exception):
     """The model folder holds no tokenizer that can be loaded; the message names the folder and the remedy."""

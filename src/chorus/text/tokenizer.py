@@ -6,14 +6,15 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
 from chorus.text.detokenizer import PieceDecoder, StreamDecoder, WindowDecoder
-from chorus.text.errors import TemplateError, TextError, TokenizerError, one_line
+from chorus.text.errors import REMEDY, TemplateError, TextError, TokenizerError, one_line
+from chorus.text.stop_tokens import named_stop_tokens, token_ids
 from chorus.text.vocabulary import (
     ByteFallback,
     Spelling,
@@ -25,8 +26,6 @@ from chorus.text.vocabulary import (
 
 # A template runs on what the client sent, so whatever it trips over is about the request.
 _RENDERING_ERRORS = (JinjaError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-_REMEDY = "import or pull the model again, or add its tokenizer.json and tokenizer_config.json"
 
 
 class Tokenizer:
@@ -47,10 +46,10 @@ class Tokenizer:
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         """Read the tokenizer from a model folder; nothing is ever fetched."""
         if not path.is_dir():
-            raise TokenizerError(f"{path} is not a model folder; {_REMEDY}")
+            raise TokenizerError(f"{path} is not a model folder; {REMEDY}")
         tokenizer = _load_files(path, trust_remote_code)
         if len(tokenizer) == 0:
-            raise TokenizerError(f"the tokenizer in {path} has no tokens; {_REMEDY}")
+            raise TokenizerError(f"the tokenizer in {path} has no tokens; {REMEDY}")
         # How long a prompt may be is the model's business; without this, a long one is warned about on stderr.
         tokenizer.model_max_length = sys.maxsize
         return cls(tokenizer, _eos_ids(path, tokenizer))
@@ -76,6 +75,19 @@ class Tokenizer:
         if isinstance(self._spelling, ByteFallback):
             return PieceDecoder(pieces, mark_each_byte=True, strip_leading_spaces=self._spelling.strip_leading_spaces)
         return PieceDecoder(pieces)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that a text never spells by accident: a grammar has to name them by number."""
+        return dict(self._tokenizer.get_added_vocab())
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the text; it may be part of a character."""
+        pieces = self._pieces[False]
+        if pieces is None:
+            return self.decode([token], skip_special=False).encode()
+        piece = pieces.lookup(token)
+        return (piece.encode() if isinstance(piece, str) else piece) or b""
 
     @property
     def has_chat_template(self) -> bool:
@@ -130,7 +142,7 @@ def _load_files(path: Path, trust_remote_code: bool) -> Any:
         if "trust_remote_code" in str(error):
             remedy = "read that code, then allow it with --trust-remote-code if you trust it"
             raise TokenizerError(f"the tokenizer in {path} runs code of its own; {remedy}") from error
-        raise TokenizerError(f"cannot load the tokenizer in {path} ({one_line(error)}); {_REMEDY}") from error
+        raise TokenizerError(f"cannot load the tokenizer in {path} ({one_line(error)}); {REMEDY}") from error
 
 
 def _plain_backend(tokenizer: Any) -> Any | None:
@@ -162,28 +174,4 @@ def _reserved_arguments(tokenizer: Any) -> frozenset[str]:
 
 def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     """Every token that ends a turn: a model's files often name different ones, and each is meant."""
-    found = set(_token_ids(tokenizer.eos_token_id))
-    for name in ("generation_config.json", "config.json"):
-        settings = _read_settings(path / name)
-        nested = settings.get("text_config")
-        for part in (settings, nested if isinstance(nested, dict) else {}):
-            found.update(_token_ids(part.get("eos_token_id")))
-    return frozenset(found)
-
-
-def _token_ids(value: object) -> Iterator[int]:
-    for entry in value if isinstance(value, list) else [value]:
-        if isinstance(entry, int) and not isinstance(entry, bool):
-            yield entry
-
-
-def _read_settings(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"cannot read {file} ({one_line(error)}); {_REMEDY}") from error
-    if not isinstance(settings, dict):
-        raise TokenizerError(f"{file} does not hold a JSON object; {_REMEDY}")
-    return settings
+    return frozenset(token_ids(tokenizer.eos_token_id)) | named_stop_tokens(path)

@@ -23,7 +23,7 @@ from chorus.api.strict import (
 )
 from chorus.api.tools import Tool, ToolChoice
 from chorus.frontend import grammar as grammars
-from chorus.frontend.messages import Grammar
+from chorus.text.grammar.source import Grammar
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 

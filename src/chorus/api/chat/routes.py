@@ -27,7 +27,7 @@ from chorus.api.respond import GenerationResponse
 from chorus.api.service import Service
 from chorus.api.settings import Limits
 from chorus.api.tools import toolbox
-from chorus.api.wish import FieldNames, Wish
+from chorus.api.wish import Wish
 from chorus.frontend import measure
 from chorus.frontend.conversation import call_id
 
@@ -85,7 +85,6 @@ async def chat_wish(body: ChatRequest, service: Service) -> Wish:
         top_logprobs=body.top_logprobs or 0,
         grammar=await answer_grammar(conversation, service, field),
         reading=reading_of(conversation, service, call_id("call_")),
-        fields=FieldNames(grammar=field),
     )
 
 

@@ -47,7 +47,7 @@ def router(service: Service) -> APIRouter:
 
 
 def completion_wish(body: CompletionRequest, service: Service) -> Wish:
-    grammar, field = body.asked_grammar(service.settings.limits)
+    grammar, _ = body.asked_grammar(service.settings.limits)
     return Wish(
         prompts=tuple(as_prompt(prompt, service) for prompt in body.prompts),
         sampling=body.sampling_wish(),
@@ -58,7 +58,7 @@ def completion_wish(body: CompletionRequest, service: Service) -> Wish:
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
         grammar=grammar,
-        fields=FieldNames(prompt="prompt", grammar=field),
+        fields=FieldNames(prompt="prompt"),
     )
 
 

@@ -12,7 +12,7 @@ from chorus.api.sampling_fields import schema_grammar
 from chorus.api.settings import Limits
 from chorus.api.strict import Harmless, Name, NonEmpty, PositiveCount, RequestBody, Strict, Undescribed, by_json_type
 from chorus.api.tools import Tool, ToolChoice
-from chorus.frontend.messages import Grammar
+from chorus.text.grammar.source import Grammar
 
 
 class CacheControl(Strict):

@@ -71,7 +71,7 @@ async def wish_of(body: MessagesRequest, service: Service) -> Wish:
         stops=tuple(body.stop_sequences or ()),
         grammar=await answer_grammar(conversation, service, "output_config.format"),
         reading=reading_of(conversation, service, call_id("toolu_")),
-        fields=FieldNames(stop="stop_sequences", grammar="output_config.format"),
+        fields=FieldNames(stop="stop_sequences"),
     )
 
 

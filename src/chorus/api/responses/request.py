@@ -26,7 +26,7 @@ from chorus.api.strict import (
 )
 from chorus.api.tools import Tool, ToolChoice
 from chorus.frontend import grammar as grammars
-from chorus.frontend.messages import Grammar
+from chorus.text.grammar.source import Grammar
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -102,7 +102,7 @@ async def wish_of(body: ResponsesRequest, messages: list[dict[str, Any]], servic
         top_logprobs=body.top_logprobs or 0,
         grammar=await answer_grammar(conversation, service, "text.format"),
         reading=reading_of(conversation, service, call_id("call_")),
-        fields=FieldNames(prompt="input", grammar="text.format"),
+        fields=FieldNames(prompt="input"),
     )
 
 

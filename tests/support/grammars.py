@@ -1,0 +1,35 @@
+"""Grammars as a leader has them, for tests that have no event loop: the real processes, one call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+from chorus.text.grammar.client import Constraint, Grammars
+from chorus.text.grammar.limits import GrammarLimits
+from chorus.text.grammar.source import Grammar
+
+DEADLINE = 120.0
+
+
+class GrammarHost:
+    """`with GrammarHost(model, 512) as host: constraint = host.open(grammar, stops)`."""
+
+    def __init__(self, model: Path, vocabulary: int, limits: GrammarLimits | None = None, most: int = 64) -> None:
+        self.grammars = Grammars(model, vocabulary, limits or GrammarLimits(), most)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def open(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
+        return asyncio.run_coroutine_threadsafe(self.grammars.open(grammar, stop_tokens), self._loop).result(DEADLINE)
+
+    def __enter__(self) -> GrammarHost:
+        self._thread.start()
+        self.grammars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE)
+        self.grammars.close()
