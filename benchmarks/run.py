@@ -23,6 +23,8 @@ class Options:
     seed: int = 1
     model: str = QWEN2
     """What `single` serves; the other benchmarks fix their model."""
+    before: str = ""
+    """Another checkout, which `grammar` compares this one with."""
 
 
 @dataclass

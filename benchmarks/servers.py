@@ -163,10 +163,16 @@ class HttpServer(Started):
 
 
 def chorus(
-    model: Path | str, *options: str, name: str = "chorus", environment: Mapping[str, str] | None = None
+    model: Path | str,
+    *options: str,
+    name: str = "chorus",
+    environment: Mapping[str, str] | None = None,
+    checkout: Path | None = None,
 ) -> HttpServer:
+    """The installed one, or that of another checkout."""
     port = free_port()
     command = [_script("chorus"), "serve", str(model), "--port", str(port), "--log-level", "warning"]
+    environment = {**(environment or {}), **({"PYTHONPATH": str(checkout.resolve() / "src")} if checkout else {})}
     return HttpServer(name, [*command, *options], port, "/health/ready", environment)
 
 

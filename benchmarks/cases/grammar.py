@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
@@ -20,14 +23,18 @@ from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, ServerFailed, chorus
 from chorus.frontend import grammar as grammars
 from chorus.platform import cores
+from chorus.text.grammar.client import Grammars
+from chorus.text.grammar.limits import GrammarLimits
 
 MEDIAN_COST = "grammar per token, p50"
 HIGH_COST = "grammar per token, p99"
 OTHERS = 4
 OTHERS_RATE = f"decode of {OTHERS} plain streams, each"
+STREAMS_RATE = f"throughput, {common.STREAMS} streams with a schema each"
+BEFORE = "before"
 WITH_GRAMMAR, WITH_PLAIN = "beside one with a grammar", "beside one more plain one"
 
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "minLength": 1},
@@ -100,15 +107,28 @@ def measure(run: Run) -> list[Goal]:
     prompts = Prompts(model, run.options.seed)
     threads = cores.threads_per_rank(cores.usable_cores(), 1)
     run.notes.append(f"{SMOLLM2} in float32, {threads} BLAS threads; {len(DOCUMENTS)} schemas")
-    costs = MaskCosts(model)
-    with chorus(model, "--dtype", "float32", "--threads", str(threads)) as server:
-        common.warm(server, prompts)
-        others_rate(server, prompts.several(OTHERS + 1, common.SHORT_PROMPT), 4, with_grammar=True)
-        run.interleave(lambda: add_costs(run, costs), lambda: add_rates(run, server, prompts))
-    return [
-        Goal(MEDIAN_COST, server.name, "<=", 1),
+    options = ("--dtype", "float32", "--threads", str(threads))
+    goals = [
+        Goal(MEDIAN_COST, "chorus", "<=", 1),
         Goal(OTHERS_RATE, WITH_GRAMMAR, ">=", 0.95, against=WITH_PLAIN),
     ]
+    with ExitStack() as running:
+        costs = running.enter_context(MaskCosts(model))
+        servers = [running.enter_context(chorus(model, *options))]
+        if run.options.before:
+            older = chorus(model, *options, name=BEFORE, checkout=Path(run.options.before))
+            servers.append(running.enter_context(older))
+            goals.append(Goal(STREAMS_RATE, "chorus", ">=", 0.97, against=BEFORE))
+        for server in servers:
+            common.warm(server, prompts)
+            add_throughput(Run(run.options, run.say), server, prompts)
+        own = servers[0]
+        run.interleave(
+            lambda: add_costs(run, costs),
+            lambda: add_rates(run, own, prompts),
+            *(partial(add_throughput, run, server, prompts) for server in servers),
+        )
+    return goals
 
 
 def add_costs(run: Run, costs: MaskCosts) -> None:
@@ -126,6 +146,21 @@ def add_rates(run: Run, server: HttpServer, prompts: Prompts) -> None:
         run.samples.add(OTHERS_RATE, "tok/s", WITH_GRAMMAR if with_grammar else WITH_PLAIN, rate)
 
 
+def add_throughput(run: Run, server: HttpServer, prompts: Prompts) -> None:
+    asked = prompts.several(common.STREAMS, common.SHORT_PROMPT)
+    bodies = [
+        {**body(prompt, run.options.tokens), "logit_bias": NO_END, "guided_json": endless(place)}
+        for place, prompt in enumerate(asked)
+    ]
+    run.samples.add(STREAMS_RATE, "tok/s", server.name, streams(server, bodies).rate)
+
+
+def endless(place: int) -> dict[str, Any]:
+    """The endless schema, a little different for each place."""
+    properties = {**CITY["properties"], f"note {place}": {"type": "string", "maxLength": 20 + place}}
+    return {**ENDLESS, "items": {**CITY, "properties": properties}}
+
+
 def others_rate(server: HttpServer, prompts: Sequence[str], tokens: int, *, with_grammar: bool) -> float:
     *plain, last = (body(prompt, tokens) | {"logit_bias": NO_END} for prompt in prompts)
     fifth = {**last, "guided_json": ENDLESS} if with_grammar else last
@@ -134,33 +169,36 @@ def others_rate(server: HttpServer, prompts: Sequence[str], tokens: int, *, with
 
 
 class MaskCosts:
-    """The leader's own calls, in this process: a mask before each token, then the token taken."""
+    """The leader's own calls: a token handed to the grammar's process, and its next mask waited for."""
 
     def __init__(self, model: Path) -> None:
-        # Brings transformers with it: only where it is measured.
-        from chorus.engine.grammar import GrammarCompiler
-
-        from chorus.engine.requests import GrammarKind
-
         config = json.loads((model / "config.json").read_text())
-        self._kind = GrammarKind.JSON_SCHEMA
         ends = config["eos_token_id"]
         self._stops = frozenset(ends if isinstance(ends, list) else [ends])
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._compiler = GrammarCompiler(model, int(config["vocab_size"]))
+        self._grammars = Grammars(model, int(config["vocab_size"]), GrammarLimits(), most=1)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._grammars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._grammars.close()
+        self._runner.close()
 
     def along(self, schema: dict[str, Any], document: Any) -> Iterator[float]:
         """Seconds for each token of the document, under a grammar that nobody used before."""
-        constraint = self._compiler.compile(self._kind, grammars.json_schema(schema).source, self._stops)
+        constraint = self._runner.run(self._grammars.open(grammars.json_schema(schema), self._stops))
+        mask = constraint.mask(time.monotonic())
         for token in self._tokenizer.encode(json.dumps(document, ensure_ascii=False), add_special_tokens=False).ids:
-            begin = time.perf_counter()
-            mask = constraint.mask()
-            built = time.perf_counter()
             if not allows(mask, token):
                 raise ServerFailed(f"the grammar does not allow {document!r}: mend the benchmark's document")
-            taken = time.perf_counter()
+            begin = time.perf_counter()
             constraint.advance(token)
-            yield built - begin + time.perf_counter() - taken
+            mask = constraint.mask(time.monotonic())
+            yield time.perf_counter() - begin
+        constraint.close()
 
 
 def allows(mask: Sequence[int] | Any, token: int) -> bool:
@@ -172,4 +210,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-BENCHMARK = Benchmark("grammar", "the time of a mask, and what one grammar costs the streams beside it", measure)
+BENCHMARK = Benchmark(
+    "grammar",
+    "the time of a mask, what one grammar costs the streams beside it, and eight streams with one each",
+    measure,
+)

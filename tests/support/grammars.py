@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 from chorus.text.grammar.client import Constraint, Grammars
@@ -21,8 +22,17 @@ class GrammarHost:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that grammars are forked from."""
+        assert self.grammars.pid is not None
+        return self.grammars.pid
+
+    def begin(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Future[Constraint]:
+        return asyncio.run_coroutine_threadsafe(self.grammars.open(grammar, stop_tokens), self._loop)
+
     def open(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
-        return asyncio.run_coroutine_threadsafe(self.grammars.open(grammar, stop_tokens), self._loop).result(DEADLINE)
+        return self.begin(grammar, stop_tokens).result(DEADLINE)
 
     def __enter__(self) -> GrammarHost:
         self._thread.start()

@@ -84,7 +84,7 @@ class EngineConfig(Section):
     prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
     lanes: int | None = Field(default=None, ge=1)
     grammar_memory_mb: int = Field(default=256, ge=16)
-    grammar_compile_seconds: float = Field(default=10, gt=0)
+    grammar_compile_seconds: float = Field(default=5, gt=0)
     grammar_mask_seconds: float = Field(default=0.5, gt=0)
     max_grammar_bytes: int = Field(default=1 << 20, ge=1024)
     trust_remote_code: bool = False

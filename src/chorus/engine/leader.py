@@ -247,9 +247,7 @@ class Leader:
         try:
             return sequence.request.constraint.mask(since)
         except GrammarError as error:
-            self._news += self.scheduler.reject(
-                sequence.number, f"the grammar cannot be followed: {error}", error.field
-            )
+            self._news += self.scheduler.reject(sequence.number, error.told, error.field)
             return None
 
     def _score(self, step: Step, logits: mx.array, tokens: mx.array) -> Scores | None:

@@ -109,6 +109,6 @@ class Progress:
     logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: tuple[float, ...] = ()
     accepted: bool = False
-    """It is queued, and its grammar compiled: from here on only the engine's own trouble can end it early."""
+    """It is queued, and its grammar compiled."""
     field: str = ""
     """What the client calls what the error is about, where that is known."""

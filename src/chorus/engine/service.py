@@ -160,7 +160,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         try:
             constraint = await self._engine.open_grammar(grammar, request.stop_tokens)
         except GrammarError as error:
-            refuse(Finish.REJECTED, str(error) if error.field else f"the grammar is not usable: {error}", error.field)
+            refuse(Finish.REJECTED, error.told, error.field)
         except TooManyGrammars as error:
             refuse(Finish.OVERLOADED, str(error))
         except asyncio.CancelledError:

@@ -89,6 +89,11 @@ class Tokenizer:
         piece = pieces.lookup(token)
         return (piece.encode() if isinstance(piece, str) else piece) or b""
 
+    def as_file(self) -> str | None:
+        """What tokenizer.json would hold; None where a Python class does the work."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)

@@ -32,7 +32,7 @@ Mask = np.ndarray[Any, np.dtype[np.int32]]
 
 COMPILING_AT_ONCE = 4
 """More would only take the processor from the streams that run."""
-_ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
 """How long a process that may be starting, or choking, has to answer beyond the time to compile."""
 _MASK_SHARE_SECONDS = 0.01
 """What each token gives back to a request of the time for which its masks may keep the others waiting."""
@@ -62,7 +62,7 @@ class Constraint:
         self._field = field
         self._ready = select.poll()
         self._ready.register(link, select.POLLIN)
-        self._asked = False
+        self._owed = 0
         self._release = release
 
     def advance(self, token: int) -> None:
@@ -71,16 +71,16 @@ class Constraint:
             return
         with contextlib.suppress(OSError):  # it has ended: its last word is still to be read
             self._link.send(TOKEN.pack(token))
-        self._asked = True
+        self._owed += 1
 
     def mask(self, since: float) -> Mask:
         """One bit per token, 32 to a word: which may come next. Valid until the next call.
 
         `since` is when the step began to wait for its masks: those of all its rows are computed at the same time.
         """
-        if self._asked:
+        while self._owed:
             self._collect(since)
-            self._asked = False
+            self._owed -= 1
         return self._mask
 
     def close(self) -> None:
@@ -149,6 +149,10 @@ class Grammars:
             )
         self._control.setblocking(False)
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
     def close(self) -> None:
         if self._control is not None:
             self._control.close()
@@ -177,7 +181,7 @@ class Grammars:
     async def _compiled(self, grammar: Grammar, stop_tokens: frozenset[int]) -> tuple[socket.socket, Mask]:
         link, mask = self._born(stop_tokens)
         try:
-            async with asyncio.timeout(self._limits.compile_seconds + _ANSWER_SECONDS):
+            async with asyncio.timeout(self._limits.compile_seconds + ANSWER_SECONDS):
                 await _compile(link, grammar, stop_tokens)
         except TimeoutError:
             link.close()

@@ -19,8 +19,9 @@ def llguidance_form(kind: GrammarKind, source: str, parts: Iterable[Part] = ()) 
 
 
 def one_line(text: str) -> str:
-    """The library shows the place with lines of source and a pointer; one line of it is enough to find it again."""
-    words = " ".join(text[: 20 * _LONGEST_REASON].split())
+    """The library shows the place with lines of source and a pointer; one line of it is enough to find it again. Its
+    own state, which it may add, is nobody's business."""
+    words = " ".join(text.partition("<state>")[0][: 20 * _LONGEST_REASON].split())
     return words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 1] + "…"
 
 

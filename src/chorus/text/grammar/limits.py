@@ -11,6 +11,6 @@ TOGETHER = 4
 @dataclass(frozen=True)
 class GrammarLimits:
     memory_mb: int = 256
-    compile_seconds: float = 10.0
+    compile_seconds: float = 5.0
     mask_seconds: float = 0.5
     max_bytes: int = 1 << 20

@@ -41,6 +41,11 @@ class GrammarError(ValueError):
         super().__init__(reason)
         self.field = field
 
+    @property
+    def told(self) -> str:
+        """The reason, for whoever may not be shown the field."""
+        return str(self) if self.field else f"the grammar cannot be used: {self}"
+
 
 class TooManyGrammars(Exception):
     """As many requests with grammars are open as there may be: the same request may succeed later."""

@@ -1,10 +1,11 @@
-"""`python -m chorus.text.grammar.spell MODEL TRUST`: every token's bytes as JSON, where there is no tokenizer.json."""
+"""`python -m chorus.text.grammar.spell MODEL TRUST`: a model's vocabulary as JSON, where it has no tokenizer.json."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from chorus.text.errors import TokenizerError
 from chorus.text.tokenizer import Tokenizer
@@ -16,8 +17,11 @@ def main() -> int:
     except TokenizerError as error:
         print(error, file=sys.stderr)
         return 1
-    tokens = [tokenizer.token_bytes(token).hex() for token in range(tokenizer.vocabulary)]
-    json.dump({"tokens": tokens, "special": sorted(tokenizer.added_tokens.values())}, sys.stdout)
+    told: dict[str, Any] = {"file": tokenizer.as_file()}
+    if told["file"] is None:
+        told["tokens"] = [tokenizer.token_bytes(token).hex() for token in range(tokenizer.vocabulary)]
+        told["special"] = sorted(tokenizer.added_tokens.values())
+    json.dump(told, sys.stdout)
     return 0
 
 

@@ -52,7 +52,7 @@ class Vocabularies:
                 self._source = text
                 return made
             except (OSError, ValueError):  # there is none, or none that can be used
-                self._source = TokenizerWrapper(spelled(self._model_path, self._size, self._trust_remote_code))
+                self._source = spelled(self._model_path, self._size, self._trust_remote_code)
         return LLTokenizer(self._source, n_vocab=self._size, eos_token=stop_tokens)
 
 
@@ -77,8 +77,8 @@ def tokenizer_text(model_path: Path) -> str:
     return json.dumps({**tokenizer, "added_tokens": added, "truncation": None, "padding": None})
 
 
-class _Spelled:
-    """A tokenizer of which only the tokens are known: enough for masks, which never encode text."""
+class Spelled:
+    """A tokenizer of which only the tokens are known."""
 
     bos_token_id = None
     eos_token_id = 0
@@ -86,19 +86,31 @@ class _Spelled:
     def __init__(self, tokens: list[bytes], special: list[int]) -> None:
         self.tokens = tokens
         self.special_token_ids = special
+        self._ids = {token: place for place, token in enumerate(tokens) if token and place not in set(special)}
+        self._longest = max(map(len, self._ids), default=0)
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        return []
+    def __call__(self, text: bytes) -> list[int]:
+        """The longest token that fits, again and again: for text that is the only one a grammar allows."""
+        found: list[int] = []
+        while text:
+            fitting = (text[:length] for length in range(self._longest, 0, -1) if text[:length] in self._ids)
+            if (token := next(fitting, None)) is None:
+                break
+            found.append(self._ids[token])
+            text = text[len(token) :]
+        return found
 
 
-def spelled(model_path: Path, size: int, trust_remote_code: bool) -> _Spelled:
-    """Each token's bytes, from a program that may load whatever the model's tokenizer needs."""
+def spelled(model_path: Path, size: int, trust_remote_code: bool) -> str | TokenizerWrapper:
+    """What a program says that may load whatever the model's tokenizer needs: its file, or its tokens' bytes."""
     command = [sys.executable, "-m", "chorus.text.grammar.spell", str(model_path), str(int(trust_remote_code))]
     done = subprocess.run(command, capture_output=True, timeout=_SPELL_SECONDS)
     if done.returncode != 0:
         reasons = done.stderr.decode(errors="replace").strip().splitlines()
         raise ValueError(reasons[-1] if reasons else f"reading it ended with {done.returncode}")
     told = json.loads(done.stdout)
+    if told["file"] is not None:
+        return str(told["file"])
     tokens = [bytes.fromhex(token) for token in told["tokens"]][:size]
     tokens += [b""] * (size - len(tokens))
-    return _Spelled(tokens, [token for token in told["special"] if token < size])
+    return TokenizerWrapper(Spelled(tokens, [token for token in told["special"] if token < size]))

@@ -1,0 +1,208 @@
+"""Whatever becomes of a grammar's process, its own request hears why and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chorus.text.grammar import client
+from chorus.text.grammar.client import Constraint
+from chorus.text.grammar.limits import TOGETHER, GrammarLimits
+from chorus.text.grammar.source import Grammar, GrammarError, Part, TooManyGrammars
+from tests.support.grammars import DEADLINE, GrammarHost
+from tests.text.grammar.conftest import STOPS, VOCABULARY
+
+FIELD = "guided_regex"
+LETTERS = Grammar("regex", "a{1,400}", origins=(Part(FIELD, "regex", "a{1,400}"),))
+GROWING = Grammar("json_schema", '{"type": "integer", "multipleOf": 6000011}')
+LARGE = Grammar("json_schema", '{"type": "integer", "multipleOf": 50021}')
+
+
+@pytest.fixture
+def own(model: Path) -> Iterator[GrammarHost]:
+    """For tests that do harm to its processes."""
+    with GrammarHost(model, VOCABULARY, GrammarLimits(mask_seconds=0.3), most=3) as host:
+        yield host
+
+
+@pytest.fixture
+def letter(model: Path) -> int:
+    from tokenizers import Tokenizer
+
+    return int(Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id("a"))
+
+
+def children(host: GrammarHost) -> set[psutil.Process]:
+    return set(psutil.Process(host.pid).children())
+
+
+def born(host: GrammarHost, grammar: Grammar = LETTERS) -> tuple[Constraint, psutil.Process]:
+    before = children(host)
+    constraint = host.open(grammar, STOPS)
+    (child,) = children(host) - before
+    return constraint, child
+
+
+def follow(constraint: Constraint, token: int) -> None:
+    constraint.advance(token)
+    constraint.mask(time.monotonic())
+
+
+def gone(*processes: psutil.Process) -> bool:
+    return not psutil.wait_procs(processes, timeout=DEADLINE)[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGSEGV, "nested too deeply"), (signal.SIGABRT, "grammar_memory_mb"), (signal.SIGKILL, "ended")],
+)
+def test_a_process_that_ends_fails_its_own_request(
+    own: GrammarHost, letter: int, number: signal.Signals, reason: str
+) -> None:
+    (first, child), (second, _) = born(own), born(own)
+    child.send_signal(number)
+    with pytest.raises(GrammarError, match=reason) as caught:
+        # Whether it ends before the token comes or after it is all the same.
+        follow(first, letter)
+    assert caught.value.field == FIELD
+    follow(second, letter)
+    for constraint in (first, second):
+        constraint.close()
+
+
+def test_a_process_that_stands_still_is_given_up_and_ended(own: GrammarHost, letter: int) -> None:
+    constraint, child = born(own)
+    child.suspend()
+    with pytest.raises(GrammarError, match="grammar_mask_seconds"):
+        follow(constraint, letter)
+    constraint.close()
+    assert gone(child)
+
+
+def test_a_process_ends_with_its_request(own: GrammarHost) -> None:
+    constraint, child = born(own)
+    constraint.close()
+    assert gone(child)
+
+
+def test_what_takes_too_much_memory_or_time_says_so(model: Path) -> None:
+    for limits, reason in (
+        (GrammarLimits(memory_mb=24), "needs more than 24 MB"),
+        (GrammarLimits(memory_mb=4096, compile_seconds=0.4), "not compiled after 0.4 s"),
+    ):
+        with GrammarHost(model, VOCABULARY, limits) as host:
+            with pytest.raises(GrammarError, match=reason):
+                host.open(GROWING, STOPS)
+            host.open(LETTERS, STOPS).close()
+
+
+def test_all_grammars_together_have_a_limit_too(model: Path, letter: int) -> None:
+    """Each is within its own, but when the sum is too much the largest goes."""
+    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=32)) as host:
+        held: list[Constraint] = []
+        while len(held) < 20 and len(children(host)) == len(held):
+            held.append(host.open(LARGE, STOPS))
+        reasons = [reason_of(constraint, letter) for constraint in held]
+        assert len([reason for reason in reasons if f"{TOGETHER * 32} MB together" in reason]) == 1
+        for constraint in held:
+            constraint.close()
+
+
+def reason_of(constraint: Constraint, token: int) -> str:
+    try:
+        follow(constraint, token)
+    except GrammarError as error:
+        return str(error)
+    return ""
+
+
+def test_when_the_parent_of_all_is_gone_another_one_takes_its_place(own: GrammarHost, letter: int) -> None:
+    constraint, child = born(own)
+    first = psutil.Process(own.pid)
+    first.kill()
+    assert gone(first, child)
+    with pytest.raises(GrammarError, match="ended"):
+        follow(constraint, letter)
+    constraint.close()
+    again = own.open(LETTERS, STOPS)
+    follow(again, letter)
+    again.close()
+    assert own.pid != first.pid
+
+
+def test_a_parent_that_does_not_answer_is_replaced(own: GrammarHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    psutil.Process(own.pid).suspend()
+    monkeypatch.setattr(client, "ANSWER_SECONDS", -4.0)
+    with pytest.raises(GrammarError, match="does not answer"):
+        own.open(LETTERS, STOPS)
+    monkeypatch.undo()
+    own.open(LETTERS, STOPS).close()
+
+
+def test_only_so_many_are_open_at_a_time(own: GrammarHost) -> None:
+    held = [own.open(LETTERS, STOPS) for _ in range(3)]
+    with pytest.raises(TooManyGrammars, match="3 requests"):
+        own.open(LETTERS, STOPS)
+    held.pop().close()
+    held.append(own.open(LETTERS, STOPS))
+    for constraint in held:
+        constraint.close()
+
+
+def test_leaving_while_it_compiles_ends_the_process(own: GrammarHost) -> None:
+    task = own.begin(GROWING, STOPS)
+    deadline = time.monotonic() + DEADLINE
+    while not (born := children(own)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    task.cancel()
+    assert gone(*born)
+
+
+def test_the_wrong_one_of_several_is_named(host: GrammarHost) -> None:
+    whole = 'start: "a" | "b"'
+    origins = (Part("tools[0]", "json_schema", "{}"), Part("tools[1]", "json_schema", '{"type": "blob"}'))
+    with pytest.raises(GrammarError, match="blob") as caught:
+        host.open(Grammar("lark", whole, origins=origins), STOPS)
+    assert caught.value.field == "tools[1]"
+
+
+def test_what_is_too_long_is_not_even_sent(model: Path) -> None:
+    with (
+        GrammarHost(model, VOCABULARY, GrammarLimits(max_bytes=100)) as host,
+        pytest.raises(GrammarError, match="101 bytes where 100 are accepted"),
+    ):
+        host.open(Grammar("regex", "a" * 101), STOPS)
+
+
+LEADER = """
+import sys, time
+from pathlib import Path
+from tests.support.grammars import GrammarHost
+from tests.text.grammar.test_contained import GROWING, LETTERS, STOPS, VOCABULARY, children
+
+with GrammarHost(Path(sys.argv[1]), VOCABULARY) as host:
+    constraint = host.open(LETTERS, STOPS)
+    task = host.begin(GROWING, STOPS)
+    while len(children(host)) < 2:
+        time.sleep(0.01)
+    print(host.pid, *(child.pid for child in children(host)), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_all_of_them_end_with_the_leader_however_it_ends(model: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADER, str(model)], stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in leader.stdout.readline().split()]
+        assert len(processes) == 3
+        os.kill(leader.pid, signal.SIGKILL)
+    assert gone(*processes)
