@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
@@ -73,7 +74,7 @@ def execute(benchmark: Benchmark, options: Options, console: Console) -> Result:
         machine=machine.facts(),
         load_before=before,
         load_after=machine.load_average(),
-        settings=asdict(options),
+        settings={**asdict(options), "before": Path(options.before).name},
         samples=run.samples,
         verdicts=tuple(report.judge(goal, run.samples) for goal in goals),
         notes=tuple(run.notes),
