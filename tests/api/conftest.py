@@ -94,6 +94,10 @@ class ApiProcess:
         self._lifeline = Lifeline()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        if keys := settings.pop("keys", None):
+            self.keys_file = folder / "keys.json"
+            self.keys_file.write_text(json.dumps({"keys": keys}))
+            settings["keys_file"] = str(self.keys_file)
         self._settings = folder / "settings.json"
         self._settings.write_text(json.dumps({**settings, "socket_fd": self._listener.fileno()}))
         self.log = folder / "api.log"

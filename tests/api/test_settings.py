@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from chorus.api.settings import ApiSettings, Limits
 from chorus.cli import app
-from chorus.cli.serving import api_settings
+from chorus.cli.serving import Access, api_settings
 from chorus.cluster.config import ConfigError, load
 from chorus.models import LocalModel
 from chorus.proto import engine_pb2 as pb
@@ -49,6 +49,11 @@ GIVEN: dict[str, Any] = {
     "connect_timeout_seconds": 1.0,
     "describe_timeout_seconds": 1.5,
     "shutdown_grace_seconds": 0.5,
+    "max_connections": 100,
+    "max_strangers": 20,
+    "head_timeout_seconds": 2.0,
+    "idle_timeout_seconds": 7.0,
+    "write_timeout_seconds": 6.0,
 }
 
 
@@ -56,7 +61,7 @@ def front_end_settings(folder: Path, environment: dict[str, str]) -> ApiSettings
     settings = load(environment=environment, folder=folder).settings
     model = LocalModel(name="tiny", id="acme/tiny", path=folder)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return api_settings(settings, model, "unix:/nowhere", listener, ())
+        return api_settings(settings, model, "unix:/nowhere", listener, Access())
 
 
 def test_every_limit_of_the_api_can_be_set(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_the_owner_chooses_the_pooling(start_api: Callable[..., ApiProcess], eng
 def test_headers_without_an_end_are_refused(api: ApiProcess) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
         answer = b""
         try:
             for _ in range(100):

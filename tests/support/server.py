@@ -51,7 +51,7 @@ class ChorusServer:
     def wait_until_ready(self) -> None:
         """The ready line names the port that was free."""
         deadline = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"ready .* at +(http://\S+)/v1", self.log)):
+        while not (found := re.search(r"ready .* at +(https?://\S+)/v1", self.log)):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"chorus serve is not ready (exit code {self.process.poll()}):\n{self.log}")
             time.sleep(0.05)

@@ -15,9 +15,11 @@ from chorus.api.auth import Guard
 from chorus.api.chat import routes as chat
 from chorus.api.completions import routes as completions
 from chorus.api.head import HeadAsGet
+from chorus.api.keyfile import LiveKeys
 from chorus.api.messages import routes as messages
 from chorus.api.responses import routes as responses
 from chorus.api.service import Service
+from chorus.api.sites import SiteGuard
 
 
 def create_app(service: Service) -> FastAPI:
@@ -40,11 +42,15 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app)
     describe.install(app)
     # The last one added is the first to see a request.
-    app.add_middleware(Guard, keys=service.settings.keys)
-    if service.settings.cors_origins:
+    settings = service.settings
+    if settings.keys_file:
+        app.add_middleware(Guard, keys=LiveKeys(settings.keys_file))
+    else:
+        app.add_middleware(SiteGuard, hosts=(*settings.hosts, settings.host), origins=settings.cors_origins)
+    if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=service.settings.cors_origins,
+            allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],

@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorus.api.access import record_of
 from chorus.api.errors import ApiError
+from chorus.api.http_protocol import SCOPE_KEY
 from chorus.api.key_rules import key_hash
+from chorus.api.keyfile import LiveKeys
 from chorus.api.settings import ApiKey
 
 # Probes of load balancers and supervisors carry no key.
@@ -78,19 +80,20 @@ class Meter:
 
 
 class Guard:
-    """Lets pass who shows a key, where keys are set. Only requests that cost something are counted."""
+    """Lets pass who shows a key. Only requests that cost something are counted."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, app: ASGIApp, keys: LiveKeys) -> None:
         self._app = app
-        self._keys = tuple(keys)
-        self._meters = {key.id: Meter(key) for key in keys}
+        self._live = keys
+        self._keys: tuple[ApiKey, ...] = ()
+        self._meters: dict[str, Meter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            meter = self._admit(Headers(scope=scope), scope["path"] in _OPEN_PATHS)
+            meter = self._admit(scope)
             record_of(scope).owner = meter.key.id if meter else ""
             if meter is None or scope["method"] != "POST":
                 await self._app(scope, receive, send)
@@ -104,16 +107,27 @@ class Guard:
         finally:
             meter.leave()
 
-    def _admit(self, headers: Headers, open_to_all: bool) -> Meter | None:
-        presented = presented_key(headers)
+    def _admit(self, scope: Scope) -> Meter | None:
+        self._look_again()
+        presented = presented_key(Headers(scope=scope))
         key = None if presented is None else find_key(self._keys, presented)
+        scope[SCOPE_KEY].known(by_key=key is not None)
         if key is not None:
             return self._meters[key.id]
-        if open_to_all:
+        if scope["path"] in _OPEN_PATHS:
             return None
         if presented is None:
             raise _unknown("An API key is needed: send it as a bearer token or as x-api-key.", "missing_api_key")
         raise _unknown("The API key is not known here.", "invalid_api_key")
+
+    def _look_again(self) -> None:
+        """A key that stays keeps its counts, also where its limits were changed."""
+        keys = self._live.current()
+        if keys is not self._keys:
+            meters = {key.id: self._meters.get(key.id) or Meter(key) for key in keys}
+            for key in keys:
+                meters[key.id].key = key
+            self._keys, self._meters = keys, meters
 
 
 def _unknown(message: str, code: str) -> ApiError:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from chorus.api.key_rules import key_hash, new_key
 from chorus.api.settings import ApiKey
 from chorus.platform.files import write_whole
 from chorus.platform.paths import private_folder
+
+log = logging.getLogger(__name__)
 
 
 class KeyFileError(Exception):
@@ -22,6 +25,38 @@ class _KeyFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     keys: tuple[ApiKey, ...] = ()
+
+    @field_validator("keys")
+    @classmethod
+    def _names_are_unique(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+        names = [key.id for key in keys]
+        if doubled := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"there are two keys with the id {doubled!r}")
+        return keys
+
+
+class LiveKeys:
+    """The keys in a file as it is now, looked at whenever they are asked for."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: tuple[ApiKey, ...] = ()
+
+    def current(self) -> tuple[ApiKey, ...]:
+        """A file that is wrong is told once, and the keys before it stay; where there were none, nobody is known."""
+        try:
+            stat = self._file.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        except OSError:
+            seen = (0, 0, 0)
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._keys = load_keys(self._file)
+            except KeyFileError as error:
+                log.warning("%s; the keys before it stay in force", error)
+        return self._keys
 
 
 def default_key_file() -> Path:

@@ -39,15 +39,17 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health", **operation(None, Health))
     async def health(request: Request) -> dict[str, Any]:
         view = await service.look()
+        status = {"status": "ok" if view.ready else view.state}
         # Everybody may ask for the health; who has no key is told no more than that.
-        known = not settings.keys or record_of(request.scope).owner
+        if settings.keys_file and not record_of(request.scope).owner:
+            return status
         return {
-            "status": "ok" if view.ready else view.state,
+            **status,
             "model": settings.model_id,
             "version": chorus.__version__,
             "engine": engine_summary(view),
             "requests": {"open": service.client.open_requests},
-            **({"configuration": settings.configuration} if known else {}),
+            "configuration": settings.configuration,
         }
 
     @routes.get("/health/live", **operation(None, Live))

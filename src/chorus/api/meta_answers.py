@@ -26,13 +26,14 @@ class Ready(Described):
 
 
 class Health(Described):
+    """Where keys are asked for, who shows none is told the status alone."""
+
     status: str
-    model: str
-    version: str
-    engine: dict[str, Any]
-    requests: dict[str, int]
+    model: str | None = None
+    version: str | None = None
+    engine: dict[str, Any] | None = None
+    requests: dict[str, int] | None = None
     configuration: dict[str, Any] | None = None
-    """Not told to those who have no key where keys are set."""
 
 
 class ModelEntry(Described):

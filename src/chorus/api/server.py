@@ -8,31 +8,58 @@ import logging
 import math
 import signal
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from chorus.api.app import create_app
-from chorus.api.http_protocol import BoundedHttp, DatedState
+from chorus.api.connections import Pool
+from chorus.api.door import Door
+from chorus.api.http_protocol import BoundedHttp, SharedState
 from chorus.api.service import Service
 from chorus.api.settings import ApiSettings, SettingsError
+from chorus.api.tls import Certificate, CertificateError
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.platform.filelimit import raise_file_limit
 
 log = logging.getLogger(__name__)
 
 # After the grace, what a stream needs to say that it was cut off.
 _FAREWELL_SECONDS = 3
+# What libraries, logs and links to the engine keep open, and connections that are being closed.
+_OWN_FILES = 128
 
 
 class Server(uvicorn.Server):
     """Streams may finish for a while after a SIGTERM; those that do not are told, then closed."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
         super().__init__(config)
-        self.server_state = DatedState()
+        limits = service.settings.limits
+        most = connections_allowed(limits.max_connections)
+        pool = Pool(most, limits.max_strangers, keys_required=service.settings.keys_file is not None)
+        self._state = self.server_state = SharedState(limits, pool)
         self._service = service
+        self._certificate = certificate
+        self._door: Door | None = None
+        self.servers = []
         self._told_to_stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's own lets in whoever comes, and counts a connection only after its handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit or not sockets:
+            sys.exit(STARTUP_FAILURE)
+
+        def make() -> BoundedHttp:
+            return BoundedHttp(self.config, self._state, self.lifespan.state)
+
+        handshake = self._service.settings.limits.head_timeout_seconds
+        self._door = Door(sockets[0], self._state.pool, make, handshake, self._certificate)
+        self.started = True
 
     async def main_loop(self) -> None:
         """Uvicorn's own looks ten times a second whether to stop and what time it is, most of what idling costs."""
@@ -47,6 +74,8 @@ class Server(uvicorn.Server):
         grace = self._service.settings.limits.shutdown_grace_seconds
         log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
         farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
+        if self._door:
+            self._door.close()
         try:
             await super().shutdown(sockets)
         finally:
@@ -62,6 +91,24 @@ def build_service(settings: ApiSettings) -> Service:
         raise SettingsError(f"tool_parser: {error}") from None
 
 
+def build_certificate(settings: ApiSettings) -> Certificate | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    try:
+        return Certificate(settings.tls_certificate, settings.tls_key)
+    except CertificateError as error:
+        raise SettingsError(f"tls_certificate: {error}") from None
+
+
+def connections_allowed(wanted: int) -> int:
+    """As many as asked for, or as there are files left beside our own."""
+    files = raise_file_limit(wanted + _OWN_FILES)
+    allowed = min(wanted, max(files - _OWN_FILES, files // 2))
+    if allowed < wanted:
+        log.warning("%d connections at once instead of %d: only %d files may be open", allowed, wanted, files)
+    return allowed
+
+
 def build_server(service: Service) -> Server:
     config = uvicorn.Config(
         create_app(service),
@@ -72,9 +119,10 @@ def build_server(service: Service) -> Server:
         server_header=False,
         lifespan="on",
         ws="none",
+        timeout_keep_alive=math.ceil(service.settings.limits.idle_timeout_seconds),
         timeout_graceful_shutdown=math.ceil(service.settings.limits.shutdown_grace_seconds) + _FAREWELL_SECONDS,
     )
-    return Server(config, service)
+    return Server(config, service, build_certificate(service.settings))
 
 
 class ListenError(Exception):

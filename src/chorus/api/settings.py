@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chorus.platform.files import read_told
 
@@ -66,6 +66,13 @@ class Limits(_Settings):
     connect_timeout_seconds: Seconds = 10.0
     describe_timeout_seconds: Seconds = 2.0
     shutdown_grace_seconds: float = Field(default=10.0, ge=0)
+    max_connections: int = Field(default=1024, ge=16)
+    max_strangers: int = Field(default=256, ge=16)
+    """Connections that have not shown a key, where one is asked for."""
+    head_timeout_seconds: Seconds = 10.0
+    idle_timeout_seconds: Seconds = 75.0
+    write_timeout_seconds: Seconds = 60.0
+    """How long a client may leave what waits for it unread."""
 
 
 class ApiKey(_Settings):
@@ -92,8 +99,13 @@ class ApiSettings(_Settings):
     sampling: SamplingDefaults = SamplingDefaults()
     limits: Limits = Limits()
     trust_remote_code: bool = False
-    keys: tuple[ApiKey, ...] = ()
-    """Without any, everybody who can connect is served."""
+    keys_file: Path | None = None
+    """Where the API keys are, read again when it changes; without one, everybody who can connect is served."""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    """HTTPS where both are given; read again when they change."""
+    hosts: tuple[str, ...] = ()
+    """More names that this server is called by, or * for any; looked at where no key is asked for."""
     cors_origins: tuple[str, ...] = ()
     """Web pages from these origins may call the API; none by default."""
     tool_parser: str | None = None
@@ -108,14 +120,6 @@ class ApiSettings(_Settings):
     """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
     configuration: dict[str, Any] = {}
     """Shown in /health as it is, so it holds nothing secret."""
-
-    @field_validator("keys")
-    @classmethod
-    def _names_are_unique(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-        names = [key.id for key in keys]
-        if doubled := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"there are two keys with the id {doubled!r}")
-        return keys
 
     def serves(self, model: str | None) -> bool:
         return model is None or model in {"default_model", self.model_id, self.model_name, *self.aliases}

@@ -55,8 +55,9 @@ def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAM
 
 
 def effective(loaded: Loaded) -> dict[str, Any]:
-    """Every setting by its full key; what a device leaves out is left out here."""
+    """Every setting by its full key; what a device leaves out is left out here, and no value of a variable is told."""
     tree = loaded.settings.model_dump(mode="json")
+    tree["cluster"] = loaded.settings.cluster.shown()
     tree["devices"] = [
         device.model_dump(mode="json", exclude_defaults=True) | {"port": device.port, "role": device.role}
         for device in loaded.settings.devices

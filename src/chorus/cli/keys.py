@@ -30,6 +30,8 @@ def new(
 ) -> None:
     """Make a key and print it. Only its hash is kept, so this is the one time it can be seen.
 
+    Servers that ask for keys know it at once; one that was started without any asks for none until it is restarted.
+
     Example: chorus keys new laptop --requests-per-minute 60
     """
     path = file or default_key_file()
@@ -39,7 +41,7 @@ def new(
         fail(escape(str(error)))
     typer.echo(json_format.dumps({"id": name, "key": key}) if json else key)
     if not json:
-        console.print(f"Kept as {escape(name)} in {escape(str(path))}; servers read it when they start.")
+        console.print(f"Kept as {escape(name)} in {escape(str(path))}; running servers that ask for keys know it now.")
 
 
 @app.command("list")
@@ -63,7 +65,9 @@ def list_keys(file: KeyFile = None, json: AsJson = False) -> None:
 
 @app.command()
 def rm(name: Name, file: KeyFile = None) -> None:
-    """Remove a key; servers that are running forget it when they are restarted.
+    """Remove a key; running servers refuse it from their next request on.
+
+    A server that asks for keys goes on asking, also when the last one is gone.
 
     Example: chorus keys rm laptop
     """

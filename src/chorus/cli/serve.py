@@ -12,19 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from chorus.api.settings import ApiKey
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
 from chorus.cli.serve_plan import local_plan
 from chorus.cli.serve_preshard import with_own_division
 from chorus.cli.serving import (
     ENGINE_GRACE_SECONDS,
+    Access,
     api_settings,
+    find_access,
     find_model,
-    keys_to_serve_with,
     listen,
     run_announced,
-    url_of,
 )
 from chorus.cli.up_options import environment_of
 from chorus.cluster import status
@@ -70,6 +69,9 @@ def serve(
     top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="Another name for the model; may be repeated.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another name that clients call this server by; may be repeated.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web pages from here may call the API (http://host:port); repeatable.")
     ] = None,
@@ -85,6 +87,9 @@ def serve(
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="With --cluster: wait for so many nodes besides this one.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
+    https: Annotated[bool, typer.Option("--https", help="HTTPS, with a certificate of this cluster's own.")] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="HTTPS, with this certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of --tls-cert (PEM).")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a key.")] = False,
     step_log: Annotated[Path | None, typer.Option(help="Write one JSON line per engine step to this file.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
@@ -106,7 +111,11 @@ def serve(
             "host": host,
             "port": port,
             "aliases": tuple(alias) if alias else None,
+            "hosts": tuple(allow_host) if allow_host else None,
             "cors_origins": tuple(cors_origin) if cors_origin else None,
+            "https": https or None,
+            "tls_certificate": tls_cert,
+            "tls_key": tls_key,
             "tool_parser": tool_parser,
         },
         "engine": {
@@ -131,18 +140,18 @@ def serve(
         fail(str(error))
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    keys = keys_to_serve_with(settings, insecure)
+    access = find_access(settings, insecure)
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
         local = find_model(settings.model, for_nodes=cluster)
         if settings.engine.parallel == "single" and (cluster or settings.engine.ranks > 1):
             fail("parallel single means one rank: leave it out, or leave out the ranks")
         if cluster:
-            _serve_over_nodes(settings, local, listener, keys, split, peer or [], nodes, env or [])
+            _serve_over_nodes(settings, local, listener, access, split, peer or [], nodes, env or [])
             return
         try:
             settings = with_own_division(settings, local)
             os.environ.update(environment_of(env or []))
-            asyncio.run(_serve(settings, local, listener, keys))
+            asyncio.run(_serve(settings, local, listener, access))
         except (GaveUp, CannotLaunch, ModelError, ValueError) as error:
             fail(str(error))
 
@@ -151,7 +160,7 @@ def _serve_over_nodes(
     settings: Settings,
     model: LocalModel,
     listener: socket.socket,
-    keys: tuple[ApiKey, ...],
+    access: Access,
     split: str | None,
     peers: list[str],
     nodes: int | None,
@@ -164,10 +173,10 @@ def _serve_over_nodes(
         options = cluster_options(divided, peers, nodes, env, DEFAULT_LISTEN, Path("logs"))
     except ValueError as error:
         fail(str(error))
-    run_over_nodes(divided, model, listener, keys, options)
+    run_over_nodes(divided, model, listener, access, options)
 
 
-async def _serve(settings: Settings, model: LocalModel, listener: socket.socket, keys: tuple[ApiKey, ...]) -> None:
+async def _serve(settings: Settings, model: LocalModel, listener: socket.socket, access: Access) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
     address = engine_address(folder)
@@ -175,13 +184,14 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket,
     write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})
-    front_end = front_end_program(api_settings(settings, model, address, listener, keys), folder)
+    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
     supervisor = Supervisor(
         Group("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
     try:
-        await run_announced(supervisor, address, model, url_of(listener))
+        async with access.kept():
+            await run_announced(supervisor, address, model, access.url(listener))
     finally:
         lifeline.cut()
 

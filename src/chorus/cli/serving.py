@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -14,9 +16,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 
 from chorus.api.key_rules import refusal_to_listen
 from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
-from chorus.api.settings import ApiKey, ApiSettings, Limits, SamplingDefaults
+from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
+from chorus.api.tls import Certificate, CertificateError
 from chorus.cli.output import console, fail
-from chorus.cluster.config import Settings
+from chorus.cluster.config import ApiConfig, Settings
+from chorus.cluster.https import OwnCertificate, authority_file
 from chorus.cluster.supervisor import Supervisor
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
@@ -30,19 +34,63 @@ ENGINE_GRACE_SECONDS = 5.0
 LOOK_EVERY_SECONDS = 0.2
 
 
-def keys_to_serve_with(settings: Settings, insecure: bool) -> tuple[ApiKey, ...]:
-    """The API keys, read once; ends the command where they do not allow serving, or the API's settings are wrong."""
+@dataclass(frozen=True)
+class Access:
+    """How clients reach the API, as it was decided when the server started."""
+
+    keys_file: Path | None = None
+    """Where everybody is served there is none, whatever keys are made later."""
+    certificate: Path | None = None
+    key: Path | None = None
+    own: OwnCertificate | None = None
+
+    def url(self, listener: socket.socket) -> str:
+        host, port = listener.getsockname()[:2]
+        return f"{'https' if self.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """While this lasts, a certificate of ours does not end."""
+        renewing = asyncio.create_task(self.own.keep_renewed()) if self.own else None
+        try:
+            yield
+        finally:
+            if renewing:
+                renewing.cancel()
+
+
+def find_access(settings: Settings, insecure: bool) -> Access:
+    """Ends the command where the keys do not allow serving, or the API's settings are wrong."""
+    api = settings.api
     try:
         keys = load_keys(default_key_file())
     except KeyFileError as error:
         fail(str(error))
-    if refusal := refusal_to_listen(settings.api.host, keys, insecure):
+    if refusal := refusal_to_listen(api.host, keys, insecure):
         fail(refusal)
     try:
-        choose(None, settings.api.tool_parser)
+        choose(None, api.tool_parser)
     except ValueError as error:
         fail(f"api.tool_parser: {error}")
-    return keys
+    return _with_certificate(api, default_key_file() if keys else None)
+
+
+def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
+    if api.tls_certificate and api.tls_key:
+        files = api.tls_certificate.expanduser().resolve(), api.tls_key.expanduser().resolve()
+        try:
+            Certificate(*files)
+        except CertificateError as error:
+            fail(f"api.tls_certificate: {error}")
+        return Access(keys_file, *files)
+    if not api.https:
+        return Access(keys_file)
+    try:
+        own = OwnCertificate((*api.hosts, api.host))
+    except OSError as error:
+        fail(f"cannot make a certificate: {error}")
+    console.print(f"clients trust this server by {authority_file()}, e.g. curl --cacert {authority_file()} …")
+    return Access(keys_file, own.file, own.file, own)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,11 +100,6 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def find_model(name: str, for_nodes: bool = False) -> LocalModel:
@@ -75,7 +118,7 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
 
 
 def api_settings(
-    settings: Settings, model: LocalModel, address: str, listener: socket.socket, keys: Sequence[ApiKey]
+    settings: Settings, model: LocalModel, address: str, listener: socket.socket, access: Access
 ) -> ApiSettings:
     api = settings.api
     return ApiSettings(
@@ -87,7 +130,10 @@ def api_settings(
         model_name=model.id.rpartition("/")[2],
         aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
         model_path=model.path,
-        keys=tuple(keys),
+        keys_file=access.keys_file,
+        tls_certificate=access.certificate,
+        tls_key=access.key,
+        hosts=api.hosts,
         cors_origins=api.cors_origins,
         tool_parser=api.tool_parser,
         embeddings=api.embeddings,
@@ -97,7 +143,10 @@ def api_settings(
         trust_remote_code=settings.engine.trust_remote_code,
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
-        configuration=settings.model_dump(mode="json", exclude={"log"}),
+        configuration={
+            **settings.model_dump(mode="json", exclude={"log", "cluster"}),
+            "cluster": settings.cluster.shown(),
+        },
     )
 
 

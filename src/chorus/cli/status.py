@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from chorus.cli.output import fail
+from chorus.cli.own_server import base_url, trusted
 from chorus.cli.up import on_first_host
 from chorus.cluster import status as cluster_status
 from chorus.cluster.agent_paths import state_dir
 from chorus.cluster.coordinator_record import Serving, find_serving
 
 ASK_SECONDS = 60.0
-DEFAULT_URL = "http://127.0.0.1:8100"
 
 
 def status(
@@ -50,7 +50,7 @@ def status(
 def gather_status(url: str | None) -> dict[str, Any]:
     """From the server where it answers, with what the coordinator of this machine knows besides."""
     serving = None if url else find_serving(state_dir())
-    base = url or (serving.url if serving else DEFAULT_URL)
+    base = base_url(url)
     nodes = cluster_status.read(Path(serving.status_file)) if serving else None
     try:
         engine = _engine(base)
@@ -66,9 +66,10 @@ def _model(serving: Serving | None, engine: dict[str, Any]) -> str | None:
 
 
 def _engine(base: str) -> dict[str, Any]:
-    answer = httpx.get(f"{base}/cluster/status", timeout=10)
-    if answer.status_code == 404:
-        answer = httpx.get(f"{base}/health", timeout=10)
+    with httpx.Client(base_url=base, timeout=10, verify=trusted()) as http:
+        answer = http.get("/cluster/status")
+        if answer.status_code == 404:
+            answer = http.get("/health")
     found = answer.json()
     engine = found.get("engine") if isinstance(found.get("engine"), dict) else {}
     return {**engine, **{key: value for key, value in found.items() if key != "engine"}}

@@ -11,10 +11,9 @@ import httpx
 import typer
 
 from chorus.cli.output import fail
-from chorus.cli.status import ASK_SECONDS, DEFAULT_URL
+from chorus.cli.own_server import base_url, trusted
+from chorus.cli.status import ASK_SECONDS
 from chorus.cli.up import on_first_host
-from chorus.cluster.agent_paths import state_dir
-from chorus.cluster.coordinator_record import find_serving
 
 QUESTION = "What is the capital of France?"
 
@@ -36,9 +35,7 @@ def try_served(
         words = ["test", "--prompt", prompt, "--tokens", str(tokens), "--timeout", str(timeout)]
         on_first_host(config, [*words, *(["--json"] if as_json else [])], timeout + ASK_SECONDS)
         return
-    serving = None if url else find_serving(state_dir())
-    base = url or (serving.url if serving else DEFAULT_URL)
-    found = ask(base, prompt, tokens, api_key, timeout)
+    found = ask(base_url(url), prompt, tokens, api_key, timeout)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -56,7 +53,8 @@ def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     started = time.perf_counter()
     try:
-        answer = httpx.post(f"{base}/v1/chat/completions", json=body, headers=headers, timeout=timeout)
+        url = f"{base}/v1/chat/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=timeout, verify=trusted())
     except httpx.HTTPError as error:
         fail(f"no answer from {base}: {error or type(error).__name__}; is it serving? see: chorus status")
     if answer.status_code != 200:

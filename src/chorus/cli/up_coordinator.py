@@ -10,18 +10,17 @@ from typing import Annotated
 
 import typer
 
-from chorus.api.settings import ApiKey
 from chorus.cli.output import console, fail
 from chorus.cli.processes import CannotLaunch, front_end_program
 from chorus.cli.serve import engine_address, engine_spec
 from chorus.cli.serve_preshard import with_own_division
 from chorus.cli.serving import (
     ENGINE_GRACE_SECONDS,
+    Access,
     api_settings,
+    find_access,
     find_model,
-    keys_to_serve_with,
     run_announced,
-    url_of,
 )
 from chorus.cli.serving import listen as listen_for_clients
 from chorus.cli.up_options import environment_of, parse_peer
@@ -78,9 +77,9 @@ def coordinate(
     with copied_output(RotatingLog(log_file)) if log_file else contextlib.nullcontext():
         logs.setup(settings.log.level, settings.log.json_lines)
         use_cache_dir(settings)
-        keys = keys_to_serve_with(settings, insecure)
+        access = find_access(settings, insecure)
         with contextlib.closing(listen_for_clients(settings.api.host, settings.api.port)) as listener:
-            run_over_nodes(settings, find_model(settings.model, for_nodes=True), listener, keys, options)
+            run_over_nodes(settings, find_model(settings.model, for_nodes=True), listener, access, options)
 
 
 def cluster_options(
@@ -111,12 +110,12 @@ def run_over_nodes(
     settings: Settings,
     model: LocalModel,
     listener: socket.socket,
-    keys: tuple[ApiKey, ...],
+    access: Access,
     options: ClusterOptions,
 ) -> None:
     """Until stopped; fails with one line."""
     try:
-        asyncio.run(_run(with_own_division(settings, model), model, listener, keys, options))
+        asyncio.run(_run(with_own_division(settings, model), model, listener, access, options))
     except (GaveUp, CannotLaunch, NoAuthority, ModelError, OSError) as error:
         fail(str(error))
 
@@ -125,7 +124,7 @@ async def _run(
     settings: Settings,
     model: LocalModel,
     listener: socket.socket,
-    keys: tuple[ApiKey, ...],
+    access: Access,
     options: ClusterOptions,
 ) -> None:
     lifeline = Lifeline()
@@ -133,7 +132,7 @@ async def _run(
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    front_end = front_end_program(api_settings(settings, model, address, listener, keys), folder)
+    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
     shown = ""
 
     def report(detail: str) -> None:
@@ -142,7 +141,7 @@ async def _run(
             shown = detail
             console.print(f"[dim]{detail}[/]")
 
-    url = url_of(listener)
+    url = access.url(listener)
     try:
         async with ranks_on_nodes(
             model,
@@ -157,7 +156,8 @@ async def _run(
                 ranks, Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2)
             )
             with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
-                await run_announced(supervisor, address, model, url)
+                async with access.kept():
+                    await run_announced(supervisor, address, model, url)
     finally:
         lifeline.cut()
 

@@ -7,18 +7,17 @@ import contextlib
 import socket
 from dataclasses import replace
 
-from chorus.api.settings import ApiKey
 from chorus.cli.output import fail
 from chorus.cli.processes import CannotLaunch, front_end_program, rank_programs
 from chorus.cli.serve import engine_address, engine_spec
 from chorus.cli.serving import (
     ENGINE_GRACE_SECONDS,
+    Access,
     api_settings,
+    find_access,
     find_model,
-    keys_to_serve_with,
     listen,
     run_announced,
-    url_of,
 )
 from chorus.cluster.config import ConfigError, Settings, load_settings
 from chorus.cluster.hostfile import DEFAULT_PORT, Hostfile, split_address
@@ -51,11 +50,11 @@ def lead_with_api(
         settings = load_settings(None, overrides, environment={})
     except (ConfigError, ValueError) as error:
         fail(str(error))
-    keys = keys_to_serve_with(settings, insecure=False)
+    access = find_access(settings, insecure=False)
     with contextlib.closing(listen(host, port or DEFAULT_PORT)) as listener:
         found = find_model(model)
         try:
-            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, keys))
+            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, access))
         except (GaveUp, CannotLaunch) as error:
             fail(str(error))
 
@@ -68,7 +67,7 @@ async def _lead(
     hosts: Hostfile,
     start_timeout: float,
     listener: socket.socket,
-    keys: tuple[ApiKey, ...],
+    access: Access,
 ) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent
@@ -84,12 +83,12 @@ async def _lead(
     )
     leader = rank_programs(spec)[0]
     leader = replace(leader, environment=dict(hosts.envs))
-    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, keys), folder)
+    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
     supervisor = Supervisor(
         Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS),
         Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2),
     )
     try:
-        await run_announced(supervisor, engine_address(folder), model, url_of(listener))
+        await run_announced(supervisor, engine_address(folder), model, access.url(listener))
     finally:
         lifeline.cut()

@@ -16,6 +16,7 @@ from chorus.platform import device
 
 PREFIX = "CHORUS_"
 NESTED = "__"
+HIDDEN = "***"
 
 Strategy = Literal["auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom"]
 
@@ -28,7 +29,11 @@ class ApiConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8100, ge=0, le=65535)
     aliases: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    https: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     tool_parser: str | None = Field(default=None, min_length=1)
     embeddings: bool | None = None
     pooling: Literal["mean", "last"] | None = None
@@ -57,6 +62,25 @@ class ApiConfig(Section):
     connect_timeout_seconds: float = Field(default=10, gt=0)
     describe_timeout_seconds: float = Field(default=2, gt=0)
     shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
+    max_connections: int = Field(default=1024, ge=16)
+    max_strangers: int = Field(default=256, ge=16)
+    head_timeout_seconds: float = Field(default=10, gt=0)
+    idle_timeout_seconds: float = Field(default=75, gt=0)
+    write_timeout_seconds: float = Field(default=60, gt=0)
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_without_ports(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not re.fullmatch(r"\*|[^\s/:]+|[0-9a-fA-F:.]+", host):
+                raise ValueError(f"{host} is no host: expected a name or an address without scheme or port, or *")
+        return hosts
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        return self
 
     @field_validator("cors_origins")
     @classmethod
@@ -194,6 +218,10 @@ class ClusterConfig(Section):
     address: str = f"localhost:{DEFAULT_PORT}"
     coordinator: str | None = None
     env: dict[str, str] = {}
+
+    def shown(self) -> dict[str, Any]:
+        """For people and their screens: variables may hold tokens, so their names alone."""
+        return {**self.model_dump(mode="json"), "env": dict.fromkeys(self.env, HIDDEN)}
 
 
 class Settings(BaseSettings):

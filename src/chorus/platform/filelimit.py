@@ -29,6 +29,13 @@ def keep_file_limit() -> Iterator[None]:
         resource.setrlimit = real
 
 
+def raise_file_limit(wanted: int) -> int:
+    """Towards what is wanted, as far as the hard limit lets it; returns how many files may be open now."""
+    limits = raised(resource.getrlimit(resource.RLIMIT_NOFILE), (wanted, wanted))
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    return wanted if limits[0] == resource.RLIM_INFINITY else limits[0]
+
+
 def raised(current: Limits, asked: Limits) -> Limits:
     """The asked soft limit where it is higher than ours and allowed; our hard limit as it is."""
     soft, hard = current

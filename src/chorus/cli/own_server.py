@@ -1,0 +1,38 @@
+"""How commands reach the API that runs on this machine, over HTTPS where it speaks that."""
+
+from __future__ import annotations
+
+import ssl
+
+import httpx
+
+from chorus.cluster.agent_paths import state_dir
+from chorus.cluster.coordinator_record import find_serving
+from chorus.cluster.https import authority_file
+
+DEFAULT_URL = "http://127.0.0.1:8100"
+_LOOK_SECONDS = 10.0
+
+
+def base_url(given: str | None) -> str:
+    """The one given, that of the cluster served from here, or the usual one."""
+    if given:
+        return given.rstrip("/")
+    if serving := find_serving(state_dir()):
+        # No certificate is for the address that means all of them.
+        return serving.url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    try:
+        httpx.get(f"{DEFAULT_URL}/health/live", timeout=_LOOK_SECONDS)
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        return DEFAULT_URL.replace("http:", "https:")
+    except httpx.HTTPError:
+        pass
+    return DEFAULT_URL
+
+
+def trusted() -> ssl.SSLContext:
+    """The system's authorities, and the cluster's own where this machine has it."""
+    context = ssl.create_default_context()
+    if authority_file().is_file():
+        context.load_verify_locations(authority_file())
+    return context
