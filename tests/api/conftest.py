@@ -90,9 +90,10 @@ def engine(shared_engine: ScriptedEngine) -> ScriptedEngine:
 class ApiProcess:
     """A real front-end process behind a listening socket that belongs to the test, as it does to the supervisor."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], open_files: int | None = None) -> None:
+        self._limited = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"] if open_files else []
         self._lifeline = Lifeline()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         if keys := settings.pop("keys", None):
             self.keys_file = folder / "keys.json"
@@ -107,11 +108,16 @@ class ApiProcess:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "chorus.api", "--settings", str(self._settings)],
+                [*self._limited, sys.executable, "-m", "chorus.api", "--settings", str(self._settings)],
                 pass_fds=[self._listener.fileno()],
                 env={**os.environ, **self._lifeline.environment()},
                 stderr=log,
             )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.getsockname()[:2]
+        return host, port
 
     def wait_until_live(self) -> None:
         # The socket is open already, so the answer comes as soon as there is somebody to give it.

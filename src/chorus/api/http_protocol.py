@@ -218,6 +218,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._arriving = True
         self.scope[SCOPE_KEY] = self  # type: ignore[literal-required]
         super().on_headers_complete()
+        # Uvicorn stops reading behind a request that has to wait, and would not see that the client has gone.
+        self.flow.resume_reading()
         # Until all of it is here: whoever is answered before that would go on with what we can no longer tell apart.
         self._keeps_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False
