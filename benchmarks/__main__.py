@@ -10,14 +10,26 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.cases import copy, grammar, memory, overhead, pipeline, planner, platform, preshard, single, tensor
+from benchmarks.cases import (
+    copy,
+    grammar,
+    memory,
+    overhead,
+    pipeline,
+    planner,
+    platform,
+    preshard,
+    single,
+    strangers,
+    tensor,
+)
 from benchmarks.models import QWEN2, SMOLLM2
 from benchmarks.run import Options, execute
 from benchmarks.servers import ServerFailed, end_cleanly_when_told
 
 BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
-    for module in (single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard)
+    for module in (single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers)
 }
 QUICK = Options(quick=True, rounds=1, tokens=16)
 

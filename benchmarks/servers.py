@@ -141,6 +141,7 @@ class HttpServer(Started):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name, command, environment)
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._ready_path = ready_path
 
@@ -160,6 +161,16 @@ class HttpServer(Started):
                     return
             time.sleep(_POLL_SECONDS)
         raise ServerFailed(f"{self.name} is not ready after {START_SECONDS:g} s:\n{self.log_tail()}")
+
+
+def wait_for_line(program: Started, line: str) -> None:
+    """Until its output has it."""
+    deadline = time.monotonic() + START_SECONDS
+    while line not in program.log.read_text(errors="replace"):
+        program.check_alive()
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"{program.name} does not say {line!r} after {START_SECONDS:g} s:\n{program.log_tail()}")
+        time.sleep(_POLL_SECONDS)
 
 
 def chorus(

@@ -94,7 +94,8 @@ class ApiProcess:
         self._limited = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"] if open_files else []
         self._lifeline = Lifeline()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "https" if settings.get("tls_certificate") else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         if keys := settings.pop("keys", None):
             self.keys_file = folder / "keys.json"
             self.keys_file.write_text(json.dumps({"keys": keys}))
@@ -121,7 +122,7 @@ class ApiProcess:
 
     def wait_until_live(self) -> None:
         # The socket is open already, so the answer comes as soon as there is somebody to give it.
-        httpx.get(f"{self.url}/health/live", timeout=60).raise_for_status()
+        httpx.get(f"{self.url}/health/live", timeout=60, verify=False).raise_for_status()
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -13,6 +13,7 @@ import pytest
 from chorus.api.auth import Meter, find_key
 from chorus.api.errors import ApiError
 from chorus.api.key_rules import key_hash, needs_keys, new_key, refusal_to_listen
+from chorus.api.keyfile import add_key
 from chorus.api.settings import ApiKey
 from tests.api.conftest import ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
@@ -80,7 +81,7 @@ def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:
     _, http = guarded
     for path in ("/health", "/health/live", "/health/ready"):
         assert http.get(path).status_code == 200
-    assert "configuration" not in http.get("/health").json()
+    assert http.get("/health").json() == {"status": "ok"}
     assert "configuration" in http.get("/health", headers=bearer(ALICE)).json()
 
 
@@ -131,6 +132,33 @@ def test_neither_keys_nor_prompts_are_in_the_log(guarded: Any, engine: ScriptedE
     lines = {line.get("request_id"): line for line in map(json.loads, log.splitlines())}
     assert lines["the-good"]["key"] == "alice"
     assert lines["the-bad"]["status"] == 401
+
+
+def test_keys_are_made_and_removed_while_the_server_runs(
+    engine: ScriptedEngine, start_api: Callable[..., ApiProcess]
+) -> None:
+    engine.default = say([70])
+    api = start_api(keys=[{"id": "alice", "sha256": key_hash(ALICE), "requests_per_minute": 2}])
+    with httpx.Client(base_url=api.url, timeout=DEADLINE) as http:
+
+        def status(key: str) -> int:
+            return http.post(CHAT, json=HELLO, headers=bearer(key)).status_code
+
+        def write(text: str) -> None:
+            aside = api.keys_file.with_suffix(".new")
+            aside.write_text(text)
+            aside.rename(api.keys_file)
+
+        assert status(ALICE) == 200
+        secret = add_key(api.keys_file, "bob", None, None)
+        assert (status(secret), status(ALICE), status(ALICE)) == (200, 200, 429)  # what Alice has used is not forgotten
+        write("no keys at all")
+        assert status(secret) == 200
+        assert "stay in force" in api.log.read_text()
+        write(json.dumps({"keys": []}))
+        assert (status(secret), http.get("/v1/models").status_code) == (401, 401)
+        api.keys_file.unlink()
+        assert (status(secret), http.get("/v1/models").status_code) == (401, 401)
 
 
 def test_answers_carry_security_headers(http: httpx.Client) -> None:

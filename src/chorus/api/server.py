@@ -39,7 +39,12 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
         super().__init__(config)
         limits = service.settings.limits
-        most = connections_allowed(limits.max_connections)
+        files = raise_file_limit(limits.max_connections + _OWN_FILES)
+        most = connections_allowed(limits.max_connections, files)
+        if most < limits.max_connections:
+            log.warning(
+                "%d connections at once, not %d: only %d files may be open", most, limits.max_connections, files
+            )
         pool = Pool(most, limits.max_strangers, keys_required=service.settings.keys_file is not None)
         self._state = self.server_state = SharedState(limits, pool)
         self._service = service
@@ -100,13 +105,9 @@ def build_certificate(settings: ApiSettings) -> Certificate | None:
         raise SettingsError(f"tls_certificate: {error}") from None
 
 
-def connections_allowed(wanted: int) -> int:
-    """As many as asked for, or as there are files left beside our own."""
-    files = raise_file_limit(wanted + _OWN_FILES)
-    allowed = min(wanted, max(files - _OWN_FILES, files // 2))
-    if allowed < wanted:
-        log.warning("%d connections at once instead of %d: only %d files may be open", allowed, wanted, files)
-    return allowed
+def connections_allowed(wanted: int, files: int) -> int:
+    """As many as asked for, or as there may be open files beside our own."""
+    return min(wanted, max(files - _OWN_FILES, files // 2))
 
 
 def build_server(service: Service) -> Server:
