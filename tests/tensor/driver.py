@@ -84,7 +84,7 @@ def converse(stage: Stage, choose: Choose) -> list[Spoken]:
         prompt = PROMPTS[sequence]
         for start in range(0, len(prompt), CHUNK):
             number += 1
-            feed = Feed(sequence, tuple(prompt[start : start + CHUNK]))
+            feed = Feed(sequence, tuple(prompt[start : start + CHUNK]), begins=not start)
             step(Step(number, feeds=(feed,), logits=start + CHUNK >= len(prompt)))
 
     def decode(sequences: list[int], count: int, leaving: tuple[Drop, ...] = ()) -> None:

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
-from chorus.api.settings import SettingsError, load_settings
-from chorus.platform import lifeline, logs
+from chorus.api.settings import ApiSettings, SettingsError, load_settings
+from chorus.platform import beats, lifeline, logs
+from chorus.platform.exits import cannot_start
 from chorus.text.errors import TokenizerError
 
+log = logging.getLogger(__name__)
 
-def main() -> None:
+
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chorus.api", description="Serve HTTP for a running engine.")
     parser.add_argument("--settings", required=True, help="JSON file with the front end's settings, or -")
     arguments = parser.parse_args()
-    spare_grpc_threads()
-    from chorus.api.server import ListenError, run
-
     try:
         settings = load_settings(arguments.settings)
-        logs.setup(settings.log_level, settings.log_json)
-        lifeline.hold()
+    except SettingsError as error:
+        return cannot_start(str(error))
+    logs.setup(settings.log_level, settings.log_json)
+    lifeline.hold()
+    beats.begin()
+    spare_grpc_threads()
+    return serve(settings)
+
+
+def serve(settings: ApiSettings) -> int:
+    """Whatever stops it before it serves would do so again: that is told once, and not tried six times."""
+    try:
+        from chorus.api.server import ListenError, run
+    except ImportError as error:
+        return cannot_start(f"the front end: {error}", settings.failure_file)
+    try:
         run(settings)
     except (SettingsError, ListenError, TokenizerError) as error:
-        sys.exit(f"chorus.api: {error}")
+        return cannot_start(f"the front end: {error}", settings.failure_file)
+    except Exception as error:
+        log.exception("the front end failed")
+        return cannot_start(f"the front end: {type(error).__name__}: {error}", settings.failure_file)
+    return 0
 
 
 def spare_grpc_threads() -> None:
@@ -38,4 +57,4 @@ def spare_grpc_threads() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

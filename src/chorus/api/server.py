@@ -23,6 +23,8 @@ from chorus.api.settings import ApiSettings, SettingsError
 from chorus.api.tls import Certificate, CertificateError
 from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.platform import beats
+from chorus.platform.beats import Phase
 from chorus.platform.filelimit import raise_file_limit
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Uvicorn's own looks ten times a second whether to stop and what time it is, most of what idling costs."""
+        beats.enter(Phase.SERVING)
+        beats.tick_with(asyncio.get_running_loop())
         await self._told_to_stop.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -76,6 +80,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        beats.enter(Phase.ENDING)
         grace = self._service.settings.limits.shutdown_grace_seconds
         log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
         farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)

@@ -118,6 +118,8 @@ class ApiSettings(_Settings):
     log_json: bool = False
     status_file: Path | None = None
     """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
+    failure_file: Path | None = None
+    """Where to leave the reason when the front end cannot start."""
     configuration: dict[str, Any] = {}
     """Shown in /health as it is, so it holds nothing secret."""
 

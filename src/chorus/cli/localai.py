@@ -108,7 +108,8 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
         leader = programs[0]
         programs = [replace(leader, environment={**leader.environment, **settings.cluster.env})]
     # The ranks' own deadline holds for meeting and then for loading.
-    return Launch(spec.address, programs, 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS)
+    start_seconds = 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS
+    return Launch(spec.address, programs, start_seconds, settings.watch.silence_seconds)
 
 
 def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:

@@ -37,9 +37,15 @@ def rank_programs(spec: EngineSpec) -> list[Program]:
 
 
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
-    told = settings.model_copy(update={"status_file": folder / status.FILE_NAME}).model_dump_json()
-    descriptors = () if settings.socket_fd is None else (settings.socket_fd,)
-    return Program("front end", python("-m", "chorus.api", "--settings", "-"), descriptors=descriptors, told=told)
+    failure_file = folder / "front-end-failure"
+    told = settings.model_copy(update={"status_file": folder / status.FILE_NAME, "failure_file": failure_file})
+    return Program(
+        "front end",
+        python("-m", "chorus.api", "--settings", "-"),
+        descriptors=() if settings.socket_fd is None else (settings.socket_fd,),
+        failure_file=failure_file,
+        told=told.model_dump_json(),
+    )
 
 
 def _check_hybrid(spec: EngineSpec) -> None:
@@ -77,4 +83,11 @@ def _under_mpirun(programs: Sequence[Program]) -> Program:
     environment = {mpi.LIBRARY_VARIABLE: str(library)}
     # What mpirun is told on its standard input it passes on to rank 0.
     leader = programs[0]
-    return Program("mpirun", command, environment, failure_file=leader.failure_file, told=leader.told)
+    return Program(
+        "mpirun",
+        command,
+        environment,
+        failure_file=leader.failure_file,
+        told=leader.told,
+        processes=len(programs),
+    )

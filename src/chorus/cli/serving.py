@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,8 +150,8 @@ def api_settings(
     )
 
 
-async def announce(address: str, model: LocalModel, url: str) -> None:
-    """Show the load until the model is ready, then where it is. The supervisor ends it where that never comes."""
+async def announce(address: str, model: LocalModel, url: str, front_end_serves: Callable[[], bool]) -> None:
+    """Show the load until a request would be answered, then where. The supervisor ends it where that never comes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     async with grpc.aio.insecure_channel(address) as channel:
         engine = engine_pb2_grpc.EngineStub(channel)
@@ -162,7 +162,7 @@ async def announce(address: str, model: LocalModel, url: str) -> None:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
                     bar.update(task, description=seen.detail, completed=seen.progress)
-                    if seen.state == wire.READY:
+                    if seen.state == wire.READY and front_end_serves():
                         break
                 await asyncio.sleep(LOOK_EVERY_SECONDS)
     console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
@@ -174,8 +174,12 @@ async def run_announced(supervisor: Supervisor, address: str, model: LocalModel,
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
     announcer: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        announcer.append(asyncio.create_task(announce(address, model, url, lambda: supervisor.front_end_serves)))
+
     try:
-        await supervisor.run(lambda: announcer.append(asyncio.create_task(announce(address, model, url))))
+        await supervisor.run(begin)
     finally:
         for task in announcer:
             task.cancel()

@@ -30,6 +30,7 @@ from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard import Preshard, is_preshard, rank_name, read_preshard
+from chorus.platform.beats import SILENCE_SECONDS
 from chorus.platform.lifeline import Lifeline
 from chorus.shard.split import choose_split, layers_of
 
@@ -52,6 +53,7 @@ class ClusterOptions:
     start_timeout_seconds: float = 600.0
     nodes_choose_transport: bool = False
     """Where this side has no preference, the one that all nodes were started with holds."""
+    silence_seconds: float = SILENCE_SECONDS
 
 
 @contextlib.asynccontextmanager
@@ -124,6 +126,7 @@ async def ranks_on_nodes(
             options.environment,
             log_level=first.log_level,
             parts=held,
+            silence_seconds=options.silence_seconds,
         )
         group = ClusterGroup(
             nodes,

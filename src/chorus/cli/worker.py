@@ -197,7 +197,8 @@ async def _keep(group: Group, rank: int, address: str) -> None:
         if code == EXIT_LEADER_GONE:
             restarts.has_run()
             continue
-        pause = restarts.pause(code, time.monotonic())
+        now = time.monotonic()
+        pause = restarts.pause(code, now, group.life(now))
         if code == EXIT_CANNOT_START:
             if pause is None:
                 raise _Ended(f"rank {rank} cannot start on {address}: its last log line says why")

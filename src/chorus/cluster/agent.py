@@ -110,6 +110,7 @@ class Agent:
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
             ranks = Ranks(options.host, self._rank_ports(), output)
             work = asyncio.create_task(self._live(ranks, announcer, output))
+            watching = asyncio.create_task(ranks.watch())
             stopped = asyncio.create_task(self._stopping.wait())
             try:
                 done, _ = await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -117,9 +118,9 @@ class Agent:
                     work.result()
             finally:
                 self._halt.set()
-                for task in (work, stopped):
+                for task in (work, watching, stopped):
                     task.cancel()
-                await asyncio.gather(work, stopped, return_exceptions=True)
+                await asyncio.gather(work, watching, stopped, return_exceptions=True)
                 await ranks.close()
                 if announcer:
                     await announcer.stop()

@@ -11,15 +11,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
-from chorus.cluster import status_beat
 from chorus.cluster.logs import pump
 from chorus.cluster.supervisor import RestartPolicy, python
+from chorus.cluster.watcher import Watched, Watcher
+from chorus.platform.beats import SILENCE_SECONDS, Monitor
 from chorus.platform.lifeline import Lifeline
 from chorus.platform.output import RotatingLog
 from chorus.proto import agent_pb2 as wire
@@ -28,12 +28,33 @@ log = logging.getLogger("chorus.agent")
 
 GRACE_SECONDS = 3.0
 LEASE_SECONDS = 15.0
-"""How long ranks of a session stay without anybody watching it."""
+"""How long ranks of a session stay without a word from whoever watches it."""
+ABANDONED_SECONDS = 5.0
+"""After so long without one, whoever wants the node's memory need not wait for the lease to run out."""
 KEPT_ENDED = 16
 
 
 class NoPort(Exception):
     """Every port that ranks may use is taken."""
+
+
+@dataclass
+class Coordinators:
+    """Who looks at a session."""
+
+    heard_at: float
+    connected: int = 0
+    came: bool = False
+
+    def heard(self, now: float) -> None:
+        self.heard_at = now
+
+    def silent(self, now: float) -> float:
+        return now - self.heard_at
+
+    def left(self, now: float) -> bool:
+        """Whether there was somebody who is not there any more. Before they came, they may be busy with other nodes."""
+        return self.came and (not self.connected or self.silent(now) > ABANDONED_SECONDS)
 
 
 @dataclass
@@ -43,13 +64,13 @@ class Rank:
     port: int
     model: str
     process: asyncio.subprocess.Process
-    beat: Path
+    watched: Watched
     pump: asyncio.Task[bytes]
     last_words: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def state(self) -> wire.RankState:
-        pulse = status_beat.read(self.beat)
+        beat = self.watched.beat
         running = self.process.returncode is None
         memory = 0
         if running:
@@ -63,10 +84,10 @@ class Rank:
             model=self.model,
             running=running,
             exit_code=self.process.returncode or 0,
-            step=pulse.step,
-            step_at=pulse.step_at,
-            loaded_bytes=pulse.loaded_bytes,
-            total_bytes=pulse.total_bytes,
+            step=beat.step,
+            step_at=beat.step_at,
+            loaded_bytes=beat.loaded_bytes,
+            total_bytes=beat.total_bytes,
             memory_bytes=memory,
             last_words=self.last_words,
         )
@@ -79,8 +100,8 @@ class Ranks:
         self._output = output
         self._lifeline = Lifeline()
         self._ranks: dict[tuple[str, int], Rank] = {}
-        self._watchers: dict[str, int] = {}
-        self._last_watched: dict[str, float] = {}
+        self._watcher = Watcher()
+        self._coordinators: dict[str, Coordinators] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._awake: asyncio.subprocess.Process | None = None
         self._promised: set[int] = set()
@@ -99,18 +120,18 @@ class Ranks:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         port: int | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> Rank:
         """Run `python -m chorus.shard` with a port of ours; `arguments` come after those that every rank gets."""
         await self.end(session, number)
         port = await self._until_free(port) if port else self._free_port()
         with self._promise(port):
-            beat = self._lifeline.path.parent / f"beat-{session}-{number}"
-            beats = status_beat.prepare(beat)
+            monitor = Monitor(self._lifeline.path.parent)
             command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
-            command += [*(["--beat", str(beat)] if beats else []), *arguments]
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env={**os.environ, **environment, **self._lifeline.environment()},
+                *arguments,
+                env={**os.environ, **environment, **self._lifeline.environment(), **monitor.environment()},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -118,10 +139,12 @@ class Ranks:
             )
             assert process.stdout is not None
             reader = asyncio.create_task(pump(process.stdout, self._output))
-            rank = Rank(session, number, port, model, process, beat, reader)
+            watched = Watched(f"rank {number} of {model}", monitor, silence_seconds, process.pid)
+            rank = Rank(session, number, port, model, process, watched, reader)
             self._ranks[session, number] = rank
             self._had.add(port)
-            self._last_watched.setdefault(session, time.monotonic())
+            self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+            self._watcher.add(watched)
             self._keep(self._reap(rank))
             await self._stay_awake()
             log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
@@ -156,28 +179,43 @@ class Ranks:
             for wait in late:
                 wait.cancel()
         for rank in chosen:
-            self._ranks.pop((rank.session, rank.number), None)
-            rank.beat.unlink(missing_ok=True)
+            self._drop((rank.session, rank.number))
         await self._stay_awake()
         return len(running)
 
     @contextlib.contextmanager
-    def watched(self, session: str) -> Iterator[None]:
-        """While somebody is in here, the session's ranks may live."""
-        self._watchers[session] = self._watchers.get(session, 0) + 1
+    def watched(self, session: str) -> Iterator[Callable[[], None]]:
+        """Somebody looks at the session; whenever they are heard, call what this gives."""
+        coordinators = self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+        coordinators.heard(time.monotonic())
+        coordinators.connected += 1
+        coordinators.came = True
         try:
-            yield
+            yield lambda: coordinators.heard(time.monotonic())
         finally:
-            self._watchers[session] -= 1
-            self._last_watched[session] = time.monotonic()
+            coordinators.connected -= 1
+
+    async def watch(self) -> None:
+        """Kill ranks that are dead without having ended, for ever."""
+        await self._watcher.run()
 
     async def end_forgotten(self) -> None:
-        """End sessions that nobody has watched for a while: their coordinator is gone."""
+        """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still."""
         now = time.monotonic()
-        for session in {rank.session for rank in self._ranks.values()}:
-            if not self._watchers.get(session) and now - self._last_watched.get(session, now) > LEASE_SECONDS:
-                log.warning("nobody has watched session %s for %g s: ending its ranks", session, LEASE_SECONDS)
-                await self.end(session)
+        for session in [s for s in self._sessions() if self._coordinators[s].silent(now) > LEASE_SECONDS]:
+            log.warning("nobody has watched session %s for %g s: ending its ranks", session, LEASE_SECONDS)
+            await self.end(session)
+
+    async def end_abandoned(self) -> int:
+        """End the sessions whose coordinator has gone, before somebody else plans with this node's memory."""
+        now = time.monotonic()
+        left = [session for session in self._sessions() if self._coordinators[session].left(now)]
+        for session in left:
+            log.warning("session %s was left by its coordinator: ending its ranks", session)
+        return sum(await asyncio.gather(*map(self.end, left)))
+
+    def _sessions(self) -> set[str]:
+        return {rank.session for rank in self._ranks.values()}
 
     async def close(self) -> None:
         await self.end()
@@ -216,8 +254,10 @@ class Ranks:
 
     async def _reap(self, rank: Rank) -> None:
         code = await rank.process.wait()
+        self._watcher.drop(rank.watched)
         with contextlib.suppress(Exception):
             rank.last_words = (await rank.pump).decode(errors="replace").strip()[-500:]
+        rank.last_words = rank.watched.death or rank.last_words
         rank.ended.set()
         (log.info if code in (0, -signal.SIGTERM) else log.warning)(
             "rank %d (process %d) ended with %d: %s", rank.number, rank.process.pid, code, rank.last_words
@@ -226,9 +266,15 @@ class Ranks:
         await self._stay_awake()
 
     def _drop_old(self) -> None:
-        ended = [key for key, rank in self._ranks.items() if rank.process.returncode is not None]
+        ended = [key for key, rank in self._ranks.items() if rank.ended.is_set()]
         for key in ended[:-KEPT_ENDED]:
-            self._ranks.pop(key).beat.unlink(missing_ok=True)
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        if rank := self._ranks.pop(key, None):
+            rank.watched.monitor.close()
+            if rank.session not in self._sessions():
+                self._coordinators.pop(rank.session, None)
 
     async def _stay_awake(self) -> None:
         """A Mac that sleeps takes the whole cluster with it."""

@@ -35,6 +35,8 @@ log = logging.getLogger("chorus.agent")
 refusals = logging.getLogger("chorus.trust")
 
 HEARTBEAT_SECONDS = 1.0
+FIRST_WORD_SECONDS = 10.0
+DISK_SECONDS = 5.0
 MAX_MESSAGE = 4 << 20
 MAX_LOG_LINES = 100_000
 _PROGRESS_SECONDS = 0.2
@@ -61,6 +63,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         self._files = files
         self._identity = identity
         self._ended = asyncio.Event()
+        self._disk = Disk(cache_dir())
 
     def close(self) -> None:
         """Lets heartbeats and followed logs end, so that the server can."""
@@ -117,6 +120,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 self._arguments(request, path),
                 dict(request.environment),
                 self._facts.rank_port,
+                request.silence_seconds,
             )
         except (agent_models.NoModel, NoPort, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
@@ -137,17 +141,27 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Kill(self, request: wire.KillRequest, context: grpc.aio.ServicerContext) -> wire.KillReply:
         await self._check(context)
+        if request.abandoned:
+            return wire.KillReply(ended=await self._ranks.end_abandoned())
         return wire.KillReply(ended=await self._ranks.end(request.session or None))
 
     async def Watch(
-        self, request: wire.WatchRequest, context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[wire.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[wire.Heartbeat]:
         await self._check(context)
-        with self._ranks.watched(request.session):
-            while not self._ended.is_set():
-                await self._check(context)
-                yield wire.Heartbeat(sent_at=time.time(), node=self._node())
-                await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+        try:
+            first = await asyncio.wait_for(anext(requests), FIRST_WORD_SECONDS)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        with self._ranks.watched(first.session) as heard:
+            listening = asyncio.create_task(_listen(requests, heard))
+            try:
+                while not self._ended.is_set():
+                    await self._check(context)
+                    yield wire.Heartbeat(sent_at=time.time(), node=self._node())
+                    await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+            finally:
+                listening.cancel()
 
     async def Logs(self, request: wire.LogsRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[wire.LogChunk]:
         await self._check(context)
@@ -192,8 +206,6 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         return [*chosen, "--log-level", request.log_level or "info"]
 
     def _node(self) -> wire.Node:
-        folder = cache_dir()
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
         return wire.Node(
             node_id=self._facts.node_id,
             name=self._facts.name,
@@ -203,14 +215,42 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             memory_total=total_memory(),
             memory_available=available_memory(),
             cores=cores.usable_cores(),
-            disk_free=shutil.disk_usage(existing).free,
+            disk_free=self._disk.free(),
             draining=self._facts.draining,
             door_port=self._facts.door_port,
             backend=self._facts.backend,
             ranks=self._ranks.states(),
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
-            models_folder=str(folder),
+            models_folder=str(self._disk.folder),
         )
+
+
+class Disk:
+    """How much room there is for models, as last seen: a disk may take its time to answer, and heartbeats may not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._free = 0
+        self._looked_at = -DISK_SECONDS
+        self._looking: asyncio.Task[None] | None = None
+
+    def free(self) -> int:
+        if not self._looking and time.monotonic() - self._looked_at >= DISK_SECONDS:
+            self._looking = asyncio.create_task(self._look())
+        return self._free
+
+    async def _look(self) -> None:
+        try:
+            self._free = await asyncio.to_thread(_free_space, self.folder)
+        except OSError as error:
+            log.warning("cannot see how much room %s has: %s", self.folder, error)
+        finally:
+            self._looked_at, self._looking = time.monotonic(), None
+
+
+def _free_space(folder: Path) -> int:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _shared_files(files: Iterable[wire.ModelFile]) -> list[SharedFile]:
@@ -227,6 +267,11 @@ async def serve_control(service: AgentService, identity: Identity, host: str, po
         raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
     await server.start()
     return server, bound
+
+
+async def _listen(requests: AsyncIterator[wire.WatchRequest], heard: Callable[[], None]) -> None:
+    async for _ in requests:
+        heard()
 
 
 async def _within(wait: object, seconds: float) -> None:

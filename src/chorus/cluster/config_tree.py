@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from chorus.cluster.hostfile import DEFAULT_PORT
 from chorus.platform import device
+from chorus.platform.beats import SILENCE_SECONDS
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -212,6 +213,11 @@ class ShardingConfig(Section):
         return shares
 
 
+class WatchConfig(Section):
+    silence_seconds: float = Field(default=SILENCE_SECONDS, ge=0)
+    """How long a process that serves may show no sign of life before it is replaced; 0: it is never judged."""
+
+
 class ClusterConfig(Section):
     hostfile: Path | None = None
     rank: int | None = Field(default=None, ge=0)
@@ -241,6 +247,7 @@ class Settings(BaseSettings):
     devices: tuple[DeviceConfig, ...] = ()
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()
+    watch: WatchConfig = WatchConfig()
 
     @classmethod
     def settings_customise_sources(

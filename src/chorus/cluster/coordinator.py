@@ -11,7 +11,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 import grpc
@@ -36,6 +36,7 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 CALL_SECONDS = 10.0
 SILENCE_SECONDS = 10.0
 """An agent that sends no heartbeat for so long is taken for lost."""
+STILL_HERE_SECONDS = 1.0
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
@@ -272,7 +273,7 @@ class Nodes:
     async def _listen(self, node: Node) -> None:
         """Take heartbeats until they stop, and pass on who has been expelled."""
         told: frozenset[str] = frozenset()
-        beats = node.stub.Watch(wire.WatchRequest())
+        beats = node.stub.Watch(still_here())
         try:
             while True:
                 revoked = self._authority.revoked()
@@ -314,6 +315,13 @@ class Nodes:
 
 
 _OURSELVES = "this machine"
+
+
+async def still_here(session: str = "") -> AsyncIterator[wire.WatchRequest]:
+    """Our side of a Watch: an agent that hears nothing for a while takes us for lost."""
+    while True:
+        yield wire.WatchRequest(session=session)
+        await asyncio.sleep(STILL_HERE_SECONDS)
 
 
 def _elsewhere(node: Node | None, address: Address) -> str | None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from chorus.cluster.coordinator import Node, Nodes, NodesMissing
+from chorus.cluster.coordinator import Node, Nodes, NodesMissing, still_here
 from chorus.cluster.coordinator_parts import OwnParts
 from chorus.cluster.coordinator_sources import Wanted, find_sources, nobody_has, who_has, wire_files
 from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Program
 from chorus.cluster.transfer import SharedFile
 from chorus.cluster.transfer_sources import Source
 from chorus.models import ModelError
+from chorus.platform.beats import SILENCE_SECONDS
 from chorus.platform.exits import EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import agent_pb2 as wire
@@ -62,6 +63,7 @@ class Served:
     log_level: str = "info"
     parts: OwnParts | None = None
     """Where this machine may lack files itself."""
+    silence_seconds: float = SILENCE_SECONDS
 
 
 class ClusterGroup(Group):
@@ -77,7 +79,7 @@ class ClusterGroup(Group):
         start_timeout: float,
         report: Callable[[str], None] = lambda detail: None,
     ) -> None:
-        super().__init__("ranks", [], lifeline, grace_seconds)
+        super().__init__("ranks", [], lifeline, grace_seconds, served.silence_seconds)
         self._nodes = nodes
         self._deploy = deploy
         self._served = served
@@ -96,7 +98,10 @@ class ClusterGroup(Group):
         return known.get(name, Program(name, ()))
 
     async def start(self) -> None:
-        deployment = await self._deploy(await self._gather())
+        nodes = await self._gather()
+        # What a coordinator before this one has left there still holds memory, which the planner counts.
+        await asyncio.gather(*(self._kill(node, wire.KillRequest(abandoned=True)) for node in nodes))
+        deployment = await self._deploy(nodes)
         self._session, self._orders = uuid.uuid4().hex, deployment.orders
         own = asyncio.create_task(self._fetch(deployment.own_files))
         try:
@@ -147,7 +152,8 @@ class ClusterGroup(Group):
         self._watchers = {}
         await super().stop()
         orders, self._orders = self._orders, ()
-        await asyncio.gather(*(self._kill(order.node) for order in orders))
+        own = wire.KillRequest(session=self._session)
+        await asyncio.gather(*(self._kill(order.node, own) for order in orders))
 
     async def _gather(self) -> list[Node]:
         if not self._started_once:
@@ -225,6 +231,7 @@ class ClusterGroup(Group):
             environment=served.environment,
             threads=served.threads,
             log_level=served.log_level,
+            silence_seconds=served.silence_seconds,
         )
         try:
             async for progress in node.stub.Spawn(request):
@@ -243,7 +250,7 @@ class ClusterGroup(Group):
         who = f"rank {order.rank} on {order.node.name}"
         beats = None
         try:
-            beats = order.node.stub.Watch(wire.WatchRequest(session=self._session))
+            beats = order.node.stub.Watch(still_here(self._session))
             async for beat in beats:
                 mine = [r for r in beat.node.ranks if r.session == self._session and r.rank == order.rank]
                 if not mine:
@@ -257,13 +264,13 @@ class ClusterGroup(Group):
             if beats:
                 beats.cancel()
 
-    async def _kill(self, node: Node) -> None:
+    async def _kill(self, node: Node, request: wire.KillRequest) -> None:
         """On the connection of now, if there is one: a node that is gone ends forgotten ranks by itself."""
         there = self._nodes.find(node.card.node_id)
         if there is None:
             return
         with contextlib.suppress(*_GONE):
-            await there.stub.Kill(wire.KillRequest(session=self._session), timeout=KILL_SECONDS)
+            await there.stub.Kill(request, timeout=KILL_SECONDS)
 
 
 class _CannotSpawn(Exception):

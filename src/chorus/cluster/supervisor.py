@@ -1,6 +1,7 @@
 """Starts the processes of a served model, keeps them alive and ends them all, however this process ends.
 
-A front end that dies is started again and the engine keeps the model. When a rank dies the group is started anew.
+A front end that dies is started again and the engine keeps the model. When a rank dies the group is started anew. A
+process that shows no sign of life is killed, and has died then like any other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chorus.cluster.watcher import Watched, Watcher
+from chorus.platform.beats import SILENCE_SECONDS, Monitor
 from chorus.platform.exits import EXIT_CANNOT_START
 from chorus.platform.lifeline import Lifeline
 
@@ -39,6 +42,8 @@ class Program:
     """Where the process leaves the reason when it cannot start."""
     told: str = ""
     """What it reads from standard input: needs no disk, and comes again with every start."""
+    processes: int = 1
+    """How many of ours it starts by itself, where it is not one of ours."""
 
     def reason(self) -> str:
         if self.failure_file and self.failure_file.is_file():
@@ -48,13 +53,24 @@ class Program:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    most: int = 5
-    within_seconds: float = 120.0
     pauses: tuple[float, ...] = (1, 2, 4, 8, 16, 32)
-    """Between tries of what has run before and cannot start now. Together they are longer than the minute for which
-    a connection that was closed may keep its port."""
+    """Between tries of what has run before and cannot start now, or is lost again and again. Together they are longer
+    than the minute for which a connection that was closed may keep its port."""
     refused_within_seconds: float = math.inf
     """Tries longer ago than this are forgotten."""
+    settled_seconds: float = 60.0
+    """What has served for so long, and for longer than it took to load, was not lost again but anew."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of something: how many seconds it took to serve, and how many it served."""
+
+    loading: float = 0.0
+    served: float = 0.0
+
+
+NEVER_SERVED = Life()
 
 
 class Restarts:
@@ -62,16 +78,21 @@ class Restarts:
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self._policy = policy or RestartPolicy()
-        self._lost: list[float] = []
+        self._lost = 0
         self._refused: list[float] = []
         self._ran = False
 
-    def pause(self, code: int, now: float) -> float | None:
+    def pause(self, code: int, now: float, life: Life = NEVER_SERVED) -> float | None:
         """Seconds until the next start; None: give up.
 
         What could never start will not on a second try. What has run before may only wait for its port, or a node.
+        What is lost is started again at once; lost again before it has settled, after ever longer pauses.
         """
         policy = self._policy
+        if life.served:
+            self.has_run()
+        if life.served >= max(policy.settled_seconds, life.loading):
+            self._lost = 0
         if code == EXIT_CANNOT_START:
             self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
             if not self._ran or len(self._refused) >= len(policy.pauses):
@@ -79,11 +100,9 @@ class Restarts:
             self._refused.append(now)
             return policy.pauses[len(self._refused) - 1]
         self.has_run()
-        self._lost = [moment for moment in self._lost if now - moment < policy.within_seconds]
-        if len(self._lost) >= policy.most:
-            return None
-        self._lost.append(now)
-        return 0.0
+        self._lost += 1
+        pauses = (0.0, *policy.pauses)
+        return pauses[self._lost - 1] if self._lost <= len(pauses) else None
 
     def has_run(self) -> None:
         """It has come up, so that it may again."""
@@ -92,8 +111,8 @@ class Restarts:
 
     @property
     def lost(self) -> int:
-        """How often it was lost lately."""
-        return len(self._lost)
+        """How often in a row it was lost before it had settled."""
+        return self._lost
 
 
 class GaveUp(Exception):
@@ -107,21 +126,52 @@ class CannotStartNow(Exception):
 class Group:
     """Processes that live and die together: the ranks of one model, or a front end alone."""
 
-    def __init__(self, name: str, programs: Sequence[Program], lifeline: Lifeline, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        programs: Sequence[Program],
+        lifeline: Lifeline,
+        grace_seconds: float,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         self.name = name
         self._programs = programs
         self._lifeline = lifeline
         self._grace = grace_seconds
+        self._silence = silence_seconds
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._watcher = Watcher()
+        self._monitors: list[Monitor] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._started_at = 0.0
 
     def program(self, name: str) -> Program:
         return next(program for program in self._programs if program.name == name)
 
+    @property
+    def serves(self) -> bool:
+        """Whether every process says that it does its work now."""
+        return self._watcher.all_serve
+
+    def life(self, now: float) -> Life:
+        """Of the last start."""
+        served_at = self._watcher.served_at or now
+        return Life(served_at - self._started_at, now - served_at)
+
     async def start(self) -> None:
+        self._started_at, self._watcher = time.monotonic(), Watcher()
         for program in self._programs:
+            monitor = Monitor(self._lifeline.path.parent, program.processes)
+            self._monitors.append(monitor)
             self._running[program.name] = await asyncio.create_subprocess_exec(
                 *program.arguments,
-                env={**QUIET, **os.environ, **program.environment, **self._lifeline.environment()},
+                env={
+                    **QUIET,
+                    **os.environ,
+                    **program.environment,
+                    **self._lifeline.environment(),
+                    **monitor.environment(),
+                },
                 stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
                 pass_fds=tuple(program.descriptors),
                 start_new_session=True,
@@ -129,7 +179,14 @@ class Group:
             if stream := self._running[program.name].stdin:
                 stream.write(program.told.encode())
                 stream.close()
-            log.debug("started %s as process %d", program.name, self._running[program.name].pid)
+            pid = self._running[program.name].pid
+            log.debug("started %s as process %d", program.name, pid)
+            if program.processes == 1:
+                self._watcher.add(Watched(program.name, monitor, self._silence, pid))
+            else:
+                for rank in range(program.processes):
+                    self._watcher.add(Watched(f"rank {rank}", monitor, self._silence, place=rank))
+        self._watching = asyncio.create_task(self._watcher.run())
 
     async def ended(self) -> tuple[str, int]:
         """Wait for the first member to end, then end the rest: its name and exit code."""
@@ -145,6 +202,7 @@ class Group:
 
     async def stop(self) -> None:
         """Ask, wait, then kill: bounded by the grace time."""
+        await self._stop_watching()
         alive = [process for process in self._running.values() if process.returncode is None]
         for process in alive:
             _signal(process, signal.SIGTERM)
@@ -159,6 +217,16 @@ class Group:
             if late:
                 await asyncio.wait(late)
         self._running.clear()
+        for monitor in self._monitors:
+            monitor.close()
+        self._monitors.clear()
+
+    async def _stop_watching(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        self._watcher.drop_all()
 
 
 class Supervisor:
@@ -166,6 +234,10 @@ class Supervisor:
         self._groups = {"ranks": ranks, "front end": front_end}
         self._policy = policy or RestartPolicy()
         self._stopping = asyncio.Event()
+
+    @property
+    def front_end_serves(self) -> bool:
+        return self._groups["front end"].serves
 
     def stop(self) -> None:
         self._stopping.set()
@@ -195,19 +267,18 @@ class Supervisor:
                 await group.start()
                 name, code = await group.ended()
                 reason = group.program(name).reason() if code == EXIT_CANNOT_START else ""
+                life = group.life(time.monotonic())
             except CannotStartNow as error:
-                code, reason = EXIT_CANNOT_START, str(error)
-            pause = restarts.pause(code, time.monotonic())
+                code, reason, life = EXIT_CANNOT_START, str(error), NEVER_SERVED
+            pause = restarts.pause(code, time.monotonic(), life)
             if pause is None:
                 raise GaveUp(
                     reason
-                    or f"{name} ended {restarts.lost + 1} times within {self._policy.within_seconds:g} s, last with "
-                    f"{describe_exit(code)}; its log lines above say why"
+                    or f"{name} ended {restarts.lost} times in a row, last with {describe_exit(code)}; "
+                    "its log lines above say why"
                 )
-            if reason:
-                log.warning("%s: starting the %s again in %g s", reason, group.name, pause)
-            else:
-                log.warning("%s ended with %s: starting the %s again", name, describe_exit(code), group.name)
+            said = reason or f"{name} ended with {describe_exit(code)}"
+            log.warning("%s: starting the %s again%s", said, group.name, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
 
 

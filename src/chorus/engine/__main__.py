@@ -11,8 +11,8 @@ import sys
 from chorus import platform
 from chorus.cluster.trust_identity import Identity
 from chorus.engine.spec import EngineSpec
-from chorus.platform import lifeline, logs
-from chorus.platform.exits import EXIT_RANK_LOST
+from chorus.platform import beats, lifeline, logs
+from chorus.platform.exits import EXIT_RANK_LOST, cannot_start
 from chorus.platform.files import read_told
 from chorus.shard import upstream_lean
 from chorus.transport.channel import secure
@@ -20,14 +20,17 @@ from chorus.transport.channel import secure
 
 def main() -> int:
     lifeline.hold()
+    beats.begin()
     spec = EngineSpec.model_validate_json(read_told(sys.argv[1]))
     logs.setup(spec.log_level, spec.log_json)
     secure(Identity(spec.identity) if spec.identity else None, spec.insecure)
-    platform.prepare(spec.threads)
-    # Only now may MLX be imported: its BLAS has been taken over.
-    upstream_lean.install()
-    from chorus.engine.process import run
-
+    try:
+        platform.prepare(spec.threads)
+        # Only now may MLX be imported: its BLAS has been taken over.
+        upstream_lean.install()
+        from chorus.engine.process import run
+    except ImportError as error:
+        return cannot_start(f"rank 0: {error}", spec.failure_file)
     code = run(spec)
     if code == EXIT_RANK_LOST:
         logging.shutdown()

@@ -25,6 +25,7 @@ from chorus.shard.tensor import from_leader
 from chorus.shard.wire import step_to_wire
 from chorus.transport.channel import open_channel
 from chorus.transport.collective import CannotJoin, CollectiveLink
+from chorus.transport.grpc_link import session_metadata
 from chorus.transport.links import Link, LinkLost, Traffic
 
 log = logging.getLogger("chorus.engine")
@@ -62,6 +63,7 @@ class Follower:
         self._stub = rank_pb2_grpc.RankStub(self._channel)
         self._steps: queue.Queue[wire.Step | None] = queue.Queue(QUEUE_LENGTH)
         self._in_collective = False
+        self._session = 0
 
     @property
     def name(self) -> str:
@@ -84,7 +86,7 @@ class Follower:
             raise CannotForm(f"{self.name} says it is rank {self.hello.rank}: start each address with its own rank")
 
     def load(self, request: wire.LoadRequest, progress: Callable[[int, int], None], timeout: float) -> None:
-        self._in_collective = request.transport != "grpc"
+        self._in_collective, self._session = request.transport != "grpc", request.session
         try:
             for message in self._stub.Load(request, timeout=timeout):
                 progress(message.done_bytes, message.total_bytes)
@@ -94,7 +96,7 @@ class Follower:
             raise CannotForm(f"{self.name} cannot load: {error.details()}") from None
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        answers = self._stub.Run(iter(self._steps.get, None))
+        answers = self._stub.Run(iter(self._steps.get, None), metadata=session_metadata(self._session))
 
         def read() -> None:
             try:
@@ -125,7 +127,7 @@ class Follower:
         """
         if self._in_collective or self.address.startswith("unix:"):
             return None
-        return self._stub.Unload.future(wire.UnloadRequest(), timeout=UNLOAD_SECONDS)
+        return self._stub.Unload.future(wire.UnloadRequest(session=self._session), timeout=UNLOAD_SECONDS)
 
     def close(self) -> None:
         with contextlib.suppress(queue.Full):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -216,6 +217,7 @@ def _load_request(
     ports = [meeting_port, *(follower.hello.collective_port for follower in followers)]
     hosts = ["127.0.0.1" if a.startswith("unix:") else a.rpartition(":")[0] for a in spec.ranks]
     return wire.LoadRequest(
+        session=secrets.randbits(63),
         model_path=str(spec.model_path),
         model=spec.model,
         split=layout.split,

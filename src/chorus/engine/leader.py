@@ -23,6 +23,7 @@ import numpy as np
 from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
+from chorus.platform import beats
 from chorus.platform.output import LogFile
 from chorus.shard.graph_tokens import GraphTokens
 from chorus.shard.runner import Runner
@@ -270,6 +271,7 @@ class Leader:
         rows = zip(flight.step.feeds, sampled, strict=False)
         tokens = {feed.sequence: token for feed, token in rows if not feed.partial}
         self.finished_step = flight.step.number
+        beats.finished(flight.step.number)
         if flight.embedded:
             values = tuple(map(float, np.array(flight.outputs[0])))
             self._news += self.scheduler.finish_embedding(flight.step.sequences[0], values)

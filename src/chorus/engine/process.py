@@ -20,8 +20,9 @@ from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.spec import EngineSpec
 from chorus.engine.warmup import choose_lanes, warm_up
-from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
-from chorus.platform.files import write_if_possible
+from chorus.platform import beats
+from chorus.platform.beats import Phase
+from chorus.platform.exits import EXIT_RANK_LOST, leave_reason
 from chorus.platform.memory import resident_memory
 from chorus.platform.output import LogFile
 from chorus.proto import engine_pb2 as wire
@@ -32,6 +33,15 @@ from chorus.text.grammar.client import Grammars
 from chorus.text.grammar.source import Grammar
 
 log = logging.getLogger("chorus.engine")
+
+
+PHASES = {
+    wire.STARTING: Phase.STARTING,
+    wire.LOADING: Phase.LOADING,
+    wire.WARMING: Phase.WARMING,
+    wire.READY: Phase.SERVING,
+    wire.BROKEN: Phase.ENDING,
+}
 
 
 @dataclass
@@ -49,6 +59,7 @@ class Engine:
 
     def enter(self, state: wire.EngineState, detail: str) -> None:
         self.state, self.detail = state, detail
+        beats.enter(PHASES[state])
         report = log.error if state == wire.BROKEN else log.info
         report("%s: %s", wire.EngineState.Name(state).lower(), detail)
 
@@ -141,9 +152,7 @@ def run(spec: EngineSpec) -> int:
             log.info("stopped: %s", _lead(leader, engine.group))
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
-            if spec.failure_file:
-                write_if_possible(spec.failure_file, str(error).encode(), "the reason stands only here")
-            return EXIT_CANNOT_START
+            return leave_reason(str(error), spec.failure_file)
         except RankLost as error:
             engine.enter(wire.BROKEN, str(error))
             service.refuse(_lost(str(error)))

@@ -283,9 +283,10 @@ class Scheduler:
     def _prompt_feed(self, sequence: Sequence, size: int) -> Feed:
         if sequence.first_forward is None:
             sequence.first_forward = self._clock()
+        begins = not sequence.fed
         tokens = sequence.next_tokens(size)
         sequence.expected += not sequence.prompt_left
-        return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left))
+        return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left), begins=begins)
 
     def _lane_with_most_room(self) -> Lane:
         self._lanes += [Lane(number) for number in range(len(self._lanes), self.limits.lanes)]

@@ -18,6 +18,7 @@ from chorus.frontend.engine_client import EngineClient
 from chorus.frontend.errors import EngineLost
 from chorus.frontend.messages import Pooling
 from chorus.localai.errors import LoadFailed, NotServing
+from chorus.platform.beats import SILENCE_SECONDS
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
 from chorus.proto import engine_pb2 as pb
@@ -50,6 +51,7 @@ class Launch:
     programs: Sequence[Program]
     start_seconds: float
     """After this long a start is taken for stuck, whatever the ranks themselves think."""
+    silence_seconds: float = SILENCE_SECONDS
 
 
 Launcher = Callable[[Path], Launch]
@@ -66,7 +68,7 @@ class EngineHost:
         launch = launcher(self._lifeline.path.parent)
         self.client = EngineClient(launch.address)
         self._start_seconds = launch.start_seconds
-        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS)
+        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.silence_seconds)
         self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None
@@ -143,7 +145,8 @@ class EngineHost:
             except OSError as error:
                 return await self._enter(State.FAILED, f"the ranks cannot be started: {error}")
             served, reason = await self._run_once()
-            pause = restarts.pause(EXIT_RANK_LOST if served else EXIT_CANNOT_START, time.monotonic())
+            now = time.monotonic()
+            pause = restarts.pause(EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now))
             if pause is None:
                 again = f" ({restarts.lost} times started again)" if restarts.lost else ""
                 return await self._enter(State.FAILED, f"{reason}{again}")

@@ -1,8 +1,29 @@
 """Exit codes by which a process tells whoever started it what to do next."""
 
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from chorus.platform.files import write_if_possible
+
 EXIT_RANK_LOST = 71
 """The group is broken: start all of it again."""
 EXIT_LEADER_GONE = 75
 """A process belongs to one collective group for good: to follow another leader, it only must be started again."""
 EXIT_CANNOT_START = 78
 """Another try would fail the same way: give up."""
+
+_log = logging.getLogger("chorus.start")
+
+
+def cannot_start(reason: str, failure_file: Path | None = None) -> int:
+    """Say why, on the log and to whoever started this process: the exit code for it."""
+    _log.error("cannot start: %s", reason)
+    return leave_reason(reason, failure_file)
+
+
+def leave_reason(reason: str, failure_file: Path | None) -> int:
+    if failure_file:
+        write_if_possible(failure_file, reason.encode(), "the reason stands only here")
+    return EXIT_CANNOT_START

@@ -31,3 +31,8 @@ def launcher() -> Path | None:
         return beside_python
     on_path = shutil.which("mpirun")
     return Path(on_path) if on_path else None
+
+
+def own_rank() -> int:
+    """Which of the processes of one mpirun this is; 0 where there is none."""
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))

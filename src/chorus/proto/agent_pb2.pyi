@@ -59,7 +59,7 @@ class ProfileReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level")
+    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class SpawnRequest(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     model: str
@@ -85,7 +86,8 @@ class SpawnRequest(_message.Message):
     environment: _containers.ScalarMap[str, str]
     threads: int
     log_level: str
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ...) -> None: ...
+    silence_seconds: float
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
 
 class ModelFile(_message.Message):
     __slots__ = ("name", "size", "fingerprint")
@@ -144,10 +146,12 @@ class Started(_message.Message):
     def __init__(self, port: _Optional[int] = ..., pid: _Optional[int] = ..., model_path: _Optional[str] = ...) -> None: ...
 
 class KillRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "abandoned")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
     session: str
-    def __init__(self, session: _Optional[str] = ...) -> None: ...
+    abandoned: bool
+    def __init__(self, session: _Optional[str] = ..., abandoned: bool = ...) -> None: ...
 
 class KillReply(_message.Message):
     __slots__ = ("ended",)

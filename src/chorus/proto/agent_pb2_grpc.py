@@ -59,7 +59,7 @@ class AgentStub(object):
                 request_serializer=chorus_dot_proto_dot_agent__pb2.KillRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_agent__pb2.KillReply.FromString,
                 _registered_method=True)
-        self.Watch = channel.unary_stream(
+        self.Watch = channel.stream_stream(
                 '/chorus.agent.v1.Agent/Watch',
                 request_serializer=chorus_dot_proto_dot_agent__pb2.WatchRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_agent__pb2.Heartbeat.FromString,
@@ -123,14 +123,14 @@ class AgentServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Kill(self, request, context):
-        """End one rank of a session, or all of them.
+        """End the ranks of a session, of those that nobody watches any more, or all of them; answers when they are gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Watch(self, request, context):
-        """Heartbeats, for as long as the coordinator listens. Ranks of a session end soon after nobody listens to it any more.
+    def Watch(self, request_iterator, context):
+        """Heartbeats both ways. Ranks of a session end soon after nobody is heard on it any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,7 +199,7 @@ def add_AgentServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.KillRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_agent__pb2.KillReply.SerializeToString,
             ),
-            'Watch': grpc.unary_stream_rpc_method_handler(
+            'Watch': grpc.stream_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.WatchRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_agent__pb2.Heartbeat.SerializeToString,
@@ -376,7 +376,7 @@ class Agent(object):
             _registered_method=True)
 
     @staticmethod
-    def Watch(request,
+    def Watch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -386,8 +386,8 @@ class Agent(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/chorus.agent.v1.Agent/Watch',
             chorus_dot_proto_dot_agent__pb2.WatchRequest.SerializeToString,

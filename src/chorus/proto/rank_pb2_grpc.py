@@ -74,7 +74,8 @@ class RankServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """Steps in, finished step numbers out. When it breaks, the rank forgets its sequences and waits for the next leader.
+        """Steps in, finished step numbers out. When it breaks, the rank forgets its sequences and waits for the next leader,
+        unless it follows that one already: the call's metadata say which load it belongs to (`chorus-session`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 from chorus import platform
-from chorus.cluster.status_beat import Beat
 from chorus.cluster.trust_identity import Identity
-from chorus.platform import lifeline, logs
-from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
+from chorus.platform import beats, lifeline, logs
+from chorus.platform.exits import EXIT_RANK_LOST, cannot_start
 from chorus.shard import upstream_lean
 from chorus.shard.model_finder import model_finder
 from chorus.transport.channel import secure
@@ -28,25 +27,22 @@ def main() -> int:
     parser.add_argument("--insecure", action="store_true", help="allow plain text on addresses that others can reach")
     parser.add_argument("--model-path", type=Path, help="load from this folder, whatever the leader's is")
     parser.add_argument("--own-store", action="store_true", help="load only what this machine's store has by name")
-    parser.add_argument("--beat", type=Path, help="file that tells the agent how far this rank is")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-json", action="store_true")
     chosen = parser.parse_args()
     lifeline.hold()
+    beats.begin()
     logs.setup(chosen.log_level, chosen.log_json)
-    platform.prepare(chosen.threads)
-    # Only now may MLX be imported: its BLAS has been taken over.
-    upstream_lean.install()
-    from chorus.shard.worker import Worker
-
-    secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
     try:
-        worker = Worker(
-            chosen.rank, chosen.listen, model_finder(chosen.model_path, chosen.own_store), Beat(chosen.beat)
-        )
-    except OSError as error:
-        logging.getLogger("chorus.rank").error("rank %d: %s", chosen.rank, error)
-        return EXIT_CANNOT_START
+        platform.prepare(chosen.threads)
+        # Only now may MLX be imported: its BLAS has been taken over.
+        upstream_lean.install()
+        from chorus.shard.worker import Worker
+
+        secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
+        worker = Worker(chosen.rank, chosen.listen, model_finder(chosen.model_path, chosen.own_store))
+    except (ImportError, OSError) as error:
+        return cannot_start(f"rank {chosen.rank}: {error}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     try:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from chorus.shard import caches
 
 Cache = list[Any]
+Held = TypeVar("Held")
+
+
+class UnknownSequence(ValueError):
+    """A step goes on with a sequence that is not here: its cache was lost, and an empty one would answer nonsense."""
+
+
+def known(held: Mapping[int, Held], sequence: int) -> Held:
+    try:
+        return held[sequence]
+    except KeyError:
+        raise UnknownSequence(f"sequence {sequence} is not known here") from None
 
 
 class Batch:
@@ -28,7 +40,9 @@ class Batch:
         if self.rows + joining != list(wanted):
             raise ValueError(f"step changes the order of the batch from {self.rows} to {list(wanted)}")
         if joining:
-            self._join(joining, [alone.pop(number) for number in joining])
+            self._join(joining, [known(alone, number) for number in joining])
+            for number in joining:
+                del alone[number]
         return self._cache
 
     def drop(self, sequence: int) -> None:

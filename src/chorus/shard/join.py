@@ -6,6 +6,8 @@ import json
 
 import mlx.core as mx
 
+from chorus.platform import beats
+from chorus.platform.beats import Phase
 from chorus.proto import rank_pb2 as wire
 from chorus.shard.layout import Layout, Place
 from chorus.transport.collective import (
@@ -27,7 +29,9 @@ def open_link(place: Place, request: wire.LoadRequest, group: mx.distributed.Gro
     timeout = request.step_timeout_seconds
     following = place.next_rank
     compression = compression_of(request.compression)
-    sender = None if following is None else FrameSender(request.addresses[following], timeout, None, compression)
+    sender = None
+    if following is not None:
+        sender = FrameSender(request.addresses[following], timeout, None, compression, request.session)
     if group is None:
         return GrpcLink(sender, inbox, timeout)
     return CollectiveLink(group, following, place.previous_rank, sender, inbox, timeout, request.look_ahead)
@@ -35,10 +39,18 @@ def open_link(place: Place, request: wire.LoadRequest, group: mx.distributed.Gro
 
 def stage_group(world: mx.distributed.Group, layout: Layout, place: Place) -> mx.distributed.Group:
     """The ranks that share a stage's layers: all there are, or a part of them."""
-    return world if layout.stages == 1 else split_group(world, place.stage, place.member)
+    if layout.stages == 1:
+        return world
+    with beats.during(Phase.JOINING):
+        return split_group(world, place.stage, place.member)
 
 
 def join_group(rank: int, request: wire.LoadRequest) -> mx.distributed.Group:
+    with beats.during(Phase.JOINING):
+        return _join(rank, request)
+
+
+def _join(rank: int, request: wire.LoadRequest) -> mx.distributed.Group:
     match request.transport:
         case "ring":
             return join_ring(rank, request.ring_hosts)

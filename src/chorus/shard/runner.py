@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 
 from chorus.shard import caches
-from chorus.shard.batch import Batch
+from chorus.shard.batch import Batch, known
 from chorus.shard.pipeline import Stage
-from chorus.shard.steps import Drop, Fork, Operation, Step
+from chorus.shard.steps import Drop, Feed, Fork, Operation, Step
 
 Cache = list[Any]
 
@@ -41,7 +41,7 @@ class Runner:
         if step.decode:
             cache = self._lanes[step.lane].hold(step.sequences, self._alone)
         else:
-            cache = self._prompt_cache(step.sequences)
+            cache = self._prompt_cache(step.feeds)
         outputs = self.stage.forward(tokens, cache, received, logits=step.logits)
         if not self.cache_bytes_per_token and not step.decode:
             self.cache_bytes_per_token = caches.bytes_per_token(cache) // len(step.feeds)
@@ -70,15 +70,16 @@ class Runner:
             case Fork(source, target, length):
                 self._alone[target] = caches.fork(self._cache_of(source), length)
 
-    def _prompt_cache(self, sequences: Sequence[int]) -> Cache:
+    def _prompt_cache(self, feeds: Sequence[Feed]) -> Cache:
         """Several sequences begin together in one cache, which nothing pads: all their rows are equally long."""
-        if len(sequences) > 1:
+        if len(feeds) > 1:
             return self.stage.new_cache()
-        if sequences[0] not in self._alone:
-            self._alone[sequences[0]] = self.stage.new_cache()
-        return self._alone[sequences[0]]
+        if feeds[0].begins:
+            self._alone[feeds[0].sequence] = self.stage.new_cache()
+        return known(self._alone, feeds[0].sequence)
 
     def _cache_of(self, sequence: int) -> Cache:
         if sequence in self._alone:
             return self._alone[sequence]
-        return next(batch for batch in self._lanes.values() if sequence in batch.rows).cache_of(sequence)
+        holders = {row: batch for batch in self._lanes.values() for row in batch.rows}
+        return known(holders, sequence).cache_of(sequence)

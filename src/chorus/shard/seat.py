@@ -39,6 +39,7 @@ def take_seat(
     rank: int, path: Path, request: wire.LoadRequest, inbox: Inbox, progress: Callable[[int, int], None]
 ) -> Seat:
     """The group is formed first: every rank does it now, and one that cannot load says so a moment later."""
+    inbox.clear(request.session)
     layout = layout_of(request)
     place = layout.place(rank)
     world = None if request.transport == "grpc" and layout.members == 1 else join_group(rank, request)

@@ -36,6 +36,8 @@ class Feed:
     """Empty: the token that was sampled for the sequence last, still inside the graph (look-ahead)."""
     partial: bool = False
     """More of the prompt follows: what is sampled behind these tokens is thrown away."""
+    begins: bool = False
+    """The sequence is new. A rank that does not know any other sequence has lost it, and must not answer for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,10 @@ def step_to_wire(step: Step) -> wire.Step:
     return wire.Step(
         number=step.number,
         operations=[_operation_to_wire(operation) for operation in step.operations],
-        feeds=[wire.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial) for feed in step.feeds],
+        feeds=[
+            wire.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial, begins=feed.begins)
+            for feed in step.feeds
+        ],
         decode=step.decode,
         logits=step.logits,
         lane=step.lane,
@@ -21,7 +24,7 @@ def step_from_wire(message: wire.Step) -> Step:
     return Step(
         number=message.number,
         operations=tuple(_operation_from_wire(operation) for operation in message.operations),
-        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial) for feed in message.feeds),
+        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial, feed.begins) for feed in message.feeds),
         decode=message.decode,
         logits=message.logits,
         lane=message.lane,

@@ -19,8 +19,8 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
-from chorus.cluster.status_beat import Beat
-from chorus.platform import device
+from chorus.platform import beats, device
+from chorus.platform.beats import Phase
 from chorus.platform.exits import EXIT_LEADER_GONE
 from chorus.platform.memory import device_memory, resident_memory
 from chorus.proto import rank_pb2 as wire
@@ -34,7 +34,7 @@ from chorus.shard.split import BadSplit
 from chorus.shard.steps import Step
 from chorus.shard.wire import step_from_wire
 from chorus.transport.channel import open_server
-from chorus.transport.grpc_link import tensor_service
+from chorus.transport.grpc_link import session_of, tensor_service
 from chorus.transport.links import Inbox, LinkLost
 from chorus.transport.ports import HeldPort
 
@@ -56,19 +56,23 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
+    session: int
     step: Step
     answers: queue.SimpleQueue[wire.Done | None]
 
 
 @dataclass(frozen=True)
 class Forget:
-    """The leader is gone: its sequences are nobody's."""
+    """The leader of a session is gone: its sequences are nobody's. Its word may come when another one leads."""
+
+    session: int
 
 
 @dataclass(frozen=True)
 class Unload:
     """The leader stopped in order: another model may come, or none for a long time."""
 
+    session: int
     answers: queue.SimpleQueue[wire.UnloadReply]
 
 
@@ -111,15 +115,16 @@ class RankService(rank_pb2_grpc.RankServicer):
     def Run(self, requests: Iterator[wire.Step], context: grpc.ServicerContext) -> Iterator[wire.Done]:
         answers: queue.SimpleQueue[wire.Done | None] = queue.SimpleQueue()
         context.add_callback(lambda: answers.put(None))
+        session = session_of(context)
 
         def read() -> None:
             try:
                 for message in requests:
-                    self._commands.put(Run(step_from_wire(message), answers))
+                    self._commands.put(Run(session, step_from_wire(message), answers))
             except grpc.RpcError as error:
                 log.info("the leader is gone: %s", error)
             finally:
-                self._commands.put(Forget())
+                self._commands.put(Forget(session))
                 answers.put(None)
 
         threading.Thread(target=read, name="steps", daemon=True).start()
@@ -129,7 +134,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         answers: queue.SimpleQueue[wire.UnloadReply] = queue.SimpleQueue()
         # A leader that waits no longer, or a server that stops, must not leave this thread waiting.
         context.add_callback(lambda: answers.put(wire.UnloadReply()))
-        self._commands.put(Unload(answers))
+        self._commands.put(Unload(request.session, answers))
         return answers.get()
 
 
@@ -147,12 +152,11 @@ class _Memory:
 
 
 class Worker:
-    def __init__(
-        self, rank: int, address: str, find_model: ModelFinder = leaders_path, beat: Beat | None = None
-    ) -> None:
+    def __init__(self, rank: int, address: str, find_model: ModelFinder = leaders_path) -> None:
         self._rank = rank
         self._find_model = find_model
-        self._beat = beat or Beat(None)
+        self._session = 0
+        """Whose member this rank is: the leader's that asked it to load last."""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS)
@@ -171,6 +175,7 @@ class Worker:
         """Follow until stopped; the exit code says whether somebody should start this rank again."""
         self._server.start()
         log.info("rank %d waits for its leader on %s", self._rank, self.address)
+        beats.enter(Phase.SERVING)
         code = 0
         while True:
             try:
@@ -180,16 +185,22 @@ class Worker:
                 break
             match command:
                 case Load(request, answers):
-                    self._load(request, answers)
-                case Run(step, answers):
-                    answers.put(self._run(step))
+                    with beats.during(Phase.LOADING):
+                        self._load(request, answers)
+                case Run(session, step, answers):
+                    answers.put(self._run(session, step))
+                case Forget(session) if session != self._session:
+                    log.info("a leader of before is gone too; nothing of it was left")
                 case Forget():
                     self._forget()
                     if self._in_collective:
                         code = EXIT_LEADER_GONE
                         break
-                case Unload(answers):
-                    self._unload()
+                case Unload(session, answers) if session != self._session:
+                    answers.put(wire.UnloadReply())
+                case Unload(_, answers):
+                    with beats.during(Phase.LOADING):
+                        self._unload()
                     answers.put(wire.UnloadReply())
                     if self._in_collective:
                         code = EXIT_LEADER_GONE
@@ -207,6 +218,7 @@ class Worker:
             answers.put(RuntimeError("its group could not load and it is about to start again: try again"))
             return
         self._unload()
+        self._session = request.session
         try:
             self._member, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
@@ -243,7 +255,9 @@ class Worker:
         seat = take_seat(self._rank, path, request, self._inbox, progress)
         return member_of(seat), seat.shard
 
-    def _run(self, step: Step) -> wire.Done:
+    def _run(self, session: int, step: Step) -> wire.Done:
+        if session != self._session:
+            return wire.Done(number=step.number, error=f"rank {self._rank} follows another leader now")
         if self._member is None:
             return wire.Done(number=step.number, error=f"rank {self._rank} has no model loaded")
         try:
@@ -251,7 +265,7 @@ class Worker:
         except (LinkLost, RuntimeError, ValueError) as error:
             log.exception("step %d failed", step.number)
             return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
-        self._beat.finished(step.number)
+        beats.finished(step.number)
         traffic = self._member.traffic
         self._memory.look_again()
         return wire.Done(
@@ -264,13 +278,13 @@ class Worker:
         )
 
     def _tell_load(self, answers: queue.SimpleQueue[wire.LoadProgress | Exception], done: int, total: int) -> None:
-        self._beat.loaded(done, total)
+        beats.loaded(done, total)
         answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total))
 
     def _forget(self) -> None:
         if self._member:
             self._member.forget()
-        self._inbox.clear()
+        self._inbox.clear(self._session)
 
     def _unload(self) -> None:
         if self._member is None:
@@ -278,7 +292,7 @@ class Worker:
         self._member.close()
         self._member = None
         self._inbox.clear()
-        self._beat.loaded(0, 0)
+        beats.loaded(0, 0)
         # Modules refer to each other in circles: without this the weights stay until Python happens to look.
         gc.collect()
         mx.clear_cache()

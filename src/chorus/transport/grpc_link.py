@@ -17,18 +17,30 @@ from chorus.transport.packing import Compression, Packer
 SERVICE = "chorus.tensors.v1.Tensors"
 METHOD = f"/{SERVICE}/Push"
 QUEUE_LENGTH = 64
+_SESSION = "chorus-session"
+
+
+def session_metadata(session: int) -> tuple[tuple[str, str], ...]:
+    """What a stream between ranks says of itself: it belongs to one leader's session for all its life."""
+    return ((_SESSION, str(session)),)
+
+
+def session_of(context: grpc.ServicerContext) -> int:
+    told = dict(context.invocation_metadata()).get(_SESSION, "0")
+    return int(told) if told.isdecimal() else 0
 
 
 def tensor_service(inbox: Inbox, timeout: float) -> grpc.GenericRpcHandler:
     """The receiving end, to be added to a rank's server. Bytes pass through without protobuf: no second copy."""
 
     def push(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        session = session_of(context)
         for message in messages:
             # First of all: the sender measures the link with it, not what we do with the frame.
             if frames.wants_receipt(message):
                 yield b""
             try:
-                inbox.put(frames.decode(message), timeout)
+                inbox.put(frames.decode(message), timeout, session)
             except (frames.BadFrame, LinkLost) as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
@@ -44,6 +56,7 @@ class FrameSender:
         timeout: float,
         credentials: grpc.ChannelCredentials | None = None,
         compression: Compression = "off",
+        session: int = 0,
     ) -> None:
         self._address = address
         self._timeout = timeout
@@ -51,7 +64,8 @@ class FrameSender:
         self._packer = Packer(compression, is_private(address))
         self._channel = open_channel(address, credentials)
         push = self._channel.stream_stream(METHOD)
-        self._call = push(map(self._packer.outgoing, iter(self._outgoing.get, None)), wait_for_ready=True)
+        frames_out = map(self._packer.outgoing, iter(self._outgoing.get, None))
+        self._call = push(frames_out, metadata=session_metadata(session), wait_for_ready=True)
         threading.Thread(target=self._read_receipts, name="receipts", daemon=True).start()
 
     @property

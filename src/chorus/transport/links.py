@@ -44,17 +44,23 @@ class Link(Protocol):
 
 
 class Inbox:
-    """Frames that have come in, by step. Filled by the network's threads, emptied by the one that computes."""
+    """Frames that have come in, by step. Filled by the network's threads, emptied by the one that computes.
+
+    Steps count from 1 in each session, so a frame that comes late from another one would be taken for ours.
+    """
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
+        self._session = 0
         self._frames: dict[int, Frame] = {}
         self._changed = threading.Condition()
         self._closed: str | None = None
 
-    def put(self, frame: Frame, timeout: float) -> None:
+    def put(self, frame: Frame, timeout: float, session: int = 0) -> None:
         """Waits while the stage is far behind: the sender is slowed down, nothing piles up."""
         with self._changed:
+            if session != self._session:
+                raise LinkLost("this stage follows another leader now")
             if not self._changed.wait_for(lambda: len(self._frames) < self._limit or self._closed is not None, timeout):
                 raise LinkLost(f"this stage took no tensors for {timeout:g} s")
             self._frames[frame.step] = frame
@@ -76,7 +82,9 @@ class Inbox:
             self._closed = reason
             self._changed.notify_all()
 
-    def clear(self) -> None:
+    def clear(self, session: int = 0) -> None:
+        """From now on only frames of this session are taken."""
         with self._changed:
+            self._session = session
             self._frames.clear()
             self._closed = None
