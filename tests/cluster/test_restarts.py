@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent_ranks import NoPort, Ranks
-from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Program, RestartPolicy, Restarts, Supervisor
+from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Life, Program, RestartPolicy, Restarts, Supervisor
 from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.lifeline import Lifeline
 from chorus.platform.output import RotatingLog
@@ -38,7 +38,7 @@ def test_a_port_is_waited_for_longer_than_a_closed_connection_can_keep_it() -> N
 def test_a_start_that_succeeds_begins_the_count_anew() -> None:
     restarts = Restarts()
     for moment in (0.0, 1000.0, 2000.0):
-        assert restarts.pause(EXIT_RANK_LOST, moment) == 0
+        assert restarts.pause(EXIT_RANK_LOST, moment, Life(loading=1, served=900)) == 0
         assert [restarts.pause(EXIT_CANNOT_START, moment) for _ in range(3)] == [1, 2, 4]
 
 
@@ -48,10 +48,24 @@ def test_tries_that_waited_long_are_forgotten_where_asked() -> None:
     assert {restarts.pause(EXIT_CANNOT_START, 600.0 * n) for n in range(20)} == {1}
 
 
-def test_what_keeps_ending_is_given_up_unless_it_takes_its_time() -> None:
-    quick, slow = Restarts(), Restarts()
-    assert [quick.pause(1, moment) for moment in range(6)] == [0, 0, 0, 0, 0, None]
-    assert all(slow.pause(1, 60.0 * moment) == 0 for moment in range(20))
+def test_what_is_lost_again_and_again_is_started_after_growing_pauses_and_then_given_up() -> None:
+    restarts = Restarts()
+    assert [restarts.pause(1, moment) for moment in range(8)] == [0, 1, 2, 4, 8, 16, 32, None]
+
+
+def test_what_takes_minutes_to_load_and_then_ends_is_given_up_too() -> None:
+    restarts, life = Restarts(), Life(loading=300, served=90)
+    assert [restarts.pause(-11, 390.0 * n, life) for n in range(8)] == [0, 1, 2, 4, 8, 16, 32, None]
+
+
+def test_what_has_served_longer_than_it_took_to_load_is_lost_anew() -> None:
+    restarts = Restarts()
+    assert {restarts.pause(-11, 390.0 * n, Life(loading=300, served=301)) for n in range(20)} == {0}
+    assert {restarts.pause(-11, 390.0 * n, Life(loading=2, served=61)) for n in range(20)} == {0}
+
+
+def test_what_has_served_may_start_again_though_it_could_not_say_so_by_its_exit_code() -> None:
+    assert Restarts().pause(EXIT_CANNOT_START, 0, Life(loading=2, served=1)) == 1
 
 
 def test_a_rank_that_was_only_left_by_its_leader_has_run_and_was_not_lost() -> None:
@@ -110,7 +124,7 @@ def test_a_group_that_served_survives_starts_that_fail() -> None:
     [
         ([EXIT_CANNOT_START], "rank 0 cannot start", 1),
         ([EXIT_RANK_LOST, *[CannotStartNow("node one is draining")] * 4], "node one is draining", 5),
-        ([EXIT_RANK_LOST] * 6, "rank 0 ended 6 times within 120 s, last with exit code 71", 6),
+        ([EXIT_RANK_LOST] * 5, "rank 0 ended 5 times in a row, last with exit code 71", 5),
     ],
 )
 def test_a_group_is_given_up_with_its_reason(endings: list[int | Exception], said: str, starts: int) -> None:
@@ -158,6 +172,46 @@ def test_a_fixed_port_that_a_rank_has_had_is_waited_for(
                 while f"port {port} of this node's rank is taken: trying again" not in caplog.text:
                     await asyncio.sleep(0.01)
         assert (await asyncio.wait_for(again, DEADLINE)).port == port
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_ranks_end_when_their_coordinator_no_longer_says_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection may well be open: a coordinator that stands still keeps it."""
+    program(monkeypatch, "import time; time.sleep(600)")
+
+    async def act() -> None:
+        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        await ranks.start("s", 1, "m", [], {})
+        with ranks.watched("s") as heard:
+            monkeypatch.setattr("chorus.cluster.agent_ranks.LEASE_SECONDS", DEADLINE)
+            await ranks.end_forgotten()
+            assert [state.running for state in ranks.states()] == [True]
+            heard()
+            monkeypatch.setattr("chorus.cluster.agent_ranks.LEASE_SECONDS", 0.0)
+            await ranks.end_forgotten()
+            assert ranks.states() == []
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_only_sessions_whose_coordinator_has_left_are_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, "import time; time.sleep(600)")
+
+    async def act() -> None:
+        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        await asyncio.gather(*(ranks.start(session, 1, "m", [], {}) for session in ("left", "watched", "new")))
+        with ranks.watched("left"):
+            pass
+        with ranks.watched("watched"):
+            assert await ranks.end_abandoned() == 1
+            assert {state.session for state in ranks.states()} == {"watched", "new"}
         await ranks.close()
 
     asyncio.run(act())
