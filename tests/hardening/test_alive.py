@@ -1,4 +1,4 @@
-"""Alive, not just running: what stands still is replaced, what fails for good is tried once, what is old goes unheard."""
+"""Alive, not just running: what stands still is replaced, what fails for good is tried once, the past is not heard."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -153,15 +154,21 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             first = await asyncio.wait_for(anext(requests), FIRST_WORD_SECONDS)
         except (TimeoutError, StopAsyncIteration):
             return
-        with self._ranks.watched(first.session) as heard:
-            listening = asyncio.create_task(_listen(requests, heard))
-            try:
-                while not self._ended.is_set():
-                    await self._check(context)
-                    yield wire.Heartbeat(sent_at=time.time(), node=self._node())
-                    await _within(self._ended.wait(), HEARTBEAT_SECONDS)
-            finally:
-                listening.cancel()
+        # By what comes in, and not by what goes out: a connection that breaks ends this task at once, but a generator
+        # that has just handed out a message only some time later.
+        listening = asyncio.create_task(self._listen(first.session, requests))
+        try:
+            while not self._ended.is_set() and not listening.done():
+                await self._check(context)
+                yield wire.Heartbeat(sent_at=time.time(), node=self._node())
+                await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+        finally:
+            listening.cancel()
+
+    async def _listen(self, session: str, requests: AsyncIterator[wire.WatchRequest]) -> None:
+        with self._ranks.watched(session) as heard, contextlib.suppress(grpc.aio.UsageError):
+            async for _ in requests:
+                heard()
 
     async def Logs(self, request: wire.LogsRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[wire.LogChunk]:
         await self._check(context)
@@ -267,11 +274,6 @@ async def serve_control(service: AgentService, identity: Identity, host: str, po
         raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
     await server.start()
     return server, bound
-
-
-async def _listen(requests: AsyncIterator[wire.WatchRequest], heard: Callable[[], None]) -> None:
-    async for _ in requests:
-        heard()
 
 
 async def _within(wait: object, seconds: float) -> None:
