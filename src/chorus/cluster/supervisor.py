@@ -41,7 +41,7 @@ class Program:
     failure_file: Path | None = None
     """Where the process leaves the reason when it cannot start."""
     told: str = ""
-    """What it reads from standard input: needs no disk, and comes again with every start."""
+    """The line that it reads from standard input: needs no disk, and comes again with every start."""
     processes: int = 1
     """How many of ours it starts by itself, where it is not one of ours."""
 
@@ -177,7 +177,7 @@ class Group:
                 start_new_session=True,
             )
             if stream := self._running[program.name].stdin:
-                stream.write(program.told.encode())
+                stream.write(program.told.encode() + b"\n")
                 stream.close()
             pid = self._running[program.name].pid
             log.debug("started %s as process %d", program.name, pid)

@@ -60,5 +60,8 @@ def _exists(pid: int) -> bool:
 
 
 def read_told(place: str) -> bytes:
-    """What a process was told when it was started: in a file, or on standard input for `-`."""
-    return sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
+    """What a process was told when it was started: in a file, or for `-` in the first line of its standard input.
+
+    A line and not all there is: mpirun passes on what it is told, but never that it was the end.
+    """
+    return sys.stdin.buffer.readline() if place == "-" else Path(place).read_bytes()
