@@ -72,6 +72,10 @@ class Engine:
     async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
         return await self.grammars.open(grammar, stop_tokens) if self.grammars else None
 
+    def close(self) -> None:
+        if self.grammars:
+            self.grammars.close()
+
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
         if self.leader is None:
             raise SystemExit(0)
@@ -143,6 +147,8 @@ def run(spec: EngineSpec) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, engine.stop)
     with contextlib.ExitStack() as cleanup:
+        # Last of all: whose grammar still compiles hears from the service why it ends.
+        cleanup.callback(engine.close)
         service = ServiceThread(spec.address, engine)
         service.start()
         cleanup.callback(service.stop)
@@ -202,7 +208,6 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()
-    cleanup.callback(grammars.close)
     engine.grammars = grammars
     engine.group, engine.leader = group, leader
     if group.followers:

@@ -69,8 +69,8 @@ def test_a_process_that_ends_fails_its_own_request(
 ) -> None:
     (first, child), (second, _) = born(own), born(own)
     child.send_signal(number)
+    assert gone(child)
     with pytest.raises(GrammarError, match=reason) as caught:
-        # Whether it ends before the token comes or after it is all the same.
         follow(first, letter)
     assert caught.value.field == FIELD
     follow(second, letter)

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import time
 from dataclasses import dataclass
 
 import psutil
@@ -59,6 +60,7 @@ class Nursery:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._poll.register(self._ended, select.POLLIN)
+        self._looked = 0.0
 
     def run(self) -> None:
         """Until the leader is gone."""
@@ -79,26 +81,34 @@ class Nursery:
             self._kill(pid, "the leader is gone")
 
     def _take_order(self) -> bool:
-        order, descriptors, _, _ = socket.recv_fds(self._control, _LONGEST_ORDER, 2)
+        try:
+            order, descriptors, _, _ = socket.recv_fds(self._control, _LONGEST_ORDER, 2)
+        except ConnectionError:
+            return False
         if len(descriptors) != 2:
             return False
         link, mask_file = socket.socket(fileno=descriptors[0]), descriptors[1]
         try:
-            vocabulary = self._vocabularies.ending_with(frozenset(json.loads(order)))
+            self._fork(link, mask_file, self._vocabularies.ending_with(frozenset(json.loads(order))))
         except GrammarError as error:
             _tell(link, str(error))
             link.close()
-        else:
-            self._fork(link, mask_file, vocabulary)
-        os.close(mask_file)
+        except OSError as error:
+            _tell(link, f"no process could be started for it: {error.strerror}")
+            link.close()
+        finally:
+            os.close(mask_file)
         return True
 
     def _fork(self, link: socket.socket, mask_file: int, vocabulary: LLTokenizer) -> None:
         born_with = int(psutil.Process().memory_info().rss)
         pid = os.fork()
         if pid == 0:
-            self._forget_everybody()
-            live(link, mask_file, vocabulary, self._limits)
+            try:
+                self._forget_everybody()
+                live(link, mask_file, vocabulary, self._limits)
+            finally:
+                os._exit(1)  # whatever happens, there is one nursery
         self._children[pid] = Child(link, psutil.Process(pid), born_with)
         self._links[link.fileno()] = pid
         self._poll.register(link, 0)  # a hang-up is always told
@@ -113,8 +123,9 @@ class Nursery:
 
     def _watch_memory(self) -> None:
         """For systems that set no limit, and for all children together."""
-        if not self._children:
+        if time.monotonic() < self._looked + _LOOK_SECONDS:
             return
+        self._looked = time.monotonic()
         most = self._limits.memory_mb << 20
         grown = {pid: child.grown() for pid, child in self._children.items()}
         for pid, size in grown.items():
