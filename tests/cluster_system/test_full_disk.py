@@ -32,7 +32,7 @@ go_on, failures, asked = threading.Event(), [], [0] * 4
 def ask(number):
     body = {"prompt": "The quick brown fox", "max_tokens": 4}
     with httpx.Client(timeout=60) as client:
-        while not go_on.is_set() or asked[number] < at_least:
+        while not failures and not (go_on.is_set() and asked[number] >= at_least):
             try:
                 answers = client.post(url + "/v1/completions", json=body), client.get(url + "/x" * 300)
                 codes = tuple(answer.status_code for answer in answers)

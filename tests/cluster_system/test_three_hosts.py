@@ -184,7 +184,7 @@ def nothing_runs(hosts: list[Host], ports: list[set[str]]) -> None:
         eventually(lambda host=host: not host.own_processes(), 10)
         assert not [" ".join(p.cmdline()) for p in host.own_processes()], host.user
         assert host.listening() == before
-        assert not [file for file in host.files() if "chorus-lifeline-" in file or file.endswith(".sock")]
+        assert not [file for file in host.files() if file.endswith(("/pipe", ".sock"))]
 
 
 def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
