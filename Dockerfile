@@ -1,5 +1,5 @@
 # A Linux node: docker build -t chorus . (CPU), or --build-arg EXTRA=cuda13 and run with --gpus all (CUDA).
-# docker run --network host -e CHORUS_TOKEN=chorus1-… -v chorus:/data chorus
+# docker run --network host -e CHORUS_TOKEN -v chorus:/data chorus
 FROM python:3.11-slim
 
 ARG EXTRA=cpu

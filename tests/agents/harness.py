@@ -44,7 +44,14 @@ def free_block() -> int:
 class Process:
     """One command, its output in a file; ended with everything below it."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        stdin: Any = subprocess.DEVNULL,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log_file = folder / f"{name}-{time.monotonic_ns()}.log"
@@ -54,7 +61,7 @@ class Process:
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
@@ -118,22 +125,32 @@ class Cluster:
     def token(self) -> Token:
         return Authority(self.state / "authority").token
 
-    def run(self, name: str, arguments: list[str], state: Path, **environment: str) -> Process:
-        process = Process(name, arguments, self.folder / name, {"CHORUS_STATE": str(state), **environment})
+    def run(
+        self, name: str, arguments: list[str], state: Path, stdin: Any = subprocess.DEVNULL, **environment: str
+    ) -> Process:
+        process = Process(name, arguments, self.folder / name, {"CHORUS_STATE": str(state), **environment}, stdin)
         self.processes.append(process)
         return process
 
-    def chorus(self, name: str, *arguments: str, state: Path | None = None, **environment: str) -> Process:
-        return self.run(name, ["-c", LAUNCH, *arguments], state or self.state, **environment)
+    def chorus(
+        self,
+        name: str,
+        *arguments: str,
+        state: Path | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        **environment: str,
+    ) -> Process:
+        return self.run(name, ["-c", LAUNCH, *arguments], state or self.state, stdin, **environment)
 
     def agent(
         self, name: str, *arguments: str, port: int | None = None, token: str | None = None, **environment: str
     ) -> tuple[Process, int]:
         port = port or free_block()
-        command = ["join", "--token", token or self.token.text, "--listen", f"127.0.0.1:{port}", "--name", name]
+        command = ["join", "--listen", f"127.0.0.1:{port}", "--name", name]
         logs = self.folder / name / "logs"
         command += ["--no-announce", "--log-dir", str(logs), *arguments]
         failure_logs.keep(f"the ranks of {name}", logs)
+        environment = {"CHORUS_TOKEN": token or self.token.text, **environment}
         return self.chorus(name, *command, state=self.folder / f"state-{name}", **environment), port
 
     def serve(self, model: str | Path, arguments: list[str], **environment: str) -> Process:

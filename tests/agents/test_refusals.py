@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 from chorus.cluster import agent_peers, trust_join
 from chorus.cluster.token import Token
 from chorus.cluster.trust import Authority
-from chorus.cluster.trust_identity import CHANNEL_OPTIONS, COORDINATOR, NODE, Identity
+from chorus.cluster.trust_identity import COORDINATOR, NODE, Identity
+from chorus.cluster.trust_names import server_name
 from chorus.proto import agent_pb2, agent_pb2_grpc, rank_pb2, rank_pb2_grpc
 from tests.agents.harness import Cluster, Process, cluster, complete, eventually, url_of
 
@@ -83,50 +85,48 @@ def test_silent_connections_do_not_lock_others_out(running: Running) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", running.ports["door"]), 5))
-        card, _ = agent_peers.ask(("127.0.0.1", running.ports["door"]), _coordinator(running))
-        assert card.name == "one"
+        met = asyncio.run(agent_peers.ask(("127.0.0.1", running.ports["door"]), _coordinator(running)))
+        assert met.member.name == "one"
 
 
 def test_a_certificate_of_another_cluster_opens_no_port(running: Running, tmp_path: Path) -> None:
-    other = Authority.create(tmp_path / "other").issue(tmp_path / "intruder", "intruder", "evil", COORDINATOR)
+    other = Authority.create(tmp_path / "other").issue(tmp_path / "intruder", "intruder", COORDINATOR)
     # It even believes our authority, so that its own side has nothing against the connection.
     (other.folder / "ca.pem").write_bytes(running.made.authority.certificate_pem)
     intruder = Identity(other.folder)
     with pytest.raises((OSError, trust_join.JoinRefused)):
-        agent_peers.ask(("127.0.0.1", running.ports["door"]), intruder)
-    assert _describe(running.ports["control"], intruder) is grpc.StatusCode.UNAVAILABLE
-    assert _hello(running.ports["rank"], intruder) is grpc.StatusCode.UNAVAILABLE
+        asyncio.run(agent_peers.ask(("127.0.0.1", running.ports["door"]), intruder))
+    assert _describe(running, intruder) is grpc.StatusCode.UNAVAILABLE
+    assert _hello(running, intruder) is grpc.StatusCode.UNAVAILABLE
     assert eventually(lambda: "refused 127.0.0.1" in running.agent.log), running.agent.log
     running.unharmed()
 
 
 def test_a_node_may_not_steer_other_nodes(running: Running, tmp_path: Path) -> None:
-    node = running.made.authority.issue(tmp_path / "node", "nosy", "nosy", NODE)
-    assert _describe(running.ports["control"], node) is grpc.StatusCode.UNAVAILABLE
-    assert _hello(running.ports["rank"], node) is grpc.StatusCode.UNAVAILABLE
+    node = running.made.authority.issue(tmp_path / "node", "nosy", NODE)
+    assert _describe(running, node) is grpc.StatusCode.UNAVAILABLE
+    assert _hello(running, node) is grpc.StatusCode.UNAVAILABLE
     assert "nosy is no coordinator" in running.agent.log
-    assert _hello(running.ports["rank"], _coordinator(running)) is grpc.StatusCode.OK
+    assert _hello(running, _coordinator(running)) is grpc.StatusCode.OK
 
 
 def test_an_expelled_node_is_refused_everywhere_while_everything_runs(running: Running, tmp_path: Path) -> None:
-    expelled = running.made.authority.issue(tmp_path / "gone", "gone", "gone", NODE)
+    expelled = running.made.authority.issue(tmp_path / "gone", "gone", NODE)
     door = ("127.0.0.1", running.ports["door"])
-    assert agent_peers.ask(door, expelled)[0].name == "one"
+    assert asyncio.run(agent_peers.ask(door, expelled)).member.name == "one"
     expel = running.made.chorus("expel", "token", "expel", "gone")
     assert expel.wait() == 0, expel.log
 
     def refused() -> bool:
         try:
-            agent_peers.ask(door, expelled)
+            asyncio.run(agent_peers.ask(door, expelled))
         except (OSError, trust_join.JoinRefused):
             return True
         return False
 
     assert eventually(refused), "the list of expelled nodes must reach the agents"
-    assert "gone (gone) was expelled" in running.agent.log
-    with grpc.secure_channel(
-        f"127.0.0.1:{running.ports['rank']}", expelled.channel_credentials(), CHANNEL_OPTIONS
-    ) as channel:
+    assert f"gone ({expelled.member.node_id}) was expelled" in running.agent.log
+    with _channel(running.ports["rank"], expelled, running) as channel:
         push = channel.stream_unary("/chorus.tensors.v1.Tensors/Push")
         with pytest.raises(grpc.RpcError) as caught:
             push(iter([b"x"]), timeout=60)
@@ -160,19 +160,25 @@ def _coordinator(running: Running) -> Identity:
     return Identity(running.made.authority.folder / "coordinator")
 
 
-def _describe(port: int, identity: Identity) -> grpc.StatusCode:
-    with grpc.secure_channel(f"127.0.0.1:{port}", identity.channel_credentials(), CHANNEL_OPTIONS) as channel:
-        try:
-            agent_pb2_grpc.AgentStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=60)
-        except grpc.RpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
+def _channel(port: int, identity: Identity, running: Running) -> grpc.Channel:
+    agent = Identity(running.made.folder / "state-one" / "identity").member.node_id
+    options = [("grpc.ssl_target_name_override", server_name(agent))]
+    return grpc.secure_channel(f"127.0.0.1:{port}", identity.channel_credentials(), options)
 
 
-def _hello(port: int, identity: Identity) -> grpc.StatusCode:
-    with grpc.secure_channel(f"127.0.0.1:{port}", identity.channel_credentials(), CHANNEL_OPTIONS) as channel:
-        try:
-            rank_pb2_grpc.RankStub(channel).Hello(rank_pb2.HelloRequest(version="x"), timeout=60)
-        except grpc.RpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
+def _describe(running: Running, identity: Identity) -> grpc.StatusCode:
+    with _channel(running.ports["control"], identity, running) as channel:
+        return _code(lambda: agent_pb2_grpc.AgentStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=60))
+
+
+def _hello(running: Running, identity: Identity) -> grpc.StatusCode:
+    with _channel(running.ports["rank"], identity, running) as channel:
+        return _code(lambda: rank_pb2_grpc.RankStub(channel).Hello(rank_pb2.HelloRequest(version="x"), timeout=60))
+
+
+def _code(call: Callable[[], object]) -> grpc.StatusCode:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

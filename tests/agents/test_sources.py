@@ -74,8 +74,8 @@ def test_a_node_copies_from_another_node_that_has_the_files(nodes: Cluster, tiny
     async def copy() -> Path:
         async with _joined(nodes, first, second) as (holder, taker):
             wanted = [Wanted(taker, share.digest, share.files)]
-            (sources,) = await find_sources([holder, taker], wanted, "tiny", nobody)
-            assert {source.address for source in sources} == {f"127.0.0.1:{first}", f"127.0.0.1:{nobody}"}
+            (sources,) = await find_sources([holder, taker], wanted, "tiny", lambda node: node.rank_address(nobody))
+            assert {source.address for source in sources} == {holder.door, taker.rank_address(nobody)}
             return await _spawned(taker, share, sources)
 
     path = asyncio.run(copy())
@@ -130,21 +130,21 @@ def test_a_link_that_was_not_measured_yet_says_so() -> None:
 
 def test_measuring_a_link_is_bounded_and_an_unreachable_one_is_named(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "authority")
-    own = authority.issue(tmp_path / "holder", "studio", "id0", NODE)
-    asker = authority.issue(tmp_path / "asker", "mini", "id1", NODE)
+    own = authority.issue(tmp_path / "holder", "studio", NODE)
+    asker = authority.issue(tmp_path / "asker", "mini", NODE)
     files = FileServer()
     with contextlib.closing(Door("127.0.0.1", 0)) as door:
         door.set(own.server_context(PROTOCOLS), own, None, {FILES: files.serve})
         door.start()
-        assert measure_member(("127.0.0.1", door.port), asker) > 0
+        assert measure_member(("127.0.0.1", door.port), own.member.node_id, asker) > 0
         assert files.probed_bytes < 2 * PROBE_BYTES
     with pytest.raises(LinkError, match=f"127.0.0.1:{door.port}"):
-        measure_member(("127.0.0.1", door.port), asker)
+        measure_member(("127.0.0.1", door.port), own.member.node_id, asker)
 
 
 @contextlib.asynccontextmanager
 async def _joined(made: Cluster, *ports: int) -> AsyncIterator[list[Node]]:
-    identity = made.authority.coordinator("test", "test")
+    identity = made.authority.coordinator("test")
     nodes = Nodes(made.authority, identity, "test", [("127.0.0.1", port) for port in ports], discover=False)
     await nodes.start()
     try:

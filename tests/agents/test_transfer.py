@@ -24,8 +24,8 @@ from chorus.cluster.transfer_disk import RANGE_BYTES
 from chorus.cluster.transfer_fetch import Progress, fetch
 from chorus.cluster.transfer_sources import Source
 from chorus.cluster.trust import Authority
-from chorus.cluster.trust_enrol import connect
-from chorus.cluster.trust_identity import NODE, SERVER_NAME, Identity
+from chorus.cluster.trust_identity import NODE, Identity
+from chorus.cluster.trust_meet import meet
 
 SIZE = 5 * RANGE_BYTES + 12345
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def holder(folder: Path, model: Path) -> Iterator[tuple[Door, FileServer, Identity, str]]:
     authority = Authority.create(folder / "authority")
-    own = authority.issue(folder / "holder", "studio", "id0", NODE)
+    own = authority.issue(folder / "holder", "studio", NODE)
     files = FileServer()
     share = share_folder("some-model", model)
     files.offer(share)
@@ -50,7 +50,7 @@ def holder(folder: Path, model: Path) -> Iterator[tuple[Door, FileServer, Identi
     door.set(own.server_context(PROTOCOLS), own, None, {FILES: files.serve})
     door.start()
     try:
-        yield door, files, authority.issue(folder / "mine", "mini", "id1", NODE), share.digest
+        yield door, files, authority.issue(folder / "mine", "mini", NODE), share.digest
     finally:
         door.close()
 
@@ -238,12 +238,13 @@ def test_a_copy_that_nobody_can_finish_names_every_source_and_its_reason(tmp_pat
     ids=str,
 )
 def test_only_what_is_offered_can_be_had(tmp_path: Path, model: Path, request_: dict[str, object]) -> None:
-    with holder(tmp_path, model) as (door, _, identity, share):
-        connection = connect(("127.0.0.1", door.port), identity.client_context([FILES]), 10, SERVER_NAME)
-        with contextlib.closing(connection):
-            trust_join.send(connection, {**request_, "share": request_["share"] or share})
-            with pytest.raises((trust_join.JoinRefused, OSError)):
-                trust_join.receive(connection)
+    with (
+        holder(tmp_path, model) as (door, _, identity, share),
+        meet(("127.0.0.1", door.port), identity, FILES, 10) as (connection, _),
+    ):
+        trust_join.send(connection, {**request_, "share": request_["share"] or share})
+        with pytest.raises((trust_join.JoinRefused, OSError)):
+            trust_join.receive(connection)
 
 
 def test_a_node_takes_no_file_names_that_leave_its_folder(

@@ -38,8 +38,9 @@ def test_one_device_of_a_file_is_started_alone_with_its_name_and_port(nodes: Clu
     agent = nodes.chorus(
         "mini2",
         *("join", "-c", str(DEVICES), "--device-id", "mini2", "--port", str(port)),
-        *("--token", nodes.token.text, "--listen", f"127.0.0.1:{door}", "--no-announce"),
+        *("--listen", f"127.0.0.1:{door}", "--no-announce"),
         state=nodes.folder / "state-mini2",
+        CHORUS_TOKEN=nodes.token.text,
     )
     agent.wait_for("waiting on")
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{door}", "--split", "4,3"])

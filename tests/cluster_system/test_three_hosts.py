@@ -134,7 +134,7 @@ def serve_by_token(
     first = hosts[0]
     ports = [host.listening() for host in hosts]
     token = first.chorus("token", "new", *token_words).stdout.strip()
-    assert token.startswith("chorus1-")
+    assert token.startswith("chorus2-")
     logs = [host.folder / f"chorus-{host.number}.log" for host in hosts]
     agents = [
         host.start(

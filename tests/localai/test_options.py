@@ -112,10 +112,31 @@ def test_jaccl_means_tensor_parallel_unless_told_otherwise(tmp_path: Path) -> No
     assert chosen.settings.engine.parallel == "pipeline"
 
 
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (["trust_remote_code:true"], {}),
+        ([], {"TrustRemoteCode": True}),
+        ([], {"EngineArgs": '{"trust_remote_code": true}'}),
+    ],
+)
+def test_a_request_alone_lets_no_model_run_its_own_code(
+    tmp_path: Path, options: list[str], fields: dict[str, object]
+) -> None:
+    """Whoever reaches the backend could ask for it; whoever started the backend decides."""
+    asked = wire.ModelOptions(Model="m", Options=options, **fields)
+    refused = plan_load(asked, {}, {}, tmp_path)
+    assert not refused.settings.engine.trust_remote_code
+    assert "--trust-remote-code" in " ".join(refused.notes)
+    assert plan_load(asked, {}, {}, tmp_path, trust_remote_code=True).settings.engine.trust_remote_code
+    unasked = plan_load(wire.ModelOptions(Model="m"), {}, {}, tmp_path, trust_remote_code=True)
+    assert not unasked.settings.engine.trust_remote_code
+
+
 def test_fields_of_the_request_are_used_and_options_go_over_them(tmp_path: Path) -> None:
     chosen = plan(tmp_path, ContextSize=4096, MaxModelLen=2048, TrustRemoteCode=True, EngineArgs='{"max_batch": 8}')
     engine = chosen.settings.engine
-    assert (engine.context, engine.trust_remote_code, engine.max_batch) == (2048, True, 8)
+    assert (engine.context, engine.max_batch) == (2048, 8)
     assert plan(tmp_path, "max_kv_size:512", ContextSize=4096).settings.engine.context == 512
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.ranks == 2
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.parallel == "tensor"

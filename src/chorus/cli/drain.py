@@ -31,12 +31,12 @@ def drain(
     if config:
         on_first_host(config, ["drain", node, *(["--undo"] if undo else [])], CALL_SECONDS * 2)
         return
-    (address,) = find_nodes(node).values()
+    ((name, address),) = find_nodes(node).items()
     try:
         state = asyncio.run(_drain(address, not undo))
     except (CannotCall, NoAuthority) as error:
         fail(str(error))
-    typer.echo(f"{state.name} is {'draining' if state.draining else 'at work'}")
+    typer.echo(f"{name} is {'draining' if state.draining else 'at work'}")
 
 
 async def _drain(address: tuple[str, int], draining: bool) -> wire.Node:

@@ -11,17 +11,21 @@ import typer
 
 from chorus.cli.join_service import install_service, remove_service
 from chorus.cli.output import console, fail
+from chorus.cli.token_source import read_token
 from chorus.cli.up_options import parse_peer
 from chorus.cluster.agent import Agent, AgentOptions, CannotJoin
 from chorus.cluster.agent_paths import DOOR_PORT, BadName, check_name, own_name, state_dir
 from chorus.cluster.config import ConfigError, find_device, load_settings
 from chorus.cluster.token import BadToken, Token
+from chorus.cluster.trust_identity import Identity
 from chorus.platform import logs
 
 
 def join(
+    context: typer.Context,
     token: Annotated[
-        str | None, typer.Option(envvar="CHORUS_TOKEN", help="The cluster's token; needed once.", show_envvar=True)
+        str | None,
+        typer.Option(envvar="CHORUS_TOKEN", help="- reads the cluster's token; needed once.", show_envvar=True),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
     peer: Annotated[
@@ -41,14 +45,16 @@ def join(
 ) -> None:
     """Make this machine a node: it waits for its cluster, in any order, and runs ranks for it until stopped.
 
-    Example: chorus join --token chorus1-…
+    Example: chorus join --token-file cluster.token
     """
     logs.setup(log_level, log_json)
     try:
         if device_id:
             _, device = find_device(load_settings(config), device_id)
             name, port = name or device.device_id, port or device.port
-        options = agent_options(token, token_file, peer or [], listen, name, log_dir, announce, port)
+        needed = not uninstall and Identity.find(state_dir() / "identity") is None
+        proof = read_token(context, token, token_file, needed)
+        options = agent_options(proof, peer or [], listen, name, log_dir, announce, port)
     except (BadToken, BadName, ConfigError, ValueError, OSError) as error:
         fail(str(error))
     if uninstall:
@@ -62,8 +68,7 @@ def join(
 
 
 def agent_options(
-    token: str | None,
-    token_file: Path | None,
+    token: Token | None,
     peers: list[str],
     listen: str,
     name: str | None,
@@ -72,8 +77,6 @@ def agent_options(
     rank_port: int | None,
     backend: str = "",
 ) -> AgentOptions:
-    if token_file:
-        token = token_file.read_text()
     host, port = parse_peer(listen)
     return AgentOptions(
         name=check_name(name or own_name()),
@@ -81,7 +84,7 @@ def agent_options(
         logs=log_dir,
         host=host,
         port=port,
-        token=Token.parse(token) if token else None,
+        token=token,
         peers=tuple(parse_peer(text) for text in peers),
         announce=announce,
         rank_port=rank_port,

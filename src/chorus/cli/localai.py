@@ -42,6 +42,9 @@ def localai(
     rank: Annotated[int, typer.Option(min=0, help="This machine's place in the hostfile; 0 serves LocalAI.")] = 0,
     coordinator: Annotated[str | None, typer.Option(help="jaccl: HOST:PORT of rank 0 where the ranks meet.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a token.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let models whose options ask for it run their own Python.")
+    ] = False,
 ) -> None:
     """Serve LocalAI's backend protocol; the model and its options come from LocalAI.
 
@@ -50,13 +53,18 @@ def localai(
     if backend is not None and backend not in BACKENDS:
         fail(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
     if worker or rank:
-        follow(backend, hostfile, rank, coordinator)
+        follow(backend, hostfile, rank, coordinator, trust_remote_code)
     else:
-        lead(addr, backend, hostfile, coordinator, insecure)
+        lead(addr, backend, hostfile, coordinator, insecure, trust_remote_code)
 
 
 def lead(
-    addr: str, backend: str | None, hostfile: Path | None, coordinator: str | None, insecure: bool = False
+    addr: str,
+    backend: str | None,
+    hostfile: Path | None,
+    coordinator: str | None,
+    insecure: bool = False,
+    trust_remote_code: bool = False,
 ) -> None:
     """Rank 0: LocalAI's server. What its model options do not say is taken from these flags."""
     # The environment's hostfile is LocalAI's to set, and a bad one is told when a model is loaded.
@@ -76,13 +84,16 @@ def lead(
         "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},
         "engine": {"transport": BACKENDS[backend] if backend else None},
     }
+    trusted = trust_remote_code or settings.engine.trust_remote_code
     try:
-        asyncio.run(serve_backend(ServerSettings(addr, flags), launch))
+        asyncio.run(serve_backend(ServerSettings(addr, flags, trusted), launch))
     except ListenError as error:
         fail(str(error))
 
 
-def follow(backend: str | None, hostfile: Path | None, rank: int, coordinator: str | None) -> None:
+def follow(
+    backend: str | None, hostfile: Path | None, rank: int, coordinator: str | None, trust_remote_code: bool = False
+) -> None:
     """One of the other ranks, as `chorus worker mlx-distributed` is; how tensors travel is the leader's to say."""
     from chorus.cli import worker  # it needs `lead` from here
 
@@ -91,7 +102,9 @@ def follow(backend: str | None, hostfile: Path | None, rank: int, coordinator: s
         fail("--worker needs --hostfile: the addresses of all ranks, in rank order")
     if rank == 0:
         fail("--worker needs --rank from 1 on: rank 0 is what LocalAI talks to, without --worker")
-    worker.mlx_distributed(named, rank, backend=backend or "ring", coordinator=coordinator)
+    worker.mlx_distributed(
+        named, rank, backend=backend or "ring", coordinator=coordinator, trust_remote_code=trust_remote_code
+    )
 
 
 def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:

@@ -25,7 +25,7 @@ def new() -> None:
     except NoAuthority as error:
         fail(str(error))
     typer.echo(authority.token.text)
-    console.print("on every other machine: chorus join --token <this token>; here: chorus serve MODEL --cluster")
+    console.print("on every other machine: chorus join, which asks for this token; here: chorus serve MODEL --cluster")
 
 
 @app.command()
@@ -48,13 +48,14 @@ def rotate() -> None:
 
 @app.command()
 def nodes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the certificates given out, and which of them are refused.
+    """List the nodes that were given a certificate, and which of them are refused.
 
     Example: chorus token nodes
     """
     authority = _authority()
-    revoked = authority.revoked()
-    rows = [{**vars(issued), "expelled": issued.serial in revoked} for issued in authority.issued()]
+    expelled = authority.expelled().ids
+    latest = {issued.node_id: issued for issued in authority.issued()}
+    rows = [{**vars(issued), "expelled": issued.node_id in expelled} for issued in latest.values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

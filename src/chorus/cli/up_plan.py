@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import get_args
 
 import grpc.aio
@@ -87,7 +88,9 @@ async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
         asyncio.to_thread(profile, threads),
         *(node.stub.Profile(wire.ProfileRequest(memory_fraction=fraction), timeout=PROFILE_SECONDS) for node in nodes),
     )
-    return [node_of(own, HERE, fraction), *(Machine(**json.loads(reply.node)) for reply in others)]
+    measured = [Machine(**json.loads(reply.node)) for reply in others]
+    named = [replace(machine, name=node.name) for machine, node in zip(measured, nodes, strict=True)]
+    return [node_of(own, HERE, fraction), *named]
 
 
 def _link(node: Node) -> Link:

@@ -15,7 +15,7 @@ from chorus.cli.processes import rank_programs
 from chorus.cli.up_plan import is_given, plan_for
 from chorus.cluster import status
 from chorus.cluster.agent import Agent, AgentOptions
-from chorus.cluster.agent_paths import DOOR_PORT, node_id, own_name, state_dir
+from chorus.cluster.agent_paths import DOOR_PORT, own_name, state_dir
 from chorus.cluster.config_tree import ShardingConfig
 from chorus.cluster.coordinator import Address, Node, Nodes
 from chorus.cluster.coordinator_group import ClusterGroup, Deployment, RankOrder, Served
@@ -26,6 +26,8 @@ from chorus.cluster.plan import Plan
 from chorus.cluster.supervisor import GaveUp, Group, Program
 from chorus.cluster.transfer import Share, SharedFile, share_folder
 from chorus.cluster.trust import Authority
+from chorus.cluster.trust_identity import Identity, own_id
+from chorus.cluster.trust_names import member_address
 from chorus.engine.spec import EngineSpec
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
@@ -69,7 +71,7 @@ async def ranks_on_nodes(
     """A group for the supervisor whose followers run on other nodes, found and let in by this process."""
     state = state_dir()
     authority = Authority(state / "authority")
-    identity = authority.coordinator(own_name(), node_id(state))
+    identity = authority.coordinator(own_name())
     agent = Agent(
         AgentOptions(
             name=own_name(),
@@ -82,9 +84,8 @@ async def ranks_on_nodes(
         )
     )
     running = asyncio.create_task(agent.run())
-    nodes = Nodes(
-        authority, identity, node_id(state), options.peers, options.discover and not options.peers, agent.registry
-    )
+    door_id = own_id(state / "identity")
+    nodes = Nodes(authority, identity, door_id, options.peers, options.discover and not options.peers, agent.registry)
     writer: asyncio.Task[None] | None = None
     predicted: dict[str, Any] = {}
     try:
@@ -117,7 +118,7 @@ async def ranks_on_nodes(
             made = await plan_for(chosen, facts, first, sharding) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
-            return deployment(chosen, held.share, layers, make_spec, identity.folder, options, made, backend, parts)
+            return deployment(chosen, held.share, layers, make_spec, identity, options, made, backend, parts)
 
         served = Served(
             held.share.model,
@@ -156,7 +157,7 @@ def deployment(
     share: Share,
     layers: int,
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
-    identity: Path,
+    identity: Identity,
     options: ClusterOptions,
     made: Plan | None = None,
     transport: str | None = None,
@@ -181,8 +182,12 @@ def deployment(
 
     def leader(addresses: tuple[str, ...]) -> Program:
         port = options.leader_port or (_free_port(nodes[0].own_ip) if nodes else 0)
-        own = (f"{nodes[0].own_ip}:{port}", *addresses) if nodes else ()
-        chosen: dict[str, Any] = {"identity": identity, "model": share.model, "split": split if pipeline else None}
+        own = (member_address(identity.member.node_id, nodes[0].own_ip, port), *addresses) if nodes else ()
+        chosen: dict[str, Any] = {
+            "identity": identity.folder,
+            "model": share.model,
+            "split": split if pipeline else None,
+        }
         if made:
             chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
         if made and not pipeline:

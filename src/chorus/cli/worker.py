@@ -12,6 +12,7 @@ import typer
 
 from chorus.cli.join import agent_options, run_agent
 from chorus.cli.output import console, fail
+from chorus.cli.token_source import read_token
 from chorus.cli.worker_lead import lead_with_api
 from chorus.cluster.agent_paths import DOOR_PORT, BadName
 from chorus.cluster.config import ConfigError
@@ -59,6 +60,9 @@ def mlx_distributed(
         float, typer.Option(min=0, help="Seconds to wait for the other ranks; 0: for ever.")
     ] = 600.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this rank.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let models of this machine's store run their own Python.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run one rank of a hostfile. Rank 0 leads and serves; the others wait for it, in any order.
@@ -77,16 +81,22 @@ def mlx_distributed(
     if rank == 0 and model is None:
         from chorus.cli.localai import lead  # it brings the whole LocalAI front end
 
-        lead(addr, backend, hostfile, coordinator)
+        lead(addr, backend, hostfile, coordinator, trust_remote_code=trust_remote_code)
     elif rank == 0 and model is not None:
-        lead_with_api(model, addresses, transport, addr, coordinator, hosts, start_timeout, threads, log_level)
+        lead_with_api(
+            model, addresses, transport, addr, coordinator, hosts, start_timeout, threads, trust_remote_code, log_level
+        )
     else:
-        follow(addresses, rank, start_timeout or None, threads, log_level, dict(hosts.envs))
+        follow(addresses, rank, start_timeout or None, threads, trust_remote_code, log_level, dict(hosts.envs))
 
 
 @app.command("p2p-mlx")
 def p2p_mlx(
-    token: Annotated[str, typer.Option(envvar="TOKEN", help="The cluster's token (chorus token new).")],
+    context: typer.Context,
+    token: Annotated[
+        str | None, typer.Option(envvar="TOKEN", help="The cluster's token (chorus token new); - reads it.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
     mlx_listen_port: Annotated[
         int, typer.Option(envvar="MLX_LISTEN_PORT", min=1, max=65535, help="Port of this node's rank.")
     ] = 5555,
@@ -101,16 +111,17 @@ def p2p_mlx(
 ) -> None:
     """Find the server and be one of its ranks: rank 0 is `chorus serve MODEL --cluster`, the rest go by node id.
 
-    Example: TOKEN=chorus1-… chorus worker p2p-mlx
+    Example: chorus worker p2p-mlx --token-file cluster.token
     """
     logs.setup(log_level)
     if mlx_backend not in BACKENDS:
         fail(f"--mlx-backend {mlx_backend}: expected one of {', '.join(BACKENDS)}")
     try:
-        options = agent_options(
-            token, None, peer or [], listen, name, log_dir, True, mlx_listen_port, BACKENDS[mlx_backend]
-        )
-    except (BadToken, BadName, ValueError) as error:
+        proof = read_token(context, token, token_file, needed=True)
+        if proof is None:
+            fail("there is no token: set TOKEN, or give --token-file FILE (chorus token new makes one)")
+        options = agent_options(proof, peer or [], listen, name, log_dir, True, mlx_listen_port, BACKENDS[mlx_backend])
+    except (BadToken, BadName, ValueError, OSError) as error:
         fail(str(error))
     run_agent(options)
 
@@ -135,6 +146,7 @@ def follow(
     rank: int,
     start_timeout: float | None,
     threads: int | None,
+    trust_remote_code: bool,
     log_level: str,
     environment: dict[str, str] | None = None,
 ) -> None:
@@ -145,7 +157,7 @@ def follow(
             "this machine's store, and nothing else; `chorus join` has TLS"
         )
     try:
-        asyncio.run(_follow(addresses, rank, start_timeout, threads, log_level, environment or {}))
+        asyncio.run(_follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, environment or {}))
     except (RanksMissing, _Ended) as error:
         fail(str(error))
 
@@ -159,11 +171,13 @@ async def _follow(
     rank: int,
     start_timeout: float | None,
     threads: int | None,
+    trust_remote_code: bool,
     log_level: str,
     environment: dict[str, str],
 ) -> None:
     command = ["-m", "chorus.shard", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
     command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
+    command += ["--trust-remote-code"] if trust_remote_code else []
     lifeline = Lifeline()
     group = Group("rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, GRACE_SECONDS)
     others = {number: address for number, address in enumerate(addresses) if number != rank}

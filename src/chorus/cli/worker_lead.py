@@ -36,6 +36,7 @@ def lead_with_api(
     hosts: Hostfile,
     start_timeout: float,
     threads: int | None,
+    trust_remote_code: bool,
     log_level: str,
 ) -> None:
     """Serve until stopped; fails when a rank does not come in time."""
@@ -44,7 +45,7 @@ def lead_with_api(
         overrides = {
             "model": model,
             "api": {"host": host, "port": port or DEFAULT_PORT},
-            "engine": {"transport": transport, "threads": threads},
+            "engine": {"transport": transport, "threads": threads, "trust_remote_code": trust_remote_code or None},
             "log": {"level": log_level},
         }
         settings = load_settings(None, overrides, environment={})

@@ -22,7 +22,7 @@ import grpc.aio
 
 from chorus.cluster import agent_peers, trust_enrol, trust_join
 from chorus.cluster.agent_door import CARDS, FILES, PROTOCOLS, Door
-from chorus.cluster.agent_paths import RANK_PORTS, node_id, private_folder
+from chorus.cluster.agent_paths import RANK_PORTS, private_folder
 from chorus.cluster.agent_peers import Registry
 from chorus.cluster.agent_ranks import Ranks
 from chorus.cluster.agent_service import AgentService, NodeFacts, serve_control
@@ -33,7 +33,7 @@ from chorus.cluster.token import Token
 from chorus.cluster.transfer import FileServer
 from chorus.cluster.trust import Authority, NoAuthority
 from chorus.cluster.trust_enrol import Card
-from chorus.cluster.trust_identity import NODE, Identity, stranger_server_context
+from chorus.cluster.trust_identity import NODE, Identity, own_id, stranger_server_context
 from chorus.platform.output import RotatingLog
 
 log = logging.getLogger("chorus.agent")
@@ -77,7 +77,7 @@ class Agent:
         self._enrolling = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.node_id = ""
-        self.registry = Registry(self._card)
+        self.registry = Registry(self._own_card)
         self._door: Door | None = None
 
     @property
@@ -95,12 +95,13 @@ class Agent:
         private_folder(options.state)
         with contextlib.ExitStack() as cleanup:
             lock = cleanup.enter_context(only_agent(options.state)) if options.lock else None
-            self.node_id = node_id(options.state)
+            self.node_id = own_id(options.state / "identity")
             self._authority = find_authority(options.state)
             self._identity = self._find_identity()
             if self._identity is None and options.token is None:
                 raise CannotJoin(
-                    "this node belongs to no cluster yet: give the token of one, chorus join --token TOKEN"
+                    "this node belongs to no cluster yet, or its certificate is too old: give the token, chorus join "
+                    "--token-file FILE, or --token - to type it"
                 )
             self._door = cleanup.enter_context(contextlib.closing(Door(options.host, options.port)))
             if lock is not None:
@@ -142,7 +143,6 @@ class Agent:
             assert identity is not None
             facts = NodeFacts(
                 options.name,
-                self.node_id,
                 door.port,
                 output.path,
                 options.rank_port,
@@ -150,16 +150,29 @@ class Agent:
                 peers=self.registry.addresses,
             )
             service = AgentService(facts, ranks, identity, self.files)
+            shown = identity.certificate
             wanted = options.port + 1 if options.port else 0
             self._control, self._control_port = await serve_control(service, identity, options.host, wanted)
             self._open_to_members(door, identity)
             if announcer:
-                await announcer.tell(options.name, identity.cluster, "")
-            log.info("%s is in the cluster, on %s:%d", options.name, door.host, door.port)
+                await announcer.tell(identity.member.name, identity.cluster, "")
+            log.info("%s is in the cluster, on %s:%d", identity.member.name, door.host, door.port)
             self.ready.set()
             while True:
                 await asyncio.sleep(HOUSEKEEPING_SECONDS)
                 await ranks.end_forgotten()
+                if self._authority:
+                    with contextlib.suppress(OSError):  # a full disk: the next time may be better
+                        self._authority.keep(identity)
+                # Those who are connected stay; the certificate before is good for months to come.
+                if identity.certificate != shown and not service.watchers:
+                    log.info("showing the new certificate from now on")
+                    shown = identity.certificate
+                    self._open_to_members(door, identity)
+                    await self._control.stop(grace=0.5)
+                    self._control, _ = await serve_control(service, identity, options.host, self._control_port)
+                if identity.ran_out:
+                    raise CannotJoin("the certificate ran out and no coordinator came to renew it: join again")
         finally:
             if service:
                 service.close()
@@ -170,21 +183,19 @@ class Agent:
                 await asyncio.gather(peers, return_exceptions=True)
 
     def _find_identity(self) -> Identity | None:
-        options = self._options
-        identity = Identity.find(options.state / "identity")
+        options, folder = self._options, self._options.state / "identity"
         if self._authority:
-            if (
-                identity
-                and identity.authority == self._authority.certificate_pem
-                and identity.member.name == options.name
-            ):
-                identity.update_revoked(self._authority.revoked())
-                return identity
-            return self._authority.issue(options.state / "identity", options.name, self.node_id, NODE)
+            return self._authority.identity(folder, options.name, NODE)
+        identity = Identity.find(folder)
         if identity and options.token and identity.token_tag != options.token.tag:
             log.info("the token is of another cluster, or was rotated: joining anew")
             identity.forget()
             return None
+        if options.token and not options.token.authority:
+            log.warning(
+                "this token does not name its authority, and whoever knows it could pose as one: "
+                "`chorus token show` there prints one that does"
+            )
         return identity
 
     def _rank_ports(self) -> range:
@@ -193,7 +204,11 @@ class Agent:
 
     def _card(self) -> Card:
         assert self._door is not None
-        return Card(self._options.name, self.node_id, self._door.port, self._control_port)
+        return Card(self._door.port, self._control_port)
+
+    def _own_card(self) -> tuple[Card, Identity]:
+        assert self._identity is not None, "only members are shown a card"
+        return self._card(), self._identity
 
     def _open_to_strangers(self, door: Door) -> None:
         """Only the holder of the token gets past the first message."""
@@ -207,7 +222,7 @@ class Agent:
             trust_join.answer(connection, certificate, {"token": token.key})
             with self._enrolling:
                 if self._identity is None:
-                    self._joined(trust_enrol.apply(connection, token, folder, self._card()), host)
+                    self._joined(trust_enrol.apply(connection, token, folder, self._options.name), host)
 
         door.set(context, None, joined, {})
         door.start()
@@ -218,7 +233,6 @@ class Agent:
 
         def admit(connection: ssl.SSLSocket, host: str) -> None:
             assert authority is not None
-            authority.refresh()
             trust_join.answer(connection, certificate, {"token": authority.token.key})
             trust_enrol.admit(connection, authority)
 
@@ -247,7 +261,7 @@ class Agent:
                     assert token is not None
                     with self._enrolling:
                         if self._identity is None:
-                            joined = trust_enrol.dial_as_candidate(address, token, folder, self._card())
+                            joined = trust_enrol.dial_as_candidate(address, token, folder, self._options.name)
                             self._joined(joined, address[0])
                 elif self.ready.is_set():
                     agent_peers.stay(address, identity, self._card(), self._halt)

@@ -20,10 +20,9 @@ from chorus.cluster.transfer import Share, SharedFile, TransferFailed, is_same, 
 from chorus.cluster.transfer_fetch import fetch
 from chorus.cluster.transfer_sources import Source
 from chorus.cluster.trust_identity import Identity
-from chorus.models import ModelError, fetch_files, resolve
-from chorus.models.catalog import CATALOG
+from chorus.models import ModelError, fetch_files
 from chorus.models.hub import cached_models
-from chorus.models.resolve import split_hub_id
+from chorus.models.resolve import is_name, split_hub_id, stored_model
 from chorus.models.store import Store
 from chorus.platform.paths import cache_dir
 
@@ -86,20 +85,19 @@ def held(model: str, share: str, files: Sequence[SharedFile]) -> Share:
 
 def named_model(model: str) -> Path:
     """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
-    known = model in CATALOG or split_hub_id(model) is not None or Store.default().get(model) is not None
-    if not known:
+    if not is_name(model):
         raise NoModel(f"{model} is no catalog name, store entry or Hugging Face id: pull or import it on this machine")
     try:
-        return resolve(model, offline=True).path
+        return stored_model(model).path
     except ModelError as error:
         raise NoModel(f"{model}: {error} To get it: chorus models pull {model}") from error
 
 
 def _own_folder(model: str, tried: list[str]) -> Path | None:
-    if model not in CATALOG and split_hub_id(model) is None and Store.default().get(model) is None:
+    if not is_name(model):
         return None
     try:
-        return resolve(model, offline=True, weights=False).path
+        return stored_model(model, weights=False).path
     except ModelError as error:
         tried.append(str(error))
         return None

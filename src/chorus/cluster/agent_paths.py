@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import uuid
 from pathlib import Path
 
 from chorus.platform.files import write_whole
@@ -26,14 +25,6 @@ def write_private(file: Path, content: bytes) -> None:
     """Never readable by others, not even for a moment."""
     private_folder(file.parent)
     write_whole(file, content, 0o600, lasting=True)
-
-
-def node_id(state: Path) -> str:
-    """Made once per state folder; what ranks are sorted by."""
-    file = state / "node_id"
-    if not file.is_file():
-        write_private(file, uuid.uuid4().hex[:16].encode())
-    return file.read_text().strip()
 
 
 def check_name(name: str) -> str:

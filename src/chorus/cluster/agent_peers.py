@@ -1,17 +1,24 @@
-"""Calling cards between members: who is there, and, for whoever stays on the line, that they still are."""
+"""Calling cards between members: who is there, and, for whoever stays on the line, that they still are.
+
+With its card each gives the list of expelled nodes, so that a member which was away learns it from the first it meets.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from chorus.cluster import trust_join
 from chorus.cluster.agent_door import CARDS
-from chorus.cluster.trust_enrol import TIMEOUT_SECONDS, Card, connect
-from chorus.cluster.trust_identity import SERVER_NAME, Identity, Member
+from chorus.cluster.trust_enrol import TIMEOUT_SECONDS, Card
+from chorus.cluster.trust_expelled import BadList
+from chorus.cluster.trust_identity import Identity, Member
+from chorus.cluster.trust_meet import meet
 
 log = logging.getLogger("chorus.agent")
 
@@ -19,10 +26,20 @@ ALIVE_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 
 
+@dataclass(frozen=True)
+class Met:
+    """A member that answered."""
+
+    member: Member
+    card: Card
+    own_ip: str
+    """Which of our own addresses leads there."""
+
+
 class Registry:
     """The members that are on the line now, by the address of their door."""
 
-    def __init__(self, own: Callable[[], Card]) -> None:
+    def __init__(self, own: Callable[[], tuple[Card, Identity]]) -> None:
         self._own = own
         self._lock = threading.Lock()
         self._addresses: dict[str, int] = {}
@@ -33,18 +50,19 @@ class Registry:
 
     def serve(self, connection: ssl.SSLSocket, host: str, member: Member) -> None:
         """The door's side: give our card; when a card comes back, the caller is a peer until it hangs up."""
-        trust_join.send(connection, self._own().message())
+        card, identity = self._own()
+        trust_join.send(connection, _message(card, identity))
         connection.settimeout(SILENCE_SECONDS)
         try:
-            card = Card.of(trust_join.receive(connection))
+            theirs = _card(trust_join.receive(connection), identity)
         except trust_join.JoinRefused:
             return  # it only asked
-        with self._present(f"{host}:{card.door_port}"):
-            log.info("%s is on the line from %s", card.name, host)
+        with self._present(f"{host}:{theirs.door_port}"):
+            log.info("%s is on the line from %s", member.name, host)
             with contextlib.suppress(trust_join.JoinRefused, OSError):
                 while True:
                     trust_join.receive(connection)
-        log.info("%s hung up", card.name)
+        log.info("%s hung up", member.name)
 
     @contextlib.contextmanager
     def _present(self, address: str) -> Iterator[None]:
@@ -59,18 +77,36 @@ class Registry:
                     del self._addresses[address]
 
 
-def ask(address: tuple[str, int], identity: Identity) -> tuple[Card, str]:
-    """Who is behind that door, and which of our own addresses leads there."""
-    with connect(address, identity.client_context([CARDS]), TIMEOUT_SECONDS, SERVER_NAME) as connection:
-        card = Card.of(trust_join.receive(connection))
-        return card, str(connection.getsockname()[0])
+async def ask(address: tuple[str, int], identity: Identity) -> Met:
+    """Who is behind that door. Holds no thread: a coordinator asks wherever a node might be."""
+    context = identity.client_context([CARDS], named=False)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        stream, writer = await asyncio.open_connection(*address, ssl=context)
+        try:
+            member = identity.check_peer(writer.get_extra_info("ssl_object"))
+            card = _card(await trust_join.read(stream), identity)
+            return Met(member, card, str(writer.get_extra_info("sockname")[0]))
+        finally:
+            writer.close()
 
 
 def stay(address: tuple[str, int], identity: Identity, own: Card, stop: threading.Event) -> None:
     """Be a peer of that node until the line breaks or we stop."""
-    with connect(address, identity.client_context([CARDS]), TIMEOUT_SECONDS, SERVER_NAME) as connection:
-        card = Card.of(trust_join.receive(connection))
-        trust_join.send(connection, own.message())
-        log.info("on the line to %s at %s:%d", card.name, *address)
+    with meet(address, identity, CARDS, TIMEOUT_SECONDS) as (connection, member):
+        _card(trust_join.receive(connection), identity)
+        trust_join.send(connection, _message(own, identity))
+        log.info("on the line to %s at %s:%d", member.name, *address)
         while not stop.wait(ALIVE_SECONDS):
             trust_join.send(connection, {"alive": True})
+
+
+def _message(card: Card, identity: Identity) -> trust_join.Message:
+    return {**card.message(), "expelled": identity.expelled_list()}
+
+
+def _card(message: trust_join.Message, identity: Identity) -> Card:
+    try:
+        identity.update_expelled(str(message.get("expelled", "")))
+    except BadList as error:
+        raise trust_join.JoinRefused(str(error)) from None
+    return Card.of(message)

@@ -24,8 +24,9 @@ from chorus.cluster.logs import follow, tail
 from chorus.cluster.profile import ProfileError, node_of, profile
 from chorus.cluster.transfer import FileServer, SharedFile
 from chorus.cluster.transfer_sources import Source
+from chorus.cluster.trust_expelled import BadList
 from chorus.cluster.trust_guard import caller
-from chorus.cluster.trust_identity import Identity, NotTrusted
+from chorus.cluster.trust_identity import Identity, NotTrusted, make_request, own_key
 from chorus.platform import cores, device
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
@@ -48,7 +49,6 @@ class NodeFacts:
     """What an agent says about its node, apart from what it can measure."""
 
     name: str
-    node_id: str
     door_port: int
     log_file: Path
     rank_port: int | None = None
@@ -63,6 +63,10 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         self._ranks = ranks
         self._files = files
         self._identity = identity
+        self.watchers = 0
+        """Coordinators that listen now."""
+        self._request = b""
+        """For a new certificate, made once."""
         self._ended = asyncio.Event()
         self._disk = Disk(cache_dir())
 
@@ -79,8 +83,8 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         try:
             found = await asyncio.to_thread(profile, cores.threads_per_rank(cores.usable_cores(), 1))
         except ProfileError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._facts.name}: {error}")
-        node = node_of(found, self._facts.name, request.memory_fraction)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._identity.member.name}: {error}")
+        node = node_of(found, self._identity.member.name, request.memory_fraction)
         return wire.ProfileReply(node=json.dumps(asdict(node)), chip=found.chip)
 
     async def Spawn(
@@ -88,7 +92,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
     ) -> AsyncIterator[wire.SpawnProgress]:
         await self._check(context)
         if self._facts.draining:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._facts.name} is draining")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._identity.member.name} is draining")
         if not request.session.isalnum():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session's name is letters and digits")
         latest: list[wire.SpawnProgress] = []
@@ -100,7 +104,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         work = asyncio.create_task(
             asyncio.to_thread(
                 agent_models.provide,
-                self._facts.name,
+                self._identity.member.name,
                 request.model,
                 request.share,
                 _shared_files(request.files),
@@ -157,12 +161,14 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         # By what comes in, and not by what goes out: a connection that breaks ends this task at once, but a generator
         # that has just handed out a message only some time later.
         listening = asyncio.create_task(self._listen(first.session, requests))
+        self.watchers += 1
         try:
             while not self._ended.is_set() and not listening.done():
                 await self._check(context)
                 yield wire.Heartbeat(sent_at=time.time(), node=self._node())
                 await _within(self._ended.wait(), HEARTBEAT_SECONDS)
         finally:
+            self.watchers -= 1
             listening.cancel()
 
     async def _listen(self, session: str, requests: AsyncIterator[wire.WatchRequest]) -> None:
@@ -197,8 +203,21 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Expel(self, request: wire.ExpelRequest, context: grpc.aio.ServicerContext) -> wire.ExpelReply:
         await self._check(context)
-        self._identity.update_revoked(self._identity.revoked() | frozenset(request.serials))
+        try:
+            self._identity.update_expelled(request.signed_list)
+        except BadList as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OSError as error:
+            log.error("the list of expelled nodes cannot be kept, so that ranks do not see it: %s", error)
         return wire.ExpelReply()
+
+    async def Renew(self, request: wire.RenewRequest, context: grpc.aio.ServicerContext) -> wire.RenewReply:
+        await self._check(context)
+        try:
+            self._identity.renew(request.certificate)
+        except (OSError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return wire.RenewReply()
 
     async def _check(self, context: grpc.aio.ServicerContext) -> None:
         try:
@@ -214,8 +233,6 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     def _node(self) -> wire.Node:
         return wire.Node(
-            node_id=self._facts.node_id,
-            name=self._facts.name,
             version=__version__,
             host=socket.gethostname(),
             device=device.backend(),
@@ -229,7 +246,13 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             ranks=self._ranks.states(),
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
             models_folder=str(self._disk.folder),
+            certificate_request=self._renewal() if self._identity.is_due(self._facts.name) else b"",
         )
+
+    def _renewal(self) -> bytes:
+        if not self._request:
+            self._request = make_request(own_key(self._identity.folder), self._facts.name)
+        return self._request
 
 
 class Disk:

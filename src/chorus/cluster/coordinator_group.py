@@ -18,6 +18,7 @@ from chorus.cluster.coordinator_sources import Wanted, find_sources, nobody_has,
 from chorus.cluster.supervisor import CannotStartNow, GaveUp, Group, Program
 from chorus.cluster.transfer import SharedFile
 from chorus.cluster.transfer_sources import Source
+from chorus.cluster.trust_names import member_address
 from chorus.models import ModelError
 from chorus.platform.beats import SILENCE_SECONDS
 from chorus.platform.exits import EXIT_RANK_LOST
@@ -176,7 +177,11 @@ class ClusterGroup(Group):
         served = self._served
         wanted = [Wanted(order.node, order.share or served.share, order.files) for order in self._orders]
         absent = served.parts.absent if served.parts else frozenset()
-        return await find_sources(self._nodes.usable(()), wanted, served.model, served.source_port, absent)
+        return await find_sources(self._nodes.usable(()), wanted, served.model, self._served_from, absent)
+
+    def _served_from(self, node: Node) -> str:
+        """This machine's door, as that node reaches it."""
+        return member_address(self._nodes.own_node_id, node.own_ip, self._served.source_port)
 
     async def _fetch(self, files: Sequence[SharedFile]) -> None:
         if self._served.parts:
@@ -216,7 +221,7 @@ class ClusterGroup(Group):
                 await parts.fetch(order.files)
             except ModelError as own_error:
                 raise _CannotSpawn(f"{error}; and this machine cannot get them for it: {own_error}") from None
-        here = Source(f"{order.node.own_ip}:{self._served.source_port}", names)
+        here = Source(self._served_from(order.node), names)
         return await self._spawn_from(order, (here,))
 
     async def _spawn_from(self, order: RankOrder, sources: tuple[Source, ...]) -> str:
@@ -236,7 +241,7 @@ class ClusterGroup(Group):
         try:
             async for progress in node.stub.Spawn(request):
                 if progress.HasField("started"):
-                    return f"{node.host}:{progress.started.port}"
+                    return node.rank_address(progress.started.port)
                 share = f"{progress.done_bytes / max(progress.total_bytes, 1):.0%}"
                 self.progressed(f"{node.name}: {progress.detail} {share}")
         except _GONE as error:
@@ -266,7 +271,7 @@ class ClusterGroup(Group):
 
     async def _kill(self, node: Node, request: wire.KillRequest) -> None:
         """On the connection of now, if there is one: a node that is gone ends forgotten ranks by itself."""
-        there = self._nodes.find(node.card.node_id)
+        there = self._nodes.find(node.node_id)
         if there is None:
             return
         with contextlib.suppress(*_GONE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import grpc.aio
@@ -30,7 +30,7 @@ async def find_sources(
     nodes: Sequence[Node],
     wanted: Sequence[Wanted],
     model: str,
-    serving_port: int,
+    served_from: Callable[[Node], str],
     absent: frozenset[str] = frozenset(),
 ) -> list[tuple[Source, ...]]:
     """For each want, from whom its node may copy: the machine that serves, which has all but what is absent there, and
@@ -42,9 +42,9 @@ async def find_sources(
         files = {file.name: file for want in wants for file in want.files}
         offers = await who_has(nodes, model, share, files.values())
         sources = [Source("", frozenset(files) - absent), *offers]
-        doors = {_door(want.node): frozenset(file.name for file in want.files) for want in wants}
+        doors = {want.node.door: frozenset(file.name for file in want.files) for want in wants}
         chosen |= {(share, door): found for door, found in choose_sources(doors, sources).items()}
-    return [_addressed(chosen[want.share, _door(want.node)], want.node, serving_port) for want in wanted]
+    return [_addressed(chosen[want.share, want.node.door], served_from(want.node)) for want in wanted]
 
 
 async def who_has(nodes: Sequence[Node], model: str, share: str, files: Iterable[SharedFile]) -> tuple[Source, ...]:
@@ -76,14 +76,9 @@ async def _offered(node: Node, model: str, share: str, files: Iterable[SharedFil
         reply = await node.stub.Offer(request, timeout=CALL_SECONDS)
     except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
         log.warning("%s does not say which model files it has: %s", node.name, error)
-        return Source(_door(node), frozenset())
-    return Source(_door(node), frozenset(reply.files))
+        return Source(node.door, frozenset())
+    return Source(node.door, frozenset(reply.files))
 
 
-def _door(node: Node) -> str:
-    return f"{node.address[0]}:{node.address[1]}"
-
-
-def _addressed(sources: Iterable[Source], node: Node, serving_port: int) -> tuple[Source, ...]:
-    serving = f"{node.own_ip}:{serving_port}"
+def _addressed(sources: Iterable[Source], serving: str) -> tuple[Source, ...]:
     return tuple(source if source.address else replace(source, address=serving) for source in sources)

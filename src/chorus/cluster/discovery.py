@@ -22,6 +22,8 @@ log = logging.getLogger("chorus.discovery")
 
 SERVICE_TYPE = "_chorus._tcp.local."
 _ANSWER_MS = 3000
+_MAX_QUESTIONS = 256
+"""At a time: anybody on the network can announce as much as they like."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,11 @@ class Announcer:
 
 
 class Listener:
-    """Calls `found` for every announcement, again whenever one changes."""
+    """Calls `found` for every announcement, again whenever one changes, and `lost` with its node id once it is over."""
 
-    def __init__(self, found: Callable[[Announcement], None]) -> None:
+    def __init__(self, found: Callable[[Announcement], None], lost: Callable[[str], None]) -> None:
         self._found = found
+        self._lost = lost
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +116,9 @@ class Listener:
         loop = asyncio.get_running_loop()
 
         def changed(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-            if state_change is not ServiceStateChange.Removed:
+            if state_change is ServiceStateChange.Removed:
+                self._lost(name.removesuffix(f".{service_type}"))
+            elif len(self._tasks) < _MAX_QUESTIONS:
                 task = loop.create_task(self._ask(zeroconf, service_type, name))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -19,8 +19,8 @@ from chorus.cluster import trust_join
 from chorus.cluster.agent_door import FILES
 from chorus.cluster.costs import Link
 from chorus.cluster.transfer import PROBE_BYTES
-from chorus.cluster.trust_enrol import connect
-from chorus.cluster.trust_identity import SERVER_NAME, Identity
+from chorus.cluster.trust_identity import Identity
+from chorus.cluster.trust_meet import meet
 
 ECHOES = 50
 TRANSFER_BYTES = 16 << 20
@@ -110,14 +110,14 @@ def measure_link(host: str, port: int, timeout: float = 10.0, nbytes: int = TRAN
     return LinkFigures(latency, nbytes / max(seconds, 1e-9))
 
 
-def measure_member(address: tuple[str, int], identity: Identity, timeout: float = 10.0) -> float:
+def measure_member(address: tuple[str, int], node_id: str, identity: Identity, timeout: float = 10.0) -> float:
     """Bytes per second that come from a member's door, as model files would: over TLS, with its real cost.
 
     Ever larger answers are asked for, until one takes long enough to be believed; the last one counts.
     """
     where = f"{address[0]}:{address[1]}"
     try:
-        with connect(address, identity.client_context([FILES]), timeout, SERVER_NAME) as connection:
+        with meet(address, identity, FILES, timeout, node_id) as (connection, _):
             length = FIRST_PROBE_BYTES
             while True:
                 begin = time.perf_counter()

@@ -34,8 +34,8 @@ def snapshot(nodes: Nodes, started_at: float) -> dict[str, Any]:
 def node_status(node: Node) -> dict[str, Any]:
     state = node.state
     return {
-        "node_id": state.node_id,
-        "name": state.name,
+        "node_id": node.node_id,
+        "name": node.name,
         "address": f"{node.address[0]}:{node.address[1]}",
         "role": "worker",
         "version": state.version,

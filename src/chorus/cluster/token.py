@@ -7,10 +7,13 @@ import binascii
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-PREFIX = "chorus1"
+PREFIX = "chorus2"
+NAMELESS_PREFIX = "chorus1"
+"""Of tokens that do not say whose they are: whoever knows one could pose as the authority to a node that joins."""
 SECRET_BYTES = 20
+AUTHORITY_BYTES = 16
 _CHECK_LENGTH = 4
 
 
@@ -21,6 +24,8 @@ class BadToken(ValueError):
 @dataclass(frozen=True)
 class Token:
     secret: bytes = field(repr=False)
+    authority: str = ""
+    """The fingerprint of the key that signs this cluster's certificates; empty where the token does not say."""
 
     @classmethod
     def new(cls) -> Token:
@@ -30,19 +35,25 @@ class Token:
     def parse(cls, text: str) -> Token:
         prefix, _, rest = text.strip().lower().partition("-")
         body, _, check = rest.partition("-")
-        if prefix != PREFIX:
+        lengths = {PREFIX: SECRET_BYTES + AUTHORITY_BYTES, NAMELESS_PREFIX: SECRET_BYTES}
+        if prefix not in lengths:
             raise BadToken(_foreign(text.strip()))
         try:
-            secret = base64.b32decode(body.upper())
+            content = base64.b32decode(body.upper() + "=" * (-len(body) % 8))
         except binascii.Error:
-            secret = b""
-        if len(secret) != SECRET_BYTES or check != _check(secret):
+            content = b""
+        if len(content) != lengths[prefix] or check != _check(content):
             raise BadToken("the token is incomplete or mistyped: copy it again from `chorus token show`")
-        return cls(secret)
+        return cls(content[:SECRET_BYTES], content[SECRET_BYTES:].hex())
+
+    def naming(self, authority: str) -> Token:
+        return replace(self, authority=authority)
 
     @property
     def text(self) -> str:
-        return f"{PREFIX}-{base64.b32encode(self.secret).decode().lower()}-{_check(self.secret)}"
+        content = self.secret + bytes.fromhex(self.authority)
+        body = base64.b32encode(content).decode().lower().rstrip("=")
+        return f"{PREFIX if self.authority else NAMELESS_PREFIX}-{body}-{_check(content)}"
 
     @property
     def tag(self) -> str:
@@ -57,8 +68,8 @@ class Token:
         return hmac.digest(self.secret, f"chorus token {purpose}".encode(), hashlib.sha256)
 
 
-def _check(secret: bytes) -> str:
-    return base64.b32encode(hashlib.sha256(b"check" + secret).digest()).decode().lower()[:_CHECK_LENGTH]
+def _check(content: bytes) -> str:
+    return base64.b32encode(hashlib.sha256(b"check" + content).digest()).decode().lower()[:_CHECK_LENGTH]
 
 
 def _foreign(text: str) -> str:

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chorus.cluster import trust_join
-from chorus.cluster.agent_door import FILES, HANDSHAKE_SECONDS
+from chorus.cluster.agent_door import FILES
 from chorus.cluster.hostfile import split_address
 from chorus.cluster.transfer import TIMEOUT_SECONDS, SharedFile, TransferFailed, is_same
 from chorus.cluster.transfer_disk import BLOCK_BYTES, Checksum, PartialFile, Range, aligned_buffer
 from chorus.cluster.transfer_sources import Source, lacking, streams
-from chorus.cluster.trust_enrol import connect
-from chorus.cluster.trust_identity import SERVER_NAME, Identity
+from chorus.cluster.trust_identity import Identity
+from chorus.cluster.trust_meet import meet
+from chorus.cluster.trust_names import split_member
 
 log = logging.getLogger("chorus.transfer")
 
@@ -209,14 +210,14 @@ def _drain(copy: _Copy, source: Source, buffer: memoryview) -> None:
 
 @contextlib.contextmanager
 def _connected(copy: _Copy, source: Source) -> Iterator[ssl.SSLSocket]:
-    host, port = split_address(source.address)
-    try:
-        context = copy.identity.client_context([FILES])
-        connection = connect((host, port or 0), context, HANDSHAKE_SECONDS, SERVER_NAME)
-    except OSError as error:
-        raise _SourceFailed(f"cannot be reached ({error}); is a firewall in between?") from error
-    with connection:
-        connection.settimeout(TIMEOUT_SECONDS)
+    expected, place = split_member(source.address)
+    host, port = split_address(place)
+    with contextlib.ExitStack() as line:
+        try:
+            met = meet((host, port or 0), copy.identity, FILES, TIMEOUT_SECONDS, expected)
+            connection, _ = line.enter_context(met)
+        except OSError as error:
+            raise _SourceFailed(f"cannot be reached ({error}); is a firewall in between?") from error
         with copy.changed:
             copy.connections.add(connection)
         try:

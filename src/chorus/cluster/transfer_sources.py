@@ -6,13 +6,17 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from chorus.cluster.trust_names import split_member
+
 
 @dataclass(frozen=True)
 class Source:
     """A node that has files, and where its door is."""
 
     address: str
-    """Empty until it is known who asks, for the machine that serves: each node reaches it at an address of its own."""
+    """ID@HOST:PORT. Empty until it is known who asks, for the machine that serves: each node reaches it at an address
+    of its own.
+    """
     files: frozenset[str]
 
 
@@ -52,7 +56,7 @@ def _can_reach(door: str, address: str) -> bool:
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    host = split_member(address)[1].rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Refuses gRPC calls of expelled members, and steering calls of anybody but a coordinator.
+"""Refuses gRPC calls of expelled members, ends those that are under way, and takes steering from coordinators only.
 
 TLS has already refused whoever holds no certificate of this cluster. A refused member is told nothing: its call ends as
 if the connection had been closed; our log has the reason.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import grpc
 
-from chorus.cluster.trust_identity import COORDINATOR, Identity, Member, NotTrusted, member_of
+from chorus.cluster.trust_identity import COORDINATOR, Identity, Member, NotTrusted
 
 log = logging.getLogger("chorus.trust")
 
@@ -21,19 +20,12 @@ Context = Any
 """grpc.ServicerContext or its asyncio twin: both know the peer's certificate."""
 
 
-@lru_cache(maxsize=256)
-def _member(certificate: bytes) -> Member:
-    return member_of(certificate)
-
-
 def caller(identity: Identity, context: Context, needs_coordinator: bool) -> Member:
     """Who is calling; raises NotTrusted when they may not."""
     certificates = context.auth_context().get("x509_pem_cert")
     if not certificates:
         raise NotTrusted("there is no certificate on the connection")
-    member = _member(certificates[0])
-    if member.serial in identity.revoked():
-        raise NotTrusted(f"{member.name} ({member.node_id}) was expelled")
+    member = identity.check(certificates[0])
     if needs_coordinator and member.role != COORDINATOR:
         raise NotTrusted(f"{member.name} is no coordinator")
     return member
@@ -60,10 +52,14 @@ class Guard(grpc.ServerInterceptor):
         def guarded(behaviour: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
             def call(request: Any, context: Context) -> Any:
                 try:
-                    caller(self._identity, context, needs_coordinator)
+                    member = caller(self._identity, context, needs_coordinator)
                 except NotTrusted as refusal:
                     log.warning("refused %s from %s: %s", method, context.peer(), refusal)
                     context.abort(grpc.StatusCode.UNAVAILABLE, "")
+                    raise  # not reached
+                ended = self._identity.lines.add(member.node_id, context.cancel)
+                if not context.add_callback(ended):
+                    ended()
                 return behaviour(request, context)
 
             return call

@@ -9,6 +9,7 @@ Either side may be the authority: a coordinator dials agents it has found, and a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -16,7 +17,8 @@ import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +28,6 @@ MAX_FRAME = 64 << 10
 _LENGTH = struct.Struct(">I")
 
 Message = Mapping[str, Any]
-Exchange = Callable[[Message], Message]
-"""From the other side's card to what we answer."""
 
 
 class JoinRefused(Exception):
@@ -81,21 +81,46 @@ def send(connection: socket.socket, message: Message) -> None:
 
 
 def receive(connection: socket.socket) -> Message:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    """A whole message within the connection's timeout: one that comes byte by byte gains nothing."""
+    timeout = connection.gettimeout()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        length = _length(_exactly(connection, _LENGTH.size, deadline))
+        return _parsed(_exactly(connection, length, deadline))
+    finally:
+        connection.settimeout(timeout)
+
+
+async def read(stream: asyncio.StreamReader) -> Message:
+    """The same from a stream; for how long is the caller's to say."""
+    try:
+        return _parsed(await stream.readexactly(_length(await stream.readexactly(_LENGTH.size))))
+    except asyncio.IncompleteReadError:
+        raise JoinRefused("the other side closed the connection") from None
+
+
+def _length(header: bytes) -> int:
+    (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME:
         raise JoinRefused(f"a message of {length} bytes, at most {MAX_FRAME} are allowed")
+    return int(length)
+
+
+def _parsed(text: bytes) -> Message:
     try:
-        message = json.loads(_exactly(connection, length))
-    except ValueError:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
         raise JoinRefused("a message that is no JSON") from None
     if not isinstance(message, dict):
         raise JoinRefused("a message that is no JSON object")
     return message
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _exactly(connection: socket.socket, length: int, deadline: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < length:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
         part = connection.recv(length - len(parts))
         if not part:
             raise JoinRefused("the other side closed the connection")

@@ -15,6 +15,7 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
+from chorus.cluster.trust_names import split_member
 from chorus.platform.exits import EXIT_RANK_LOST
 from chorus.proto import rank_pb2 as wire
 from chorus.proto import rank_pb2_grpc
@@ -67,7 +68,7 @@ class Follower:
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank} at {self.address}"
+        return f"rank {self.rank} at {split_member(self.address)[1]}"
 
     def greet(self, timeout: float) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from chorus.cluster.trust_names import split_member
 from chorus.engine.followers import (
     CannotForm,
     Follower,
@@ -215,7 +216,7 @@ def _load_request(
 ) -> wire.LoadRequest:
     # Only the host part of an address is a ring's business; ranks that meet on Unix sockets meet on loopback.
     ports = [meeting_port, *(follower.hello.collective_port for follower in followers)]
-    hosts = ["127.0.0.1" if a.startswith("unix:") else a.rpartition(":")[0] for a in spec.ranks]
+    hosts = ["127.0.0.1" if a.startswith("unix:") else split_member(a)[1].rpartition(":")[0] for a in spec.ranks]
     return wire.LoadRequest(
         session=secrets.randbits(63),
         model_path=str(spec.model_path),

@@ -26,7 +26,9 @@ class EngineSpec(BaseModel):
     insecure: bool = False
     """Meet ranks on other nodes in plain text."""
     ranks: tuple[str, ...] = ()
-    """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank."""
+    """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank. Those of a
+    cluster's members say who is there: ID@HOST:PORT.
+    """
     parallel: Literal["pipeline", "tensor", "hybrid"] = "pipeline"
     """hybrid: stages of equally many ranks that divide their stage's layers among them."""
     split: tuple[int, ...] | None = None

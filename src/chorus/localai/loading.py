@@ -45,9 +45,10 @@ class Loaded:
 
 
 class Models:
-    def __init__(self, flags: Tree, launch: EngineLauncher) -> None:
+    def __init__(self, flags: Tree, launch: EngineLauncher, trust_remote_code: bool = False) -> None:
         self._flags = flags
         self._launch = launch
+        self._trust_remote_code = trust_remote_code
         self._turn = asyncio.Lock()
         self._loading: asyncio.Task[Loaded] | None = None
         self._request = b""
@@ -95,7 +96,7 @@ class Models:
 
     async def _load(self, request: wire.ModelOptions) -> Loaded:
         # Files are read and perhaps downloaded here: on a thread, so that Health answers meanwhile.
-        plan = await asyncio.to_thread(plan_load, request, self._flags)
+        plan = await asyncio.to_thread(plan_load, request, self._flags, trust_remote_code=self._trust_remote_code)
         for note in plan.notes:
             log.warning("%s", note)
         model = await asyncio.to_thread(_find, plan.model)

@@ -23,6 +23,11 @@ TUNNELS_FILE = "localai_mlx_hostfile.json"
 
 _FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
 
+_DISTRUSTED = (
+    "trust_remote_code is ignored: whoever can reach this backend could ask for it; if the model needs its own code, "
+    "start the backend with --trust-remote-code"
+)
+
 Tree = Mapping[str, Mapping[str, Any]]
 
 
@@ -44,9 +49,15 @@ class LoadPlan:
 
 
 def plan_load(
-    request: wire.ModelOptions, flags: Tree, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    request: wire.ModelOptions,
+    flags: Tree,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadPlan:
-    """Options go over the request's fields, those over EngineArgs, all of them over flags and the environment."""
+    """Options go over the request's fields, those over EngineArgs, all of them over flags and the environment; but
+    whether a model may run its own code is for whoever started this process to say.
+    """
     environment = os.environ if environment is None else environment
     _refuse_unserved(request)
     options = parse_options(request.Options)
@@ -62,6 +73,11 @@ def plan_load(
     except ConfigError as error:
         raise LoadFailed(_explain(error, hostfile)) from None
     settings = _tensor_over_rdma(loaded)
+    distrusted = settings.engine.trust_remote_code and not trust_remote_code
+    if distrusted:
+        settings = settings.model_copy(
+            update={"engine": settings.engine.model_copy(update={"trust_remote_code": False})}
+        )
     return LoadPlan(
         identity=request.Model,
         model=_model_name(request),
@@ -71,7 +87,13 @@ def plan_load(
         special_tokens=options.special_tokens,
         tool_parser=options.tool_parser,
         embeddings=request.Embeddings,
-        notes=(*loaded.warnings, *_unused_fields(request), *_unused_strategy(options), *options.notes),
+        notes=(
+            *loaded.warnings,
+            *_unused_fields(request),
+            *_unused_strategy(options),
+            *options.notes,
+            *([_DISTRUSTED] if distrusted else []),
+        ),
     )
 
 

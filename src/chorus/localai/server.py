@@ -36,6 +36,8 @@ class ServerSettings:
     address: str
     flags: Tree = field(default_factory=dict)
     """What the command line says about hostfile and transport, as a tree of settings."""
+    trust_remote_code: bool = False
+    """Whether a model may run its own Python when its options ask for that."""
 
 
 async def serve(settings: ServerSettings, launch: EngineLauncher, environment: Mapping[str, str] | None = None) -> None:
@@ -43,7 +45,7 @@ async def serve(settings: ServerSettings, launch: EngineLauncher, environment: M
     environment = os.environ if environment is None else environment
     parent = os.getppid()
     _note_workers(environment)
-    models = Models(settings.flags, launch)
+    models = Models(settings.flags, launch, settings.trust_remote_code)
     server = grpc.aio.server(
         interceptors=token_interceptors(environment),
         options=[

@@ -35,11 +35,8 @@ def resolve(
     """
     report = progress or ignore_progress
     store = Store.default()
-    if name in CATALOG:
-        entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))
-        return _checked_entry(name, entry, weights)
-    if stored := store.get(name):
-        return _checked_entry(name, stored, weights)
+    if _is_entry(name, store):
+        return _named(name, store, report, offline, weights)
     # os.path leaves the ~ of an unknown user as it is, where Path raises.
     path = Path(os.path.expanduser(name))
     if name and path.is_dir() and is_preshard(path):
@@ -48,6 +45,31 @@ def resolve(
         return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
     if name.endswith(".gguf"):
         return _checked_entry(name, import_gguf(path, store=store, progress=report), weights)
+    return _named(name, store, report, offline, weights)
+
+
+def stored_model(name: str, *, weights: bool = True) -> LocalModel:
+    """What this machine already has under a name that somebody else said: never a folder or file of that name."""
+    return _named(name, Store.default(), ignore_progress, True, weights)
+
+
+def is_name(name: str) -> bool:
+    """Whether it is a name, as opposed to a path: of the catalog, of the store or of Hugging Face."""
+    return _is_entry(name, Store.default()) or split_hub_id(name) is not None
+
+
+def _is_entry(name: str, store: Store) -> bool:
+    return name in CATALOG or store.get(name) is not None
+
+
+def _named(
+    name: str, store: Store, report: Callable[[Progress], None], offline: bool | None, weights: bool
+) -> LocalModel:
+    if name in CATALOG:
+        entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))
+        return _checked_entry(name, entry, weights)
+    if stored := store.get(name):
+        return _checked_entry(name, stored, weights)
     if parsed := split_hub_id(name):
         model_id, revision = parsed
         folder = fetch_model(model_id, revision, weights=weights, progress=report, offline=offline)
@@ -59,7 +81,7 @@ def resolve(
 def split_hub_id(name: str) -> tuple[str, str | None] | None:
     """(id, revision) of ORGANISATION/NAME[@REVISION], or None where it is not of that form."""
     match = _HUB_ID.fullmatch(name)
-    if match is None or name.startswith((".", "/", "~")):
+    if match is None or name.startswith((".", "/", "~")) or ".." in name:
         return None
     return match["id"], match["revision"]
 

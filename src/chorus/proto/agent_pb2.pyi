@@ -11,9 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -27,8 +25,7 @@ class Node(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FIELD_NUMBER: _ClassVar[int]
     MODELS_FOLDER_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    name: str
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -42,7 +39,8 @@ class Node(_message.Message):
     backend: str
     python: str
     models_folder: str
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ...) -> None: ...
+    certificate_request: bytes
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("memory_fraction",)
@@ -244,11 +242,21 @@ class DrainRequest(_message.Message):
     def __init__(self, draining: bool = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
-    __slots__ = ("serials",)
-    SERIALS_FIELD_NUMBER: _ClassVar[int]
-    serials: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, serials: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("signed_list",)
+    SIGNED_LIST_FIELD_NUMBER: _ClassVar[int]
+    signed_list: str
+    def __init__(self, signed_list: _Optional[str] = ...) -> None: ...
 
 class ExpelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("certificate",)
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
+
+class RenewReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

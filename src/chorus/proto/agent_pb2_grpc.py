@@ -89,6 +89,11 @@ class AgentStub(object):
                 request_serializer=chorus_dot_proto_dot_agent__pb2.ExpelRequest.SerializeToString,
                 response_deserializer=chorus_dot_proto_dot_agent__pb2.ExpelReply.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/chorus.agent.v1.Agent/Renew',
+                request_serializer=chorus_dot_proto_dot_agent__pb2.RenewRequest.SerializeToString,
+                response_deserializer=chorus_dot_proto_dot_agent__pb2.RenewReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer(object):
@@ -171,6 +176,13 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """A new certificate, for the node that asked for one in its description.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +240,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Expel,
                     request_deserializer=chorus_dot_proto_dot_agent__pb2.ExpelRequest.FromString,
                     response_serializer=chorus_dot_proto_dot_agent__pb2.ExpelReply.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=chorus_dot_proto_dot_agent__pb2.RenewRequest.FromString,
+                    response_serializer=chorus_dot_proto_dot_agent__pb2.RenewReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -527,6 +544,33 @@ class Agent(object):
             '/chorus.agent.v1.Agent/Expel',
             chorus_dot_proto_dot_agent__pb2.ExpelRequest.SerializeToString,
             chorus_dot_proto_dot_agent__pb2.ExpelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.agent.v1.Agent/Renew',
+            chorus_dot_proto_dot_agent__pb2.RenewRequest.SerializeToString,
+            chorus_dot_proto_dot_agent__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

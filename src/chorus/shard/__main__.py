@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--insecure", action="store_true", help="allow plain text on addresses that others can reach")
     parser.add_argument("--model-path", type=Path, help="load from this folder, whatever the leader's is")
     parser.add_argument("--own-store", action="store_true", help="load only what this machine's store has by name")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let models of that store run their own code")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-json", action="store_true")
     chosen = parser.parse_args()
@@ -40,7 +41,8 @@ def main() -> int:
         from chorus.shard.worker import Worker
 
         secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
-        worker = Worker(chosen.rank, chosen.listen, model_finder(chosen.model_path, chosen.own_store))
+        find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
+        worker = Worker(chosen.rank, chosen.listen, find_model)
     except (ImportError, OSError) as error:
         return cannot_start(f"rank {chosen.rank}: {error}")
     for number in (signal.SIGTERM, signal.SIGINT):

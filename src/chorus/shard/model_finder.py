@@ -16,14 +16,18 @@ def leaders_path(request: wire.LoadRequest) -> Path:
     return Path(request.model_path)
 
 
-def model_finder(path: Path | None, own_store: bool) -> ModelFinder:
-    """A folder that the agent chose; or the store, by name, for leaders that nobody has authenticated."""
+def model_finder(path: Path | None, own_store: bool, trust_remote_code: bool = False) -> ModelFinder:
+    """A folder that the agent chose; or the store, by name, for leaders that nobody has authenticated. Those may ask
+    for a model's own code only where the owner of this machine has allowed it.
+    """
     if path:
         return lambda request: path
-    return _in_own_store if own_store else leaders_path
+    return (lambda request: _in_own_store(request, trust_remote_code)) if own_store else leaders_path
 
 
-def _in_own_store(request: wire.LoadRequest) -> Path:
+def _in_own_store(request: wire.LoadRequest, trust_remote_code: bool) -> Path:
+    if request.trust_remote_code and not trust_remote_code:
+        raise ValueError(f"{request.model} may not run its own code here: start this rank with --trust-remote-code")
     try:
         return named_model(request.model)
     except NoModel as error:

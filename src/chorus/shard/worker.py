@@ -221,8 +221,10 @@ class Worker:
         self._session = request.session
         try:
             self._member, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
-        except (LoadError, BadSplit, RuntimeError, ValueError, OSError) as error:
-            log.error("%s", error)
+        except Exception as error:
+            # Whatever a leader asks for, and whatever its model does, the rank is there for the next one.
+            known = isinstance(error, LoadError | BadSplit | RuntimeError | ValueError | OSError)
+            log.error("%s", error, exc_info=not known)
             answers.put(error)
             if self._in_collective:
                 self._leave_at = time.monotonic() + SPENT_SECONDS

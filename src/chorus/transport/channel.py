@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
 
 from chorus.cluster.trust_guard import Guard
-from chorus.cluster.trust_identity import CHANNEL_OPTIONS, Identity
+from chorus.cluster.trust_identity import Identity, NotTrusted
+from chorus.cluster.trust_names import server_name, split_member
 
 MAX_MESSAGE = 1 << 30
 OPTIONS = [
@@ -48,19 +50,34 @@ def secure(identity: Identity | None, plaintext: bool = False) -> None:
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """To HOST:PORT, unix:PATH or, by mutual TLS, to the member of ID@HOST:PORT and nobody else."""
+    expected, place = split_member(address)
     identity = _security.identity
-    if credentials is None and identity and not address.startswith("unix:"):
-        return grpc.secure_channel(address, identity.channel_credentials(), [*OPTIONS, *CHANNEL_OPTIONS])
+    if credentials is None and identity and not place.startswith("unix:"):
+        return _channel_to(expected, place, identity)
     if credentials:
-        return grpc.secure_channel(address, credentials, OPTIONS)
-    _check_private(address)
-    return grpc.insecure_channel(address, OPTIONS)
+        return grpc.secure_channel(place, credentials, OPTIONS)
+    _check_private(place)
+    return grpc.insecure_channel(place, OPTIONS)
+
+
+def _channel_to(expected: str, place: str, identity: Identity) -> grpc.Channel:
+    if not expected:
+        raise NotTrusted(f"nobody said which member listens on {place}")
+    if expected in identity.expelled():
+        raise NotTrusted(f"{expected} at {place} was expelled")
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name(expected))]
+    channel = grpc.secure_channel(place, identity.channel_credentials(), options)
+    line = weakref.ref(channel)
+    weakref.finalize(channel, identity.lines.add(expected, lambda: (still := line()) and still.close()))
+    return channel
 
 
 def open_server(
     address: str, threads: int, credentials: grpc.ServerCredentials | None = None
 ) -> tuple[grpc.Server, str]:
     """A server bound to `address` (not started yet), and the address with the port it really has."""
+    _, address = split_member(address)
     identity = _security.identity if credentials is None and not address.startswith("unix:") else None
     guards = (Guard(identity, STEERING),) if identity else ()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rank-service")
@@ -83,7 +100,7 @@ def _check_private(address: str) -> None:
 def is_private(address: str) -> bool:
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
+    host = split_member(address)[1].rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

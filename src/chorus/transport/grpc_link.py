@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import grpc
 import mlx.core as mx
 
+from chorus.cluster.trust_names import split_member
 from chorus.transport import frames
 from chorus.transport.channel import is_private, open_channel
 from chorus.transport.links import Inbox, LinkLost, Traffic
@@ -58,7 +59,7 @@ class FrameSender:
         compression: Compression = "off",
         session: int = 0,
     ) -> None:
-        self._address = address
+        _, self._address = split_member(address)
         self._timeout = timeout
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
         self._packer = Packer(compression, is_private(address))
