@@ -10,6 +10,7 @@ import pytest
 
 from chorus.cluster.config_tree import ApiConfig
 from chorus.frontend.answer import AnswerDelta
+from chorus.frontend.measure import BadField
 from chorus.frontend.messages import TokenLogprobs
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest
@@ -138,6 +139,7 @@ def test_tool_choice_comes_as_a_word_or_as_json(choice: str, tools: int, forced:
     [
         ({"Tools": "{"}, "Tools"),
         ({"Tools": '[{"type": "function"}]'}, r"Tools\[0\]"),
+        ({"Tools": '[{"name": "f", "parameters": 5}]'}, r"Tools\[0\].*schema"),
         ({"Tools": json.dumps([WEATHER]), "ToolChoice": "stocks"}, "stocks"),
         ({"Messages": [wire.Message(content="hi")]}, r"Messages\[0\]"),
         ({"Messages": [wire.Message(role="assistant", tool_calls="no")]}, r"Messages\[0\] tool_calls"),
@@ -241,3 +243,20 @@ def test_the_parent_watch_is_on_unless_told_otherwise(variables: dict[str, str],
 def test_the_watch_ends_when_the_parent_is_another_one() -> None:
     parents = iter([7, 7, 1])
     asyncio.run(asyncio.wait_for(parent_gone(0.001, 7, lambda: next(parents)), 5))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"Messages": [wire.Message(role="user")] * 4097}, "Messages: at most 4096 messages"),
+        ({"Tools": "[" * 100_000}, "Tools: .*64 levels"),
+        ({"Messages": [wire.Message(role="assistant", tool_calls="[" * 5000)]}, "Messages.*64 levels"),
+        (
+            {"Metadata": {"chat_template_kwargs": '{"a": ' + "[" * 80 + "]" * 80 + "}"}},
+            "kwargs.*64 levels",
+        ),
+    ],
+)
+def test_a_chat_request_that_holds_too_much_is_named_with_the_limit(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadField, match=named):
+        read_chat(wire.PredictOptions(**fields), {}, LIMITS)

@@ -67,6 +67,8 @@ def _functions(text: str, limits: Amounts) -> list[dict[str, Any]]:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise BadRequest(f"Tools[{place}]: expected a function with a name")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise BadRequest(f"Tools[{place}]: expected parameters that are a JSON schema, an object")
         functions.append(function)
     return functions
 
@@ -74,7 +76,7 @@ def _functions(text: str, limits: Amounts) -> list[dict[str, Any]]:
 def read_tools(text: str, limits: Amounts) -> list[dict[str, Any]]:
     tools = []
     functions = _functions(text, limits)
-    schemas = [parameters if isinstance(parameters := each.get("parameters"), dict) else {} for each in functions]
+    schemas = [each.get("parameters") or {} for each in functions]
     measure.tools("Tools", schemas, sum(len(str(each.get("description", ""))) for each in functions), limits)
     for function in functions:
         shown = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
