@@ -252,6 +252,9 @@ class BoundedHttp(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._keeps_alive = False
         super().shutdown()
+        # The process is about to end: nobody waits for those who are not reading an answer.
+        if self._deaf and self._real and not self._real.get_write_buffer_size():
+            self.end()
 
     # How it ends
 
