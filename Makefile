@@ -42,7 +42,7 @@ bench: $(VENV)/installed-dev ## Measure against peers in the same run; results g
 	$(BIN)/python -m benchmarks $(BENCH)
 
 soak: $(VENV)/installed-dev ## Load a server for SECONDS (600) and check that nothing leaks.
-	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),600) --load $(or $(LOAD),0)
 
 fuzz: $(VENV)/installed-dev ## Send REQUESTS (20000) hostile requests of SEED (1) to a server; then more of what parsers read.
 	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),20000) --seed $(or $(SEED),1)

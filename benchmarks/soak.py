@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -213,7 +215,25 @@ def memory_check(samples: Sequence[tuple[float, dict[str, int]]], seconds: float
     return Check("memory flat", passed, "; ".join(details))
 
 
-def checks(tally: Tally, health: dict[str, Any], left: Sequence[str], seconds: float) -> list[Check]:
+@contextlib.contextmanager
+def busy_loops(number: int) -> Iterator[None]:
+    """Others who want the processor all the time, with the same right to it."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def killed_by_the_watcher(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line.endswith("killing it")]
+
+
+def checks(
+    tally: Tally, health: dict[str, Any], killed: Sequence[str], left: Sequence[str], seconds: float
+) -> list[Check]:
     asked = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.outcomes.items()))
     lost = f"{len(tally.lost)} lost, first: {tally.lost[0]}" if tally.lost else "none lost"
     load_count = health["engine"]["load_count"]
@@ -221,6 +241,7 @@ def checks(tally: Tally, health: dict[str, Any], left: Sequence[str], seconds: f
         Check("no lost request", not tally.lost and tally.outcomes.total() > 0, f"{asked}; {lost}"),
         Check("engine idle", is_idle(health), f"{health['engine']}, {health['requests']}"),
         Check("loaded once", load_count == 1, f"the model was loaded {load_count} times"),
+        Check("no false alarm", not killed, "; ".join(killed) or "nobody was taken for dead"),
         memory_check(tally.memory, seconds),
         Check("no process left", not left, ", ".join(left) or "none"),
     ]
@@ -232,6 +253,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="30 seconds on a tiny random model")
     parser.add_argument("--ranks", type=int, default=1, help="ranks to serve over (1)")
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
+    parser.add_argument("--load", type=int, default=0, help="busy loops that run beside it (0)")
     options = parser.parse_args()
     seconds = 30.0 if options.quick else options.seconds
     model, name = (model_folder(TINY), str(model_folder(TINY))) if options.quick else (stored_default(), SMOLLM2)
@@ -239,15 +261,16 @@ def main() -> int:
     console, tally = Console(), Tally()
     try:
         server = chorus(name, "--ranks", str(options.ranks))
-        with server:
+        with server, busy_loops(options.load):
             console.print(f"{CLIENTS} clients load {server.name} with {name} for {seconds:g} s")
             asyncio.run(drive(server, model, seconds, options.seed, tally))
             health = server.get("/health")
+            killed = killed_by_the_watcher(server.log.read_text(errors="replace"))
             left = server.stop()
     except ServerFailed as error:
         console.print(f"[bold red]the soak could not run:[/] {error}", highlight=False)
         return 1
-    results = checks(tally, health, left, seconds)
+    results = checks(tally, health, killed, left, seconds)
     for check in results:
         word = "[green]passed[/]" if check.passed else "[bold red]FAILED[/]"
         console.print(f"{word}  {check.name}: {check.detail}", highlight=False)

@@ -68,7 +68,10 @@ def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
         command += ["--threads", str(spec.threads)]
     if spec.log_json:
         command.append("--log-json")
-    return Program(f"rank {rank}", python(*command))
+    failure_file = spec.failure_file and spec.failure_file.with_name(f"failure-{rank}")
+    if failure_file:
+        command += ["--failure-file", str(failure_file)]
+    return Program(f"rank {rank}", python(*command), failure_file=failure_file)
 
 
 def _under_mpirun(programs: Sequence[Program]) -> Program:

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--model-path", type=Path, help="load from this folder, whatever the leader's is")
     parser.add_argument("--own-store", action="store_true", help="load only what this machine's store has by name")
     parser.add_argument("--trust-remote-code", action="store_true", help="let models of that store run their own code")
+    parser.add_argument("--failure-file", type=Path, help="where to leave the reason when this rank cannot start")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-json", action="store_true")
     chosen = parser.parse_args()
@@ -44,7 +45,7 @@ def main() -> int:
         find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
         worker = Worker(chosen.rank, chosen.listen, find_model)
     except (ImportError, OSError) as error:
-        return cannot_start(f"rank {chosen.rank}: {error}")
+        return cannot_start(f"rank {chosen.rank}: {error}", chosen.failure_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     try:
