@@ -8,12 +8,13 @@ from pathlib import Path
 import jsonschema
 import mlx.core as mx
 import numpy as np
+import psutil
 import pytest
 
 from chorus.engine.leader import Leader, Stop, Submit
 from chorus.engine.requests import Finish, Pooling, Progress, Request, Sampling
 from chorus.shard.load import LoadedShard
-from chorus.text.grammar.source import Grammar, GrammarError
+from chorus.text.grammar.source import Grammar, GrammarError, Part
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
 from tests.support.grammars import GrammarHost
@@ -184,6 +185,27 @@ def test_a_regular_expression_is_followed(make_leader: MakeLeader, grammars: Gra
     run(leader, Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3), constraint=constraint))
     assert tokenizer.decode(tokens_of(news)["1:a"]) in ("yes", "no")
     assert news[-1].finish is Finish.STOP
+
+
+def test_a_grammar_that_stands_still_ends_its_own_answer_and_no_other(
+    make_leader: MakeLeader, grammars: GrammarHost
+) -> None:
+    leader, news = make_leader()
+    held = Grammar("regex", "[a-z]+", origins=(Part("guided_regex", "regex", "[a-z]+"),))
+    slow, quick = (grammars.open(held, frozenset({2})) for _ in range(2))
+    first, _ = psutil.Process(grammars.pid).children()
+    first.suspend()
+    run(
+        leader,
+        Request("1:slow", (5,), 8, frozenset({2}), constraint=slow),
+        Request("1:quick", (5,), 8, frozenset({2}), constraint=quick),
+        Request("1:free", (5,), 8),
+    )
+    ends = {progress.id: progress for progress in news if progress.finish}
+    assert (ends["1:slow"].finish, ends["1:slow"].field) == (Finish.REJECTED, "guided_regex")
+    assert "grammar_mask_seconds" in ends["1:slow"].error
+    assert all(ends[name].finish in (Finish.LENGTH, Finish.STOP) for name in ("1:quick", "1:free"))
+    assert not psutil.wait_procs([first], timeout=60)[1]
 
 
 @pytest.mark.parametrize("pooling", Pooling)
