@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -46,8 +45,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Ru
         ports = {"door": port, "control": port + 1, "rank": port + 2}
         for child in server.children():
             if "chorus.engine" in " ".join(child.cmdline()):
-                spec = json.loads(Path(child.cmdline()[-1]).read_text())
-                ports["leader"] = int(spec["ranks"][0].rpartition(":")[2])
+                ports["leader"] = next(c.laddr.port for c in child.net_connections("tcp") if c.status == "LISTEN")
         yield Running(made, agent, server, url, ports)
 
 

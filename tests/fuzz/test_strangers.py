@@ -14,22 +14,30 @@ from hypothesis import strategies as st
 
 from chorus.cluster import discovery, trust_join
 from chorus.cluster.token import BadToken, Token
+from chorus.cluster.trust import Authority
 from chorus.cluster.trust_enrol import Card
+from chorus.cluster.trust_expelled import BadList, Expelled
 from chorus.cluster.trust_join import JoinRefused
 from tests.fuzz.foreign import texts, values
 
 alphabet = st.text(st.sampled_from("chorus12-abcdefgz234567=ßéİſ \0\n"), max_size=80)
 
 
-@given(texts | alphabet | alphabet.map("chorus1-{}".format) | st.binary(max_size=30).map(lambda raw: raw.hex()))
+@given(
+    texts
+    | alphabet
+    | alphabet.map("chorus1-{}".format)
+    | alphabet.map("chorus2-{}".format)
+    | st.binary(max_size=30).map(lambda raw: raw.hex())
+)
 def test_a_token_is_read_or_refused(text: str) -> None:
     with suppress(BadToken):
         Token.parse(text)
 
 
-@given(st.integers(0, 100), st.characters())
-def test_a_token_with_another_letter_is_refused_or_the_same(at: int, letter: str) -> None:
-    token = Token.new()
+@given(st.integers(0, 100), st.characters(), st.booleans())
+def test_a_token_with_another_letter_is_refused_or_the_same(at: int, letter: str, named: bool) -> None:
+    token = Token.new().naming("00112233445566778899aabbccddeeff" if named else "")
     text = token.text
     changed = text[: at % len(text)] + letter + text[at % len(text) + 1 :]
     with suppress(BadToken):
@@ -50,7 +58,7 @@ def test_an_announcement_of_any_bytes_is_a_short_hint(
     assert all(len(text) <= 64 for text in (heard.name, heard.version, heard.cluster, heard.tag))
 
 
-fields = ("node_id", "name", "door_port", "control_port", "version", "public_key", "request")
+fields = ("door_port", "control_port", "version", "expelled")
 
 
 @given(st.dictionaries(st.sampled_from(fields), values) | st.fixed_dictionaries(dict.fromkeys(fields, values)))
@@ -58,6 +66,17 @@ def test_a_card_of_any_values_is_read_or_refused(message: dict[str, Any]) -> Non
     # As it comes off the wire.
     with suppress(JoinRefused):
         Card.of(json.loads(json.dumps(message)))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("cluster") / "authority")
+
+
+@given(texts | st.fixed_dictionaries(dict.fromkeys(("number", "ids", "signature"), values)).map(json.dumps))
+def test_a_list_of_expelled_nodes_of_any_values_is_refused(authority: Authority, text: str) -> None:
+    with suppress(BadList):
+        assert Expelled.read(text, authority.certificate) == Expelled(), "nobody has signed it"
 
 
 def received(raw: bytes) -> None:

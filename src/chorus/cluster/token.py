@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -40,7 +39,7 @@ class Token:
             raise BadToken(_foreign(text.strip()))
         try:
             content = base64.b32decode(body.upper() + "=" * (-len(body) % 8))
-        except binascii.Error:
+        except ValueError:
             content = b""
         if len(content) != lengths[prefix] or check != _check(content):
             raise BadToken("the token is incomplete or mistyped: copy it again from `chorus token show`")
@@ -85,6 +84,6 @@ def is_localai_token(text: str) -> bool:
     """Theirs is base64 of a YAML document that names a one-time-password scheme and a room."""
     try:
         decoded = base64.b64decode(text, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return False
     return "otp:" in decoded or "room:" in decoded or "rendezvous:" in decoded

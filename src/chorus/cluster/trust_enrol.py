@@ -45,10 +45,14 @@ class Card:
 
     @classmethod
     def of(cls, message: Message) -> Card:
-        try:
-            return cls(int(message["door_port"]), int(message["control_port"]), str(message["version"])[:64])
-        except (KeyError, TypeError, ValueError):
-            raise JoinRefused("a node that does not say where it is") from None
+        return cls(_port(message, "door_port"), _port(message, "control_port"), str(message.get("version"))[:64])
+
+
+def _port(message: Message, name: str) -> int:
+    port = message.get(name)
+    if not isinstance(port, int) or not 0 <= port < 1 << 16:
+        raise JoinRefused("a node that does not say where it is")
+    return port
 
 
 def dial_as_authority(address: tuple[str, int], authority: Authority) -> Member:

@@ -36,11 +36,13 @@ class Expelled:
         if not text:
             return cls()
         public = authority.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)
         try:
-            fields = json.loads(text)
-            found = cls(int(fields["number"]), frozenset(map(str, fields["ids"])))
-            assert isinstance(public, ec.EllipticCurvePublicKey)
-            public.verify(bytes.fromhex(fields["signature"]), found._content(), ec.ECDSA(hashes.SHA256()))
-        except (InvalidSignature, ValueError, KeyError, TypeError, AssertionError):
-            raise BadList("a list of expelled nodes that the cluster's authority has not signed") from None
-        return found
+            match json.loads(text):
+                case {"number": int(number), "ids": [*ids], "signature": str(signature)}:
+                    found = cls(number, frozenset(map(str, ids)))
+                    public.verify(bytes.fromhex(signature), found._content(), ec.ECDSA(hashes.SHA256()))
+                    return found
+        except (InvalidSignature, ValueError, RecursionError):
+            pass
+        raise BadList("a list of expelled nodes that the cluster's authority has not signed")
