@@ -17,8 +17,8 @@ from benchmarks.servers import HttpServer, ServerFailed, chorus
 from chorus.api.keyfile import add_key
 
 STRANGERS = 2000
-SECONDS = 4.0
-"""Of each measurement: long enough for most strangers to have come back several times."""
+SECONDS = 5.0
+"""Of each measurement: about as long as strangers take to come back."""
 ALONE, AMID = "alone", "amid strangers"
 KEPT, NEW = "one token, connection kept", "one token, connection new each time"
 HELD = "connections that the server holds"

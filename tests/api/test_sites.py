@@ -50,6 +50,7 @@ def test_names_can_be_added_and_the_check_be_switched_off() -> None:
         ({"host": "x:1", "origin": "http://x"}, [], True),
         ({"host": "x:1", "origin": "http://x:99999"}, [], True),
         ({"host": "x", "origin": "null"}, [], True),
+        ({"host": "x", "origin": "app://x"}, [], True),
         ({"host": "x", "origin": "https://chat.example"}, [], True),
         (
             {"host": "x", "origin": "https://chat.example", "sec-fetch-site": "cross-site"},

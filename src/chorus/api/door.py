@@ -40,6 +40,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._coming: dict[asyncio.Task[None], BoundedHttp] = {}
         self._pause: asyncio.TimerHandle | None = None
+        self._told_why = False
         listener.setblocking(False)
         self._open()
 
@@ -62,11 +63,14 @@ class Door:
             except OSError as error:
                 self._take_breath(error)
                 return
+            self._told_why = False
             self._admit(accepted)
 
     def _take_breath(self, error: OSError) -> None:
         """The socket stays readable: without a pause this would be tried again at once, for ever."""
-        log.warning("cannot accept a connection: %s", error.strerror)
+        if not self._told_why:
+            self._told_why = True
+            log.warning("cannot accept a connection: %s", error.strerror)
         if error.errno in _NO_MORE_FILES:
             self._pool.end_one()
         self._loop.remove_reader(self._listener)

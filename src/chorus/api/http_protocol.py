@@ -136,8 +136,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._real = cast(asyncio.Transport, transport)
-        super().connection_made(cast(asyncio.Transport, _Transport(self._real, self)))
         self._expect_end_in(self._limits.head_timeout_seconds)
+        super().connection_made(cast(asyncio.Transport, _Transport(self._real, self)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.leave()

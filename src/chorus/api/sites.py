@@ -87,10 +87,9 @@ def is_foreign(method: str, path: str, headers: Headers, origins: Collection[str
 def _same_place(origin: str, host: str) -> bool:
     try:
         site = urlsplit(origin)
-        named = parse_host(host)
-        usual = _USUAL_PORTS.get(site.scheme)
+        named, usual = parse_host(host), _USUAL_PORTS[site.scheme]
         return named is not None and (site.hostname, site.port or usual) == (named[0], named[1] or usual)
-    except ValueError:
+    except (ValueError, KeyError):
         return False
 
 
