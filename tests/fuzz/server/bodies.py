@@ -358,7 +358,7 @@ def large(rng: random.Random) -> Sample:
             lambda: Sample(COMPLETIONS, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(min(size, 20000))}}),
             lambda: Sample("/tokenize", {"prompt": text, "return_token_strs": True}),
             lambda: Sample("/detokenize", {"tokens": [rng.randrange(512)] * min(size * 5, 400000)}),
-            lambda: Sample("/v1/embeddings", {"input": ["a"] * min(size, 5000)}),
+            lambda: Sample("/v1/embeddings", {"input": ["a"] * (size if size > 2048 else min(size, 200))}),
         )
     )()
 
