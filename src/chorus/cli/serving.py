@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -20,7 +21,6 @@ from chorus.api.settings import ApiSettings, Limits, SamplingDefaults
 from chorus.api.tls import Certificate, CertificateError
 from chorus.cli.output import console, fail
 from chorus.cluster.config import ApiConfig, Settings
-from chorus.cluster.https import OwnCertificate, authority_file
 from chorus.cluster.supervisor import Supervisor
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
@@ -28,6 +28,9 @@ from chorus.models.parts import resolve_description
 from chorus.proto import engine_pb2 as wire
 from chorus.proto import engine_pb2_grpc
 from chorus.text.parsers import choose
+
+if TYPE_CHECKING:
+    from chorus.cluster.https import OwnCertificate
 
 ENGINE_GRACE_SECONDS = 5.0
 # The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
@@ -85,6 +88,9 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
         return Access(keys_file, *files)
     if not api.https:
         return Access(keys_file)
+    # Whoever wants no certificate need not wait for cryptography.
+    from chorus.cluster.https import OwnCertificate, authority_file
+
     try:
         own = OwnCertificate((*api.hosts, api.host))
     except OSError as error:
