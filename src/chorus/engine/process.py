@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
@@ -155,7 +156,8 @@ def run(spec: EngineSpec) -> int:
         try:
             leader = _start(engine, service, cleanup)
             engine.enter(wire.READY, "ready")
-            log.info("stopped: %s", _lead(leader, engine.group))
+            with _naming_the_lost(engine.group):
+                log.info("stopped: %s", leader.run())
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
             return leave_reason(str(error), spec.failure_file)
@@ -163,12 +165,20 @@ def run(spec: EngineSpec) -> int:
             engine.enter(wire.BROKEN, str(error))
             service.refuse(_lost(str(error)))
             return EXIT_RANK_LOST
+        except Exception as error:
+            if engine.state == wire.READY:
+                raise
+            log.exception("the engine failed before it served")
+            engine.enter(wire.BROKEN, f"{type(error).__name__}: {error}")
+            return leave_reason(engine.detail, spec.failure_file)
     return 0
 
 
-def _lead(leader: Leader, group: Group | None) -> str:
+@contextlib.contextmanager
+def _naming_the_lost(group: Group | None) -> Iterator[None]:
+    """MLX says in its own words that a rank is gone."""
     try:
-        return leader.run()
+        yield
     except RuntimeError as error:
         if group is None or group.followers is None:
             raise
@@ -200,9 +210,10 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     runner = Runner(group.shard.stage)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")
-    warm_up(leader)
-    if spec.lanes is None and group.stages > 1:
-        limits = replace(limits, lanes=choose_lanes(leader, group.stages))
+    with _naming_the_lost(group):
+        warm_up(leader)
+        if spec.lanes is None and group.stages > 1:
+            limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
     leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
     most = limits.max_batch + limits.max_queue
