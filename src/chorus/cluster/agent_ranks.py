@@ -101,6 +101,8 @@ class Ranks:
         self._lifeline = Lifeline()
         self._ranks: dict[tuple[str, int], Rank] = {}
         self._watcher = Watcher()
+        self._spare: list[Monitor] = []
+        """Monitors of ranks that are gone."""
         self._coordinators: dict[str, Coordinators] = {}
         self._keepers: set[asyncio.Task[None]] = set()
         self._awake: asyncio.subprocess.Process | None = None
@@ -126,7 +128,7 @@ class Ranks:
         await self.end(session, number)
         port = await self._until_free(port) if port else self._free_port()
         with self._promise(port):
-            monitor = Monitor(self._lifeline.path.parent)
+            monitor = self._spare.pop() if self._spare else Monitor(self._lifeline.path.parent)
             command = python("-m", "chorus.shard", "--rank", str(number), "--listen", f"{self._host}:{port}")
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -221,6 +223,9 @@ class Ranks:
         await self.end()
         for keeper in list(self._keepers):
             keeper.cancel()
+        for monitor in self._spare:
+            monitor.close()
+        self._spare.clear()
         self._lifeline.cut()
 
     def _free_port(self) -> int:
@@ -272,7 +277,8 @@ class Ranks:
 
     def _drop(self, key: tuple[str, int]) -> None:
         if rank := self._ranks.pop(key, None):
-            rank.watched.monitor.close()
+            rank.watched.monitor.reset()
+            self._spare.append(rank.watched.monitor)
             if rank.session not in self._sessions():
                 self._coordinators.pop(rank.session, None)
 

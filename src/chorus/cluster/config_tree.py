@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from chorus.cluster.hostfile import DEFAULT_PORT
 from chorus.platform import device
-from chorus.platform.beats import SILENCE_SECONDS
+from chorus.platform.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -216,6 +216,13 @@ class ShardingConfig(Section):
 class WatchConfig(Section):
     silence_seconds: float = Field(default=SILENCE_SECONDS, ge=0)
     """How long a process that serves may show no sign of life before it is replaced; 0: it is never judged."""
+
+    @field_validator("silence_seconds")
+    @classmethod
+    def _longer_than_a_few_ticks(cls, seconds: float) -> float:
+        if 0 < seconds < LEAST_SILENCE_SECONDS:
+            raise ValueError(f"must be 0 (never) or at least {LEAST_SILENCE_SECONDS:g}: a busy process may tick late")
+        return seconds
 
 
 class ClusterConfig(Section):

@@ -141,7 +141,7 @@ class Group:
         self._silence = silence_seconds
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watcher = Watcher()
-        self._monitors: list[Monitor] = []
+        self._monitors: dict[str, Monitor] = {}
         self._watching: asyncio.Task[None] | None = None
         self._started_at = 0.0
 
@@ -161,8 +161,7 @@ class Group:
     async def start(self) -> None:
         self._started_at, self._watcher = time.monotonic(), Watcher()
         for program in self._programs:
-            monitor = Monitor(self._lifeline.path.parent, program.processes)
-            self._monitors.append(monitor)
+            monitor = self._monitor(program)
             self._running[program.name] = await asyncio.create_subprocess_exec(
                 *program.arguments,
                 env={
@@ -217,9 +216,13 @@ class Group:
             if late:
                 await asyncio.wait(late)
         self._running.clear()
-        for monitor in self._monitors:
-            monitor.close()
-        self._monitors.clear()
+
+    def _monitor(self, program: Program) -> Monitor:
+        """One for all starts of a program."""
+        if program.name not in self._monitors:
+            self._monitors[program.name] = Monitor(self._lifeline.path.parent, program.processes)
+        self._monitors[program.name].reset()
+        return self._monitors[program.name]
 
     async def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None

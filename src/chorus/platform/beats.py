@@ -28,6 +28,7 @@ TICK_SECONDS = 0.5
 LOOP_TICK_SECONDS = 1.0
 SILENCE_SECONDS = 3.0
 """How long a process that serves may go without a tick, where nobody chose otherwise."""
+LEAST_SILENCE_SECONDS = 1.5
 STOPPED_SECONDS = 1.0
 """How long one may stand still by a signal: tools that slow a process down stop it for moments only."""
 STUCK_LOOP_SECONDS = 15.0
@@ -98,6 +99,10 @@ class Monitor:
     def read(self, place: int = 0) -> Beat:
         tick, loop_tick, pid, phase, *rest = _LAYOUT.unpack_from(self._map, place * _PLACE_BYTES)
         return Beat(tick, loop_tick, pid, Phase(phase), *rest)
+
+    def reset(self) -> None:
+        """For the next process: a monitor is used again rather than made again, when the disk may be full."""
+        self._map[:] = bytes(len(self._map))
 
     def close(self) -> None:
         self._map.close()
