@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorus.api.settings import Limits
+from chorus.frontend.measure import BadField
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest, LoadFailed
 from chorus.localai.options import SamplingOptions, parse_options
@@ -16,6 +18,7 @@ from chorus.localai.requests import asked_tokens, sampling_of, stop_strings, wan
 from chorus.proto import localai_pb2 as wire
 from tests.fuzz.foreign import values
 
+LIMITS = Limits()
 # Protobuf takes no lone surrogates, so none arrive.
 texts = st.text(max_size=20) | values.map(json.dumps)
 floats = st.floats(width=32)
@@ -55,13 +58,13 @@ requests = st.builds(
 @given(requests)
 def test_a_request_is_read_or_refused(request: wire.PredictOptions) -> None:
     for part in (
-        lambda: read_chat(request, {}),
-        lambda: sampling_of(request, SamplingOptions(), 512),
+        lambda: read_chat(request, {}, LIMITS),
+        lambda: sampling_of(request, SamplingOptions(), 512, LIMITS),
         lambda: asked_tokens(request, SamplingOptions(), 100),
         lambda: wanted_logprobs(request),
-        lambda: stop_strings(request),
+        lambda: stop_strings(request, LIMITS),
     ):
-        with suppress(BadRequest):
+        with suppress(BadRequest, BadField):
             part()
 
 
@@ -85,16 +88,16 @@ DEEP = "[" * 100_000
 )
 def test_a_field_that_no_reader_likes_is_refused(field: str, text: str) -> None:
     request = wire.PredictOptions(**{field: text})
-    with suppress(BadRequest):
-        read_chat(request, {})
-        sampling_of(request, SamplingOptions(), 512)
+    with suppress(BadRequest, BadField):
+        read_chat(request, {}, LIMITS)
+        sampling_of(request, SamplingOptions(), 512, LIMITS)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000])
 def test_calls_and_arguments_nested_without_end_are_refused(text: str) -> None:
     call = [{"function": {"name": "f", "arguments": text}}]
     for content in (text, json.dumps(call)):
-        with suppress(BadRequest):
-            read_chat(wire.PredictOptions(Messages=[wire.Message(role="assistant", tool_calls=content)]), {})
-    with suppress(BadRequest):
-        read_chat(wire.PredictOptions(Metadata={"chat_template_kwargs": text}), {})
+        with suppress(BadRequest, BadField):
+            read_chat(wire.PredictOptions(Messages=[wire.Message(role="assistant", tool_calls=content)]), {}, LIMITS)
+    with suppress(BadRequest, BadField):
+        read_chat(wire.PredictOptions(Metadata={"chat_template_kwargs": text}), {}, LIMITS)

@@ -328,10 +328,10 @@ def _check_head(method: str, version: str, headers: list[tuple[bytes, bytes]]) -
     hosts = sum(name == b"host" for name, _ in headers)
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if version not in ("1.0", "1.1"):
-        raise _Refused(505, "HTTP/1.1 is spoken here.")
+        raise _Refused(400, "HTTP/1.1 is spoken here.")
     if method == "CONNECT":
-        raise _Refused(501, "This is no proxy.")
+        raise _Refused(400, "This is no proxy.")
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise _Refused(400, "A request has one Host header.")
     if codings and (codings != [b"chunked"] or version == "1.0"):
-        raise _Refused(501, "The one transfer coding is chunked, in HTTP/1.1.")
+        raise _Refused(400, "The one transfer coding is chunked, in HTTP/1.1.")
