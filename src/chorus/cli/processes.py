@@ -36,6 +36,14 @@ def rank_programs(spec: EngineSpec) -> list[Program]:
     return [leader, *followers]
 
 
+# Large requests are taken from the system and given back to it: otherwise glibc keeps the largest that each thread had.
+_GIVES_MEMORY_BACK = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 10),
+}
+
+
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     failure_file = folder / "front-end-failure"
     told = settings.model_copy(update={"status_file": folder / status.FILE_NAME, "failure_file": failure_file})
@@ -43,6 +51,7 @@ def front_end_program(settings: ApiSettings, folder: Path) -> Program:
         "front end",
         python("-m", "chorus.api", "--settings", "-"),
         descriptors=() if settings.socket_fd is None else (settings.socket_fd,),
+        environment=_GIVES_MEMORY_BACK,
         failure_file=failure_file,
         told=told.model_dump_json(),
     )
