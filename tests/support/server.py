@@ -80,7 +80,7 @@ class ChorusServer:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def process_named(self, part: str) -> psutil.Process:
-        return next(p for p in self.processes() if part in " ".join(p.cmdline()) and "mpirun" not in p.cmdline()[0])
+        return next(p for p in self.processes() if part in (words := _words(p)) and "mpirun" not in words)
 
     def stop(self) -> None:
         """Ends as a user would, and checks that nothing is left."""
@@ -101,3 +101,11 @@ class ChorusServer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
+
+
+def _words(process: psutil.Process) -> str:
+    """Its command line; nothing where it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
