@@ -80,7 +80,7 @@ class ChorusServer:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def process_named(self, part: str) -> psutil.Process:
-        return next(p for p in self.processes() if part in (words := _words(p)) and "mpirun" not in words)
+        return next(p for p in self.processes() if part in (words := _words(p)) and "--oversubscribe" not in words)
 
     def stop(self) -> None:
         """Ends as a user would, and checks that nothing is left."""
