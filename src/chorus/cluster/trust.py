@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import fcntl
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +53,6 @@ class Issued:
 class Authority:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
         try:
             key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
             self.certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
@@ -205,12 +203,15 @@ class Authority:
         return certificate.issuer_name(self.certificate.subject).sign(self._key, hashes.SHA256())
 
     def _record(self, issued: Issued) -> None:
-        with self._lock, (self.folder / "issued.jsonl").open("a") as stream:
-            stream.write(json.dumps(asdict(issued)) + "\n")
+        """Written as a whole: half a line, left by a full disk, would hide who else there is."""
+        with self._alone():
+            listed = [*self.issued(), issued]
+            text = "".join(f"{json.dumps(asdict(one))}\n" for one in listed)
+            write_private(self.folder / "issued.jsonl", text.encode())
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two commands that expel at the same moment must not undo each other."""
+        """Two processes that write at the same moment must not undo each other."""
         with (self.folder / "expelled.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
