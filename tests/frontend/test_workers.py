@@ -72,6 +72,8 @@ def test_work_whose_client_left_before_it_began_never_begins() -> None:
         first, second = (asyncio.create_task(workers.run(SHORT_CHARACTERS, gate)) for _ in range(2))
         await asyncio.sleep(0)
         second.cancel()
+        # Only now has the thread's own queue heard of it.
+        await asyncio.wait([second])
         gate.open.set()
         await first
         assert await workers.run(SHORT_CHARACTERS, lambda: gate.begun) == 1
