@@ -60,7 +60,11 @@ def test_a_fresh_clone_with_an_empty_home_serves_the_real_model(tmp_path: Path) 
         _, left = psutil.wait_procs(children, timeout=30)
     assert not left
     # pip asks a Rust compiler for its version, which makes a folder of its own where rustup is installed.
-    assert {path.name for path in home.iterdir()} <= {".cache", ".rustup"}
+    assert {path.name for path in home.iterdir()} <= {".cache", ".local", ".rustup"}
+    state = home / ".local" / "state" / "chorus"
+    assert [path for path in home.joinpath(".local").rglob("*") if path.is_file()] == []
+    assert list(state.iterdir()) == [state / "run"]
+    assert list((state / "run").iterdir()) == []
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], log_file: Path) -> str:
