@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from chorus.api.key_rules import key_hash, new_key
 from chorus.api.settings import ApiKey
-from chorus.platform.files import write_whole
+from chorus.platform.files import Version, version, write_whole
 from chorus.platform.paths import private_folder
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,13 @@ class LiveKeys:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Version | None = None
         self._keys: tuple[ApiKey, ...] = ()
 
     def current(self) -> tuple[ApiKey, ...]:
         """A file that is wrong is told once, and the keys before it stay; where there were none, nobody is known."""
         try:
-            stat = self._file.stat()
-            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            seen = version(self._file)
         except OSError:
             seen = (0, 0, 0)
         if seen != self._seen:

@@ -6,9 +6,9 @@ import logging
 import ssl
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from chorus.platform.files import Version, version
 
-_Seen = tuple[tuple[int, int, int], ...]
+log = logging.getLogger(__name__)
 
 
 class CertificateError(Exception):
@@ -32,12 +32,11 @@ class Certificate:
                 log.warning("%s; the one before stays in use", error)
         return self._context
 
-    def _look(self) -> _Seen | None:
+    def _look(self) -> list[Version] | None:
         try:
-            found = [file.stat() for file in self._files]
+            return [version(file) for file in self._files]
         except OSError:
             return None
-        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in found)
 
     def _load(self) -> ssl.SSLContext:
         certificate, key = self._files

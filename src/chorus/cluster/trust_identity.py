@@ -28,6 +28,7 @@ from chorus.cluster.agent_paths import write_private
 from chorus.cluster.trust_expelled import Expelled
 from chorus.cluster.trust_lines import Lines
 from chorus.cluster.trust_names import server_name
+from chorus.platform.files import Version, version
 
 COORDINATOR = "coordinator"
 NODE = "node"
@@ -57,14 +58,12 @@ class _Reread(Generic[_T]):
     def __init__(self, file: Path, parse: Callable[[bytes], _T]) -> None:
         self._file = file
         self._parse = parse
-        self._seen: tuple[tuple[int, int, int], _T] | None = None
+        self._seen: tuple[Version, _T] | None = None
 
     def __call__(self) -> _T:
-        stat = self._file.stat()
-        version = stat.st_mtime_ns, stat.st_ino, stat.st_size
-        seen = self._seen
-        if seen is None or seen[0] != version:
-            seen = self._seen = version, self._parse(self._file.read_bytes())
+        now, seen = version(self._file), self._seen
+        if seen is None or seen[0] != now:
+            seen = self._seen = now, self._parse(self._file.read_bytes())
         return seen[1]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 log = logging.getLogger("chorus.files")
 
+Version = tuple[int, int, int]
+
 
 def write_whole(file: Path, content: bytes, mode: int = 0o666, lasting: bool = False) -> None:
     """Written aside and renamed. `lasting`: once this returns, not even a power cut takes it back."""
@@ -38,6 +40,12 @@ def write_if_possible(file: Path, content: bytes, otherwise: str) -> bool:
         log.warning("cannot write %s: %s; %s", file, error.strerror or error, otherwise)
         return False
     return True
+
+
+def version(file: Path) -> Version:
+    """Another one whenever the file was written or replaced: until then, what was read from it holds."""
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _remove_leftovers(file: Path) -> None:
