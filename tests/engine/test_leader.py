@@ -17,6 +17,7 @@ from chorus.shard.load import LoadedShard
 from chorus.text.grammar.source import Grammar, GrammarError, Part
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
+from tests.support.freeze import freeze
 from tests.support.grammars import GrammarHost
 
 
@@ -194,7 +195,7 @@ def test_a_grammar_that_stands_still_ends_its_own_answer_and_no_other(
     held = Grammar("regex", "[a-z]+", origins=(Part("guided_regex", "regex", "[a-z]+"),))
     slow, quick = (grammars.open(held, frozenset({2})) for _ in range(2))
     first, _ = psutil.Process(grammars.pid).children()
-    first.suspend()
+    freeze(first)
     run(
         leader,
         Request("1:slow", (5,), 8, frozenset({2}), constraint=slow),

@@ -17,6 +17,7 @@ from chorus.text.grammar import client
 from chorus.text.grammar.client import Constraint
 from chorus.text.grammar.limits import TOGETHER, GrammarLimits
 from chorus.text.grammar.source import Grammar, GrammarError, Part, TooManyGrammars
+from tests.support.freeze import freeze
 from tests.support.grammars import DEADLINE, GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY
 
@@ -80,7 +81,7 @@ def test_a_process_that_ends_fails_its_own_request(
 
 def test_a_process_that_stands_still_is_given_up_and_ended(own: GrammarHost, letter: int) -> None:
     constraint, child = born(own)
-    child.suspend()
+    freeze(child)
     with pytest.raises(GrammarError, match="grammar_mask_seconds"):
         follow(constraint, letter)
     constraint.close()
@@ -139,7 +140,7 @@ def test_when_the_parent_of_all_is_gone_another_one_takes_its_place(own: Grammar
 
 
 def test_a_parent_that_does_not_answer_is_replaced(own: GrammarHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    psutil.Process(own.pid).suspend()
+    freeze(psutil.Process(own.pid))
     monkeypatch.setattr(client, "ANSWER_SECONDS", -4.0)
     with pytest.raises(GrammarError, match="does not answer"):
         own.open(LETTERS, STOPS)
