@@ -49,10 +49,10 @@ fuzz: $(VENV)/installed-dev ## Send REQUESTS (20000) hostile requests of SEED (1
 	$(BIN)/python -m tests.fuzz --requests 2000 --seed $(or $(SEED),1) --no-keys
 	$(BIN)/python -m pytest tests/fuzz -n $(JOBS) --hypothesis-profile long --hypothesis-seed $(or $(SEED),1)
 
-protos: ## Generate the code under src/chorus/proto again.
+protos: ## Generate the code under src/chorus/messages/proto again.
 	$(PYTHON) -m venv $(VENV)-protos
 	$(VENV)-protos/bin/python -m pip install --quiet "grpcio-tools==1.76.0"
-	$(VENV)-protos/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/chorus/proto/*.proto
+	$(VENV)-protos/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/chorus/messages/proto/*.proto
 
 lock: $(VENV)/installed-dev ## Write the versions installed now into the lock that CI uses.
 	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^mlx-chorus' > requirements-lock.txt

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chorus.cluster.costs import Links, Node, Workload
-from chorus.cluster.facts import LayerFacts, ModelFacts, Weights
-from chorus.cluster.facts_cache import CacheFacts
-from chorus.cluster.planner import plan
+from chorus.planning.cache_sizes import CacheFacts
+from chorus.planning.costs import Links, Node, Workload
+from chorus.planning.facts import LayerFacts, ModelFacts, Weights
+from chorus.planning.planner import plan
 
 NODES = 64
 _GB = 10**9

@@ -219,7 +219,7 @@ def rank_processes(server: Started) -> dict[int, psutil.Process]:
     engines = server.processes_running("chorus.engine")
     if len(engines) != 1:
         raise ServerFailed(f"{server.name}: expected one engine process, found {len(engines)}:\n{server.log_tail()}")
-    shards = server.processes_running("chorus.shard")
+    shards = server.processes_running("chorus.rank")
     return dict(sorted([(0, engines[0]), *((rank_of(_command_line(shard)), shard) for shard in shards)]))
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import ServerFailed, Started, free_port
-from chorus.cluster.coordinator import Node, Nodes, NodesMissing
-from chorus.cluster.coordinator_sources import wire_files
-from chorus.cluster.transfer import Share, share_folder
-from chorus.cluster.trust import Authority
-from chorus.proto import agent_pb2 as wire
+from chorus.cluster.coordinator.process import Node, Nodes, NodesMissing
+from chorus.cluster.coordinator.sources import wire_files
+from chorus.cluster.transfer.share import Share, share_folder
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.security.authority import Authority
 
 SIZE, QUICK_SIZE = 1 << 30, 128 << 20
 SPEED = "copy of a model file, until it is on disk"

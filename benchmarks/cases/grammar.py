@@ -21,10 +21,10 @@ from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, ServerFailed, chorus
-from chorus.frontend import grammar as grammars
+from chorus.config.grammar import GrammarLimits
 from chorus.platform import cores
+from chorus.serving import grammar as grammars
 from chorus.text.grammar.client import Grammars
-from chorus.text.grammar.limits import GrammarLimits
 
 MEDIAN_COST = "grammar per token, p50"
 HIGH_COST = "grammar per token, p99"

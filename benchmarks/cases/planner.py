@@ -12,12 +12,12 @@ from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, chorus
-from chorus.cluster.costs import Links, Workload
-from chorus.cluster.facts import read_facts
-from chorus.cluster.plan import Plan
-from chorus.cluster.planner import Wish, plan
-from chorus.cluster.planner_nodes import LINK_KINDS
-from chorus.cluster.profile import Profile, fresh_profile, node_of
+from chorus.cluster.profile.machine import Profile, fresh_profile, node_of
+from chorus.planning.costs import Links, Workload
+from chorus.planning.facts import read_facts
+from chorus.planning.nodes import LINK_KINDS
+from chorus.planning.plan import Plan
+from chorus.planning.planner import Wish, plan
 
 SPLITS = ("8,8", "12,4", "4,12")
 RANKS = 2

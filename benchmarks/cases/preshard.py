@@ -11,7 +11,7 @@ from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, chorus, rank_processes
 from chorus.models import LocalModel
-from chorus.models.preshard_write import write_preshard
+from chorus.models.preshard.write import write_preshard
 
 START = "start until ready, weights in the page cache"
 READ = "bytes read by rank 1"

@@ -14,7 +14,7 @@ from benchmarks.models import TINY, model_folder
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, ServerFailed, chorus
-from chorus.api.keyfile import add_key
+from chorus.security.key_file import add_key
 
 STRANGERS = 2000
 SECONDS = 5.0

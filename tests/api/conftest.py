@@ -16,7 +16,7 @@ import openai
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.platform.lifeline import Lifeline
+from chorus.platform.process.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import grammar_tokenizer
 from tests.api.recorded_clients import MODEL_ID

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 
 from chorus.engine.service import grammar_from_wire
-from chorus.proto import engine_pb2 as pb
-from chorus.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
-from chorus.text.grammar.source import GrammarError
+from chorus.messages.grammar import GrammarError
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.messages.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
 from tests.support.grammars import GrammarHost
 
 DEADLINE = 20.0

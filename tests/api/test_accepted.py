@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import eventually, open_requests
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess, open_requests
 from tests.api.scripted_engine import ScriptedEngine, refuse, say
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, open_requests
 from tests.api.scripted_engine import ScriptedEngine, say, say_until_cancelled

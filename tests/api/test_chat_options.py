@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from chorus.frontend.choices import choice_seed
-from chorus.frontend.vocabulary import ServedTokenizer
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.choices import choice_seed
+from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import ScriptedEngine, refuse, say, say_until_cancelled
 

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, refuse, say

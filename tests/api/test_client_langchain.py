@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from llguidance import LLTokenizer
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.grammar_engine import obey

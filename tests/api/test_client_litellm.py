@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.grammar_engine import obey

@@ -10,10 +10,10 @@ from typing import Any
 
 import uvicorn
 
-from chorus.api.connections import Pool
-from chorus.api.door import Door
-from chorus.api.http_protocol import BoundedHttp, SharedState
-from chorus.api.settings import Limits
+from chorus.api.server.connections import Pool
+from chorus.api.server.door import Door
+from chorus.api.server.protocol import BoundedHttp, SharedState
+from chorus.config.front_end import Limits
 from tests.api.scripted_engine import DEADLINE
 
 

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from chorus.frontend.embedding import NoEmbeddings, embedding_of
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.embedding import NoEmbeddings, embedding_of
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess, eventually, open_requests
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, say, say_until_cancelled
 

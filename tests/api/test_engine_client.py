@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chorus.frontend.engine_client import EngineClient
-from chorus.frontend.errors import ContextExceeded, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
-from chorus.frontend.generation import Delta, Finished, TextGeneration, TextRequest, answer_budget
-from chorus.frontend.messages import GenerationRequest, Progress, Sampling
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.engine import GenerationRequest, Progress, Sampling
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.errors import ContextExceeded, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
+from chorus.serving.generation import Delta, Finished, TextGeneration, TextRequest, answer_budget
 from chorus.text.stops import Stops
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say, say_until_cancelled

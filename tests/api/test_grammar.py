@@ -7,9 +7,9 @@ import json
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.frontend import grammar as grammars
-from chorus.frontend.messages import GenerationRequest, Sampling, submit_command
-from chorus.text.grammar.source import Grammar
+from chorus.messages.engine import GenerationRequest, Sampling, submit_command
+from chorus.messages.grammar import Grammar
+from chorus.serving import grammar as grammars
 from chorus.text.parsers import Content, choose, merged
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import draw

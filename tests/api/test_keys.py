@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from chorus.api.auth import find_key
-from chorus.api.keyfile import KeyFileError, default_key_file, load_keys
 from chorus.cli.keys import app
+from chorus.security.key_file import KeyFileError, default_key_file, load_keys
 
 
 @pytest.fixture

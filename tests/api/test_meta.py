@@ -9,8 +9,8 @@ import pytest
 
 import chorus
 from chorus.api.meta import other_names
-from chorus.api.settings import ApiSettings
-from chorus.proto import engine_pb2 as pb
+from chorus.config.front_end import ApiSettings
+from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
 from tests.api.scripted_engine import ScriptedEngine, say
 

@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from chorus.api import http_protocol
-from chorus.api.chat.wire import ChatFormat
-from chorus.api.completions.wire import CompletionFormat
-from chorus.api.connections import Pool
-from chorus.api.http_protocol import SharedState
-from chorus.api.openai_stream import ChoicesFormat, TokenRun
-from chorus.api.settings import Limits
-from chorus.frontend.answer import AnswerDelta
-from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.api.openai.chat.wire import ChatFormat
+from chorus.api.openai.choices import ChoicesFormat, TokenRun
+from chorus.api.openai.completions.wire import CompletionFormat
+from chorus.api.server import protocol
+from chorus.api.server.connections import Pool
+from chorus.api.server.protocol import SharedState
+from chorus.config.front_end import Limits
+from chorus.serving.answer import AnswerDelta
+from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.parsers.pieces import Content, Reasoning, ToolCallArguments, ToolCallStart
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import DEADLINE
@@ -57,7 +57,7 @@ def test_a_sleeping_front_end_still_ends_when_it_is_told_to(start_api: Callable[
 
 def test_every_response_has_the_date_of_its_own_second(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter((784111777.0, 784111777.9, 784111778.0))
-    monkeypatch.setattr(http_protocol.time, "time", lambda: next(moments))
+    monkeypatch.setattr(protocol.time, "time", lambda: next(moments))
     state = SharedState(Limits(), Pool(most=1, most_strangers=1, keys_required=False))
     seen = [state.default_headers for _ in range(3)]
     assert seen[0] == seen[1] == [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]

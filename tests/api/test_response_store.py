@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from chorus.api.responses.store import ResponseStore
+from chorus.api.openai.responses.store import ResponseStore
 
 
 def test_the_one_unused_longest_goes_first() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID
 from tests.api.scripted_engine import Run, ScriptedEngine, say

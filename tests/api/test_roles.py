@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from chorus.api.roles import orders
+from chorus.serving.prompt.roles import orders
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import VOCABULARY, ApiProcess, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say

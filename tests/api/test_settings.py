@@ -12,12 +12,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from chorus.api.settings import ApiSettings, Limits
 from chorus.cli import app
-from chorus.cli.serving import Access, api_settings
-from chorus.cluster.config import ConfigError, load
+from chorus.config.front_end import ApiSettings, Limits
+from chorus.config.sources import ConfigError, load
+from chorus.deploy.front_end import Access, api_settings
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.models import LocalModel
-from chorus.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from starlette.datastructures import Headers
 
-from chorus.api.sites import OwnNames, is_foreign, parse_host
+from chorus.api.server.sites import OwnNames, is_foreign, parse_host
 
 
 @pytest.mark.parametrize(

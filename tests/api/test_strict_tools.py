@@ -14,13 +14,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
-from chorus.cluster.config_tree import ApiConfig
-from chorus.frontend.conversation import Offer, Voice
-from chorus.frontend.tool_grammar import CannotEnforce, check_enforceable, strict_calls
-from chorus.frontend.vocabulary import ServedTokenizer
+from chorus.config.tree import ApiConfig
 from chorus.localai.chat import answer_grammar, read_chat
 from chorus.localai.errors import BadRequest
-from chorus.proto import localai_pb2
+from chorus.messages.proto import localai_pb2
+from chorus.serving.prompt.voice import Offer, Voice
+from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.tool_grammar import CannotEnforce, check_enforceable, strict_calls
 from chorus.text.grammar.forms import llguidance_form
 from chorus.text.parsers import choose
 from chorus.text.parsers.pieces import ToolCallArguments, ToolCallStart
@@ -62,7 +62,7 @@ def enforceable() -> list[str]:
 
 
 # How a model that writes arguments as JSON goes about a call; spelled by letters, since the tokenizer has no tokens for
-# it. Grammars of the other families are walked in tests/frontend.
+# it. Grammars of the other families are walked in tests/serving.
 BEGINNINGS = {
     "hermes": "<tool_call>",
     "llama3": '{"name": "',

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.proto import engine_pb2 as pb
 from tests.api.grammar_engine import obey
 from tests.api.scripted_engine import ScriptedEngine
 

@@ -57,8 +57,8 @@ def test_settings_of_the_user_do_not_reach_the_servers() -> None:
 
 
 def test_a_launcher_is_not_taken_for_the_rank_it_launches() -> None:
-    rank = ["/venv/bin/python3", "-m", "chorus.shard", "--rank", "2", "--listen", "unix:x"]
-    assert runs_module(rank, "chorus.shard")
-    assert not runs_module(["/venv/bin/mpirun", "-n", "1", *rank], "chorus.shard")
-    assert not runs_module([], "chorus.shard")
+    rank = ["/venv/bin/python3", "-m", "chorus.rank", "--rank", "2", "--listen", "unix:x"]
+    assert runs_module(rank, "chorus.rank")
+    assert not runs_module(["/venv/bin/mpirun", "-n", "1", *rank], "chorus.rank")
+    assert not runs_module([], "chorus.rank")
     assert rank_of(rank) == 2

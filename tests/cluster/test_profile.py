@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster import profile as profiles
-from chorus.cluster.profile import ProfileError, node_of, profile
-from chorus.cluster.profile_kernels import Rates
-from chorus.cluster.profile_links import LinkError, LinkFigures, LinkProbe, measure_link
+from chorus.cluster.profile.kernels import Rates
+from chorus.cluster.profile.links import LinkError, LinkFigures, LinkProbe, measure_link
+from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.platform.rdma import parse_devices
 
 RATES = Rates("chip", "float32", 16 << 30, 1e11, 1e10, 1e9, 1e9, 1e-4, ("ring",))

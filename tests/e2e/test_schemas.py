@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
-from chorus.frontend.grammar import tidy
+from chorus.serving.grammar import tidy
 from tests.support.server import ChorusServer
 
 Schema = dict[str, Any]

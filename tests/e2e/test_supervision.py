@@ -67,7 +67,7 @@ def test_a_stream_whose_rank_is_killed_is_told_at_once_and_the_model_comes_back(
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
-            server.process_named("chorus.shard").send_signal(signal.SIGKILL)
+            server.process_named("chorus.rank").send_signal(signal.SIGKILL)
             told = [line for line in lines if "error" in line]
         assert len(told) == 1, server.log
         # The supervisor sees the end of the rank as well, and may stop the leader before that has.

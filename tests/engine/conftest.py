@@ -8,8 +8,8 @@ import pytest
 from chorus.engine.leader import Leader
 from chorus.engine.requests import Progress
 from chorus.engine.scheduler import Limits, Scheduler
-from chorus.shard.load import LoadedShard, load_shard
-from chorus.shard.runner import Runner
+from chorus.rank.load import LoadedShard, load_shard
+from chorus.rank.runner import Runner
 from tests.support.tiny_model import write_tiny_model
 
 MakeLeader = Callable[..., tuple[Leader, list[Progress]]]

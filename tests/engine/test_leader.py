@@ -13,8 +13,8 @@ import pytest
 
 from chorus.engine.leader import Leader, Stop, Submit
 from chorus.engine.requests import Finish, Pooling, Progress, Request, Sampling
-from chorus.shard.load import LoadedShard
-from chorus.text.grammar.source import Grammar, GrammarError, Part
+from chorus.messages.grammar import Grammar, GrammarError, Part
+from chorus.rank.load import LoadedShard
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
 from tests.support.freeze import freeze

@@ -12,11 +12,11 @@ import pytest
 from chorus.engine.leader import Command, Submit
 from chorus.engine.requests import Constraint
 from chorus.engine.service import ServiceThread
-from chorus.frontend.engine_client import EngineClient
-from chorus.frontend.errors import EngineLost
-from chorus.frontend.messages import GenerationRequest, Sampling
-from chorus.proto import engine_pb2 as wire
-from chorus.text.grammar.source import Grammar
+from chorus.messages.engine import GenerationRequest, Sampling
+from chorus.messages.grammar import Grammar
+from chorus.messages.proto import engine_pb2 as wire
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.errors import EngineLost
 from tests.support.ranks import Ranks
 
 DEADLINE = 60.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chorus.engine.requests import Finish, Progress, Request
 from chorus.engine.scheduler import Limits, Scheduler
-from chorus.shard.steps import Drop, Step
+from chorus.messages.rank import Drop, Step
 
 STOP = 9
 

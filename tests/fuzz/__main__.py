@@ -169,7 +169,7 @@ class Run:
 @contextmanager
 def served(options: Options) -> Iterator[HttpServer]:
     """A tiny random model with a template that knows tools, behind a key unless told otherwise."""
-    from chorus.api.key_rules import key_hash
+    from chorus.security.key_rules import key_hash
 
     with tempfile.TemporaryDirectory(prefix="chorus-fuzz-") as name:
         folder = Path(name)

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from chorus.api.anthropic.request import CountRequest, MessagesRequest
 from chorus.api.body import parse
-from chorus.api.chat.request import ChatRequest
-from chorus.api.completions.request import CompletionRequest
-from chorus.api.embeddings import EmbeddingsRequest
 from chorus.api.errors import ApiError
-from chorus.api.messages.request import CountRequest, MessagesRequest
-from chorus.api.responses.request import ResponsesRequest
-from chorus.api.sampling_fields import SamplingFields
-from chorus.api.settings import Limits
+from chorus.api.openai.chat.request import ChatRequest
+from chorus.api.openai.completions.request import CompletionRequest
+from chorus.api.openai.embeddings import EmbeddingsRequest
+from chorus.api.openai.responses.request import ResponsesRequest
+from chorus.api.openai.sampling import SamplingFields
 from chorus.api.tokens import DetokenizeRequest, TokenizeRequest
-from chorus.frontend.measure import BadField
+from chorus.config.front_end import Limits
+from chorus.serving.measure import BadField
 from tests.fuzz.foreign import values
 from tests.fuzz.server.bodies import SAMPLES, damaged, mutated, written
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorus.models import ModelError
-from chorus.models.gguf_import import convert_gguf
-from chorus.models.gguf_reader import read_gguf
+from chorus.models.gguf.convert import convert_gguf
+from chorus.models.gguf.reader import read_gguf
 from tests.fuzz.foreign import at_most
 from tests.models.gguf_files import TinyModel, write_tiny_gguf
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorus.api.settings import Limits
-from chorus.frontend.measure import BadField
+from chorus.config.front_end import Limits
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest, LoadFailed
 from chorus.localai.options import SamplingOptions, parse_options
 from chorus.localai.requests import asked_tokens, sampling_of, stop_strings, wanted_logprobs
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving.measure import BadField
 from tests.fuzz.foreign import values
 
 LIMITS = Limits()

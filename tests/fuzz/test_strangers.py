@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorus.cluster import discovery, trust_join
-from chorus.cluster.token import BadToken, Token
-from chorus.cluster.trust import Authority
-from chorus.cluster.trust_enrol import Card
-from chorus.cluster.trust_expelled import BadList, Expelled
-from chorus.cluster.trust_join import JoinRefused
+from chorus.cluster import discovery
+from chorus.security import handshake
+from chorus.security.authority import Authority
+from chorus.security.enrol import Card
+from chorus.security.expelled import BadList, Expelled
+from chorus.security.handshake import JoinRefused
+from chorus.security.token import BadToken, Token
 from tests.fuzz.foreign import texts, values
 
 alphabet = st.text(st.sampled_from("chorus12-abcdefgz234567=ßéİſ \0\n"), max_size=80)
@@ -87,7 +88,7 @@ def received(raw: bytes) -> None:
         ours.sendall(raw)
         ours.shutdown(socket.SHUT_WR)
         with suppress(JoinRefused, OSError):
-            trust_join.receive(theirs)  # type: ignore[arg-type]
+            handshake.receive(theirs)  # type: ignore[arg-type]
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import parse_options, typed
 from chorus.localai.plan import LoadPlan, plan_load
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.proto import localai_pb2 as wire
 
 
 def plan(

@@ -74,7 +74,7 @@ def test_a_stop_in_mid_stream_leaves_nothing_behind(tmp_path: Path, tiny_model: 
         stream = backend.client.PredictStream(Prompt="on and on", IgnoreEOS=True)
         next(stream)
         children = backend.children()
-        assert {child.cmdline()[2] for child in children} == {"chorus.engine", "chorus.shard", "chorus.text.grammar"}
+        assert {child.cmdline()[2] for child in children} == {"chorus.engine", "chorus.rank", "chorus.text.grammar"}
         backend.process.send_signal(signal.SIGTERM)
         assert backend.process.wait(60) == 0
         assert not psutil.wait_procs(children, timeout=60)[1]

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorus.cluster.config_tree import ApiConfig
-from chorus.frontend.answer import AnswerDelta
-from chorus.frontend.measure import BadField
-from chorus.frontend.messages import TokenLogprobs
+from chorus.config.tree import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import SamplingOptions
@@ -26,7 +23,10 @@ from chorus.localai.requests import (
     template_arguments,
     wanted_logprobs,
 )
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.engine import TokenLogprobs
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving.answer import AnswerDelta
+from chorus.serving.measure import BadField
 from chorus.text.parsers import choose
 from chorus.text.parsers.pieces import Content, Reasoning
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
 from chorus.models import ModelError, tensor_index
-from chorus.models.gguf_config import llama3_factors, unpermute
-from chorus.models.gguf_import import convert_gguf
-from chorus.models.quantized import is_exact, quantized_types
+from chorus.models.gguf.config import llama3_factors, unpermute
+from chorus.models.gguf.convert import convert_gguf
+from chorus.models.gguf.quantized import is_exact, quantized_types
 from tests.models.gguf_files import TinyModel, as_converters_permute, write_tiny_gguf
 
 FLOATS = [Type.F32, Type.F16, Type.BF16]

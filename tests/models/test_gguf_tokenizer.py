@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from chorus.models import ModelError
-from chorus.models.gguf_reader import GgufFile, read_gguf
-from chorus.models.gguf_tokenizer import RebuiltTokenizer, rebuild_tokenizer
+from chorus.models.gguf.reader import GgufFile, read_gguf
+from chorus.models.gguf.tokenizer import RebuiltTokenizer, rebuild_tokenizer
 from tests.models.gguf_files import CONTROL, SPECIAL, TEMPLATE, TinyModel, put_field, write_tiny_gguf
 
 CORPUS = [

@@ -10,8 +10,8 @@ import pytest
 
 from chorus.models.layer_names import files_for_layers
 from chorus.models.tensors import weight_map
-from chorus.shard.split import layers_of
-from tests.agents.harness import Cluster, cluster, complete, url_of
+from chorus.planning.split import layers_of
+from tests.cluster.harness import Cluster, cluster, complete, url_of
 from tests.models.hub_server import HubServer, Repo
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model

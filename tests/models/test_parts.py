@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from chorus.cluster.coordinator_sources import nobody_has
-from chorus.cluster.facts_remote import find_facts
-from chorus.cluster.transfer import SharedFile
-from chorus.cluster.transfer_sources import Source
+from chorus.cluster.coordinator.sources import nobody_has
+from chorus.cluster.transfer.share import SharedFile
+from chorus.cluster.transfer.sources import Source
 from chorus.models import ModelError, fetch_files, resolve
-from chorus.models.parts import HubVersion, hub_version, missing_weights, resolve_description
+from chorus.models.hub.parts import HubVersion, hub_version, missing_weights, resolve_description
+from chorus.planning.remote_facts import find_facts
 from chorus.platform.paths import cache_dir
 from tests.models.hub_server import HubServer, Repo
 from tests.support.tiny_model import write_tiny_model

@@ -8,7 +8,15 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorus.models.quantized import GROUP_SIZE, bits_of, is_exact, pack_bits, quantize_groups, quantized_types, repack
+from chorus.models.gguf.quantized import (
+    GROUP_SIZE,
+    bits_of,
+    is_exact,
+    pack_bits,
+    quantize_groups,
+    quantized_types,
+    repack,
+)
 from tests.models.gguf_files import random_rows
 
 EXACT = [kind for kind in quantized_types() if is_exact(kind)]
@@ -81,7 +89,7 @@ def test_a_group_of_equal_weights_is_kept() -> None:
 def test_rows_are_repacked_alike_in_one_piece_or_many(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows(Type.Q5_K, (9, 512), np.random.default_rng(3))
     whole = repack(rows, Type.Q5_K)
-    monkeypatch.setattr("chorus.models.quantized._ROWS_AT_ONCE_WEIGHTS", 1024)
+    monkeypatch.setattr("chorus.models.gguf.quantized._ROWS_AT_ONCE_WEIGHTS", 1024)
     pieces = repack(rows, Type.Q5_K)
     assert np.array_equal(whole.weight, pieces.weight)
     assert np.array_equal(whole.biases, pieces.biases)

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chorus.cluster.watcher import LATE_SECONDS, LOOK_SECONDS, Watched, Watcher, look
-from chorus.platform.beats import (
+from chorus.platform.process.beats import (
     LONGEST_SILENCE,
     SILENCE_SECONDS,
     STOPPED_SECONDS,
@@ -26,10 +25,14 @@ from chorus.platform.beats import (
     Verdict,
     verdict,
 )
+from chorus.platform.process.watcher import LATE_SECONDS, LOOK_SECONDS, Watched, Watcher, look
 from chorus.transport.collective import JOIN_SECONDS
 
 DEADLINE = 60.0
-BEGIN = "import os, time; from chorus.platform import beats; from chorus.platform.beats import Phase; beats.begin(); "
+BEGIN = (
+    "import os, time; from chorus.platform.process import beats; "
+    "from chorus.platform.process.beats import Phase; beats.begin(); "
+)
 SERVE = BEGIN + "beats.enter(Phase.SERVING); "
 HOLD_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(600)"
 

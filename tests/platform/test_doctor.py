@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chorus.platform import checks
 from chorus.platform.cgroup import MemoryLimit
-from chorus.platform.checks import Finding
+from chorus.platform.doctor import checks
+from chorus.platform.doctor.checks import Finding
 from chorus.platform.probe import Probe, parse, run_probe
 
 # By its full name: the package offers the function under the same one.

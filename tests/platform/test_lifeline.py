@@ -13,25 +13,25 @@ import psutil
 import pytest
 
 from chorus.platform import mpi
-from chorus.platform.lifeline import EXIT_CODE, VARIABLE, Lifeline
+from chorus.platform.process.lifeline import EXIT_CODE, VARIABLE, Lifeline
 
 HOLDER = """
     import os, signal
-    from chorus.platform.lifeline import hold
+    from chorus.platform.process.lifeline import hold
     hold()
     print(os.getpid(), flush=True)
     signal.pause()
 """
 LOCKED = """
     import ctypes, os
-    from chorus.platform.lifeline import hold
+    from chorus.platform.process.lifeline import hold
     hold()
     print(os.getpid(), flush=True)
     ctypes.PyDLL(None).pause()   # keeps Python's lock while it waits, as joining a ring does
 """
 KEEPER = """
     import os, signal, subprocess, sys
-    from chorus.platform.lifeline import Lifeline
+    from chorus.platform.process.lifeline import Lifeline
     line = Lifeline()
     print(line.path, flush=True)
     child = subprocess.Popen(sys.argv[1:], env={**os.environ, **line.environment()})
@@ -132,7 +132,7 @@ def test_a_child_that_comes_after_its_parent_was_killed_does_not_start() -> None
 def test_with_a_grace_the_child_is_asked_first(line: Lifeline) -> None:
     code = """
         import signal, sys
-        from chorus.platform.lifeline import hold
+        from chorus.platform.process.lifeline import hold
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
         hold(grace_seconds=60)
         print("up", flush=True)
@@ -147,7 +147,7 @@ def test_with_a_grace_the_child_is_asked_first(line: Lifeline) -> None:
 def test_a_child_that_ignores_its_grace_is_ended(line: Lifeline) -> None:
     code = """
         import signal, threading
-        from chorus.platform.lifeline import hold
+        from chorus.platform.process.lifeline import hold
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hold(grace_seconds=0.1)
         print("up", flush=True)
@@ -160,7 +160,7 @@ def test_a_child_that_ignores_its_grace_is_ended(line: Lifeline) -> None:
 
 
 def test_without_a_line_a_process_runs_on_and_warns() -> None:
-    code = "from chorus.platform.lifeline import hold; hold(); print('still here')"
+    code = "from chorus.platform.process.lifeline import hold; hold(); print('still here')"
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=True

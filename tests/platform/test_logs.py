@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chorus.platform import logs
+from chorus.platform.process import logs
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from chorus.cli.doctor import wanted_of
-from chorus.cluster.config import load_settings
+from chorus.config.sources import load_settings
 from chorus.platform import rdma
-from chorus.platform.checks import Finding
+from chorus.platform.doctor.checks import Finding
+from chorus.platform.doctor.rdma import Wanted, rdma_findings
 from chorus.platform.rdma import Rdma
-from chorus.platform.rdma_checks import Wanted, rdma_findings
 
 DEVICES = """\
     device          \t   node GUID

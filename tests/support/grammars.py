@@ -7,9 +7,9 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+from chorus.config.grammar import GrammarLimits
+from chorus.messages.grammar import Grammar
 from chorus.text.grammar.client import Constraint, Grammars
-from chorus.text.grammar.limits import GrammarLimits
-from chorus.text.grammar.source import Grammar
 
 DEADLINE = 120.0
 

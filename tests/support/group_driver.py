@@ -8,22 +8,22 @@ import sys
 from pathlib import Path
 
 from chorus import platform
-from chorus.platform import lifeline
-from chorus.shard import upstream_lean
+from chorus.platform.process import lifeline
+from chorus.rank.upstream import lean
 
 lifeline.hold()
 platform.prepare(1)
-upstream_lean.install()
+lean.install()
 
-from chorus.engine.spec import EngineSpec  # noqa: E402
-from chorus.shard import tensor  # noqa: E402
-from chorus.shard.worker import Worker  # noqa: E402
+from chorus.config.engine import EngineSpec  # noqa: E402
+from chorus.rank.tensor import divide  # noqa: E402
+from chorus.rank.worker import Worker  # noqa: E402
 from tests.support.group_requests import generate  # noqa: E402
 
 
 def main() -> int:
     spec = EngineSpec.model_validate_json(Path(sys.argv[1]).read_bytes())
-    tensor.VOCABULARY_PAYS_FROM = 0
+    divide.VOCABULARY_PAYS_FROM = 0
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     if rank:
         Worker(rank, spec.ranks[rank]).serve()

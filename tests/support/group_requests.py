@@ -6,12 +6,12 @@ import contextlib
 from random import Random
 from typing import Any
 
+from chorus.config.engine import EngineSpec
 from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
 from chorus.engine.requests import Progress, Request, Sampling
 from chorus.engine.scheduler import Limits, Scheduler
-from chorus.engine.spec import EngineSpec
-from chorus.shard.runner import Runner
+from chorus.rank.runner import Runner
 
 
 def requests() -> list[Request]:

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from chorus.engine.requests import Sampling
 from chorus.engine.sampling import Draw, _filter, _noise
-from chorus.shard.load import load_shard
-from chorus.shard.pipeline import Stage
+from chorus.rank.load import load_shard
+from chorus.rank.pipeline.stage import Stage
 
 TOLERANCE = 1e-3
 

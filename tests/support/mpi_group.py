@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chorus.engine.spec import EngineSpec
+from chorus.config.engine import EngineSpec
 from chorus.platform import mpi
-from chorus.platform.lifeline import Lifeline
+from chorus.platform.process.lifeline import Lifeline
 from tests.support.group_requests import generate, requests
 from tests.support.margins import explain_difference, load_reference
 

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from chorus.engine.spec import EngineSpec
-from chorus.platform.lifeline import Lifeline
+from chorus.config.engine import EngineSpec
+from chorus.platform.process.lifeline import Lifeline
 from tests.support import failure_logs
 from tests.support.ports import listening_port
 
@@ -30,7 +30,7 @@ class Ranks:
         pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
         arguments = ["--rank", str(rank), "--listen", address, "--threads", "1", *more]
         code = (
-            f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.shard', run_name='__main__')"
+            f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.rank', run_name='__main__')"
         )
         return self._start(f"rank{rank}", [sys.executable, "-c", code, *arguments])
 

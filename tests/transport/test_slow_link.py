@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.platform.lifeline import Lifeline
+from chorus.platform.process.lifeline import Lifeline
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -65,7 +65,7 @@ def followers(addresses: list[str], folder: Path) -> Iterator[None]:
     started = []
     try:
         for number, address in enumerate(addresses):
-            command = [sys.executable, "-m", "chorus.shard", "--rank", "1", "--listen", address, "--threads", "1"]
+            command = [sys.executable, "-m", "chorus.rank", "--rank", "1", "--listen", address, "--threads", "1"]
             with (folder / f"follower-{number}.log").open("wb") as log:
                 inside = ["ip", "netns", "exec", FOLLOWER, *command, "--insecure"]
                 started.append(subprocess.Popen(inside, env=environment, stdout=log, stderr=subprocess.STDOUT))

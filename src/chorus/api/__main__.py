@@ -7,9 +7,9 @@ import logging
 import os
 import sys
 
-from chorus.api.settings import ApiSettings, SettingsError, load_settings
-from chorus.platform import beats, lifeline, logs
-from chorus.platform.exits import cannot_start
+from chorus.config.front_end import ApiSettings, SettingsError, load_settings
+from chorus.platform.process import beats, lifeline, logs
+from chorus.platform.process.exits import cannot_start
 from chorus.text.errors import TokenizerError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def main() -> int:
 def serve(settings: ApiSettings) -> int:
     """Whatever stops it before it serves would do so again: that is told once, and not tried six times."""
     try:
-        from chorus.api.server import ListenError, run
+        from chorus.api.server.process import ListenError, run
     except ImportError as error:
         return cannot_start(f"the front end: {error}", settings.failure_file)
     try:

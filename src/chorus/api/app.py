@@ -9,17 +9,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import chorus
-from chorus.api import describe, embeddings, errors, meta, tokens
-from chorus.api.access import AccessLog
+from chorus.api import describe, errors, meta, tokens
+from chorus.api.anthropic import routes as messages
 from chorus.api.auth import Guard
-from chorus.api.chat import routes as chat
-from chorus.api.completions import routes as completions
-from chorus.api.head import HeadAsGet
-from chorus.api.keyfile import LiveKeys
-from chorus.api.messages import routes as messages
-from chorus.api.responses import routes as responses
+from chorus.api.openai import embeddings
+from chorus.api.openai.chat import routes as chat
+from chorus.api.openai.completions import routes as completions
+from chorus.api.openai.responses import routes as responses
+from chorus.api.server.access import AccessLog
+from chorus.api.server.head import HeadAsGet
+from chorus.api.server.sites import SiteGuard
 from chorus.api.service import Service
-from chorus.api.sites import SiteGuard
+from chorus.security.key_file import LiveKeys
 
 
 def create_app(service: Service) -> FastAPI:

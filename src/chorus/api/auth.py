@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chorus.api.access import record_of
 from chorus.api.errors import ApiError
-from chorus.api.http_protocol import SCOPE_KEY
-from chorus.api.key_rules import key_hash
-from chorus.api.keyfile import LiveKeys
-from chorus.api.settings import ApiKey
+from chorus.api.server.access import record_of
+from chorus.api.server.protocol import SCOPE_KEY
+from chorus.config.front_end import ApiKey
+from chorus.security.key_file import LiveKeys
+from chorus.security.key_rules import key_hash
 
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})

@@ -11,15 +11,9 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from chorus.frontend.errors import (
-    ContextExceeded,
-    EngineError,
-    EngineLost,
-    EngineOverloaded,
-    RequestRejected,
-)
-from chorus.frontend.measure import BadField
-from chorus.frontend.workers import Busy
+from chorus.serving.errors import ContextExceeded, EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.serving.measure import BadField
+from chorus.serving.workers import Busy
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chorus.frontend.answer import AnswerEnd
+from chorus.serving.answer import AnswerEnd
 
 
 @dataclass(frozen=True)

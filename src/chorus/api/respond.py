@@ -14,15 +14,15 @@ import orjson
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chorus.api.access import Record, record_of
 from chorus.api.errors import ApiError, from_engine, internal
 from chorus.api.figures import Outcome, sum_up
-from chorus.api.lifetime import Cause, Interrupted
+from chorus.api.server.access import Record, record_of
+from chorus.api.server.lifetime import Cause, Interrupted
 from chorus.api.service import Prepared, Service
-from chorus.frontend.answer import AnswerDelta, AnswerEnd, TextTokens
-from chorus.frontend.blocks import Blocks
-from chorus.frontend.errors import EngineError
-from chorus.frontend.messages import TokenLogprobs
+from chorus.messages.engine import TokenLogprobs
+from chorus.serving.answer import AnswerDelta, AnswerEnd, TextTokens
+from chorus.serving.blocks import Blocks
+from chorus.serving.errors import EngineError
 
 log = logging.getLogger(__name__)
 

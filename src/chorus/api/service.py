@@ -9,22 +9,22 @@ from statistics import median
 from typing import Any
 
 import chorus
-from chorus.api import plain_tools
 from chorus.api.errors import ApiError, from_context, invalid, unavailable
-from chorus.api.lifetime import Lifetimes
-from chorus.api.plain_tools import template_shows_tools
-from chorus.api.settings import ApiSettings
+from chorus.api.server.lifetime import Lifetimes
 from chorus.api.wish import Prompt, Wish, choose_sampling
-from chorus.frontend import measure
-from chorus.frontend.answer import Answer
-from chorus.frontend.choices import Choices, choice_seed
-from chorus.frontend.conversation import Voice
-from chorus.frontend.engine_client import EngineClient
-from chorus.frontend.errors import ContextExceeded, EngineLost
-from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
-from chorus.frontend.vocabulary import ServedTokenizer
-from chorus.frontend.workers import Workers
-from chorus.proto import engine_pb2 as pb
+from chorus.config.front_end import ApiSettings
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving import measure
+from chorus.serving.answer import Answer
+from chorus.serving.choices import Choices, choice_seed
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.errors import ContextExceeded, EngineLost
+from chorus.serving.generation import TextGeneration, TextRequest, answer_budget
+from chorus.serving.prompt import plain_tools
+from chorus.serving.prompt.plain_tools import template_shows_tools
+from chorus.serving.prompt.voice import Voice
+from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.workers import Workers
 from chorus.text.errors import TextError
 from chorus.text.parsers import choose
 from chorus.text.stops import Stops

@@ -11,16 +11,16 @@ from pydantic import Field, model_validator
 
 from chorus.api.answers import Described
 from chorus.api.body import read_request
-from chorus.api.chat.request import FunctionTool, Message
-from chorus.api.chat.routes import template_messages
-from chorus.api.conversation import Conversation, prompt_of
 from chorus.api.describe import operation
 from chorus.api.errors import invalid
+from chorus.api.openai.chat.request import FunctionTool, Message
+from chorus.api.openai.chat.routes import template_messages
 from chorus.api.service import Service, outside_vocabulary
 from chorus.api.strict import Name, RequestBody, TokenId, refused
-from chorus.api.tools import toolbox
 from chorus.api.wish import Prompt
-from chorus.frontend import measure
+from chorus.serving import measure
+from chorus.serving.prompt.conversation import Conversation, prompt_of
+from chorus.serving.prompt.tools import toolbox
 
 
 class TokenizeRequest(RequestBody):

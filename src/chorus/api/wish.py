@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from chorus.api.settings import SamplingDefaults
-from chorus.frontend.messages import Sampling, draw_seed
-from chorus.text.grammar.source import Grammar
+from chorus.config.front_end import SamplingDefaults
+from chorus.messages.engine import Sampling, draw_seed
+from chorus.messages.grammar import Grammar
 from chorus.text.parsers.pieces import OutputParser
 
 Value = TypeVar("Value")

@@ -8,7 +8,7 @@ import typer
 
 from chorus import __version__
 from chorus.cli.commands import Commands
-from chorus.platform.output import survive_lost_output
+from chorus.platform.process.output import survive_lost_output
 
 app = typer.Typer(
     name="chorus",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import console, fail
-from chorus.cluster.config import ConfigError, Loaded, load
+from chorus.config.sources import ConfigError, Loaded, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 

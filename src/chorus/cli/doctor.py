@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import fail
-from chorus.cluster.config import ConfigError, DeviceConfig, Settings, load_settings
+from chorus.config.sources import ConfigError, DeviceConfig, Settings, load_settings
 from chorus.models import ModelError, resolve
-from chorus.platform.checks import Finding, can_run, examine
+from chorus.platform.doctor.checks import Finding, can_run, examine
+from chorus.platform.doctor.rdma import Wanted, rdma_findings
 from chorus.platform.probe import run_probe
 from chorus.platform.rdma import look
-from chorus.platform.rdma_checks import Wanted, rdma_findings
 
 PARITY_SECONDS = 3600
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "missing": ("missing", "bold red")}
@@ -126,7 +126,7 @@ def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> N
         path = resolve(model).path
     except ModelError as error:
         fail(str(error))
-    command = [sys.executable, "-m", "chorus.shard.parity", str(path), "--ranks", str(ranks)]
+    command = [sys.executable, "-m", "chorus.rank.parity", str(path), "--ranks", str(ranks)]
     with Console(stderr=True).status(f"Running {model} whole, then in stages"):
         done = subprocess.run(
             [*command, *(["--split", split] if split else [])],

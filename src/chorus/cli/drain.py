@@ -12,9 +12,9 @@ import typer
 from chorus.cli.logs import find_nodes
 from chorus.cli.output import fail
 from chorus.cli.up import on_first_host
-from chorus.cluster.coordinator_calls import CannotCall, agent_at
-from chorus.cluster.trust import NoAuthority
-from chorus.proto import agent_pb2 as wire
+from chorus.cluster.coordinator.calls import CannotCall, agent_at
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.security.authority import NoAuthority
 
 CALL_SECONDS = 30.0
 

@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from chorus.cli.join_service import install_service, remove_service
+from chorus.cli.options import parse_peer
 from chorus.cli.output import console, fail
 from chorus.cli.token_source import read_token
-from chorus.cli.up_options import parse_peer
-from chorus.cluster.agent import Agent, AgentOptions, CannotJoin
-from chorus.cluster.agent_paths import DOOR_PORT, BadName, check_name, own_name, state_dir
-from chorus.cluster.config import ConfigError, find_device, load_settings
-from chorus.cluster.token import BadToken, Token
-from chorus.cluster.trust_identity import Identity
-from chorus.platform import logs
+from chorus.cluster.agent.process import Agent, AgentOptions, CannotJoin
+from chorus.config.sources import ConfigError, find_device, load_settings
+from chorus.deploy.services import install_service, remove_service
+from chorus.platform.process import logs
+from chorus.security.identity import Identity
+from chorus.security.node_folder import DOOR_PORT, BadName, check_name, own_name, state_dir
+from chorus.security.token import BadToken, Token
 
 
 def join(

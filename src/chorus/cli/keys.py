@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorus.api.keyfile import KeyFileError, add_key, default_key_file, load_keys, remove_key
 from chorus.cli.output import console, fail
+from chorus.security.key_file import KeyFileError, add_key, default_key_file, load_keys, remove_key
 
 app = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True)
 

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from chorus.api.key_rules import needs_keys
 from chorus.cli.output import fail
-from chorus.cli.processes import CannotLaunch, rank_addresses, rank_programs
 from chorus.cli.serve import engine_spec
-from chorus.cluster.config import ConfigError, load_settings
-from chorus.cluster.hostfile import BACKENDS, split_address
+from chorus.config.hostfile import BACKENDS, split_address
+from chorus.config.sources import ConfigError, load_settings
+from chorus.deploy.programs import CannotLaunch, rank_addresses, rank_programs
 from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import Launch
 from chorus.localai.errors import LoadFailed
@@ -24,7 +23,9 @@ from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
 from chorus.localai.server import ListenError, ServerSettings
 from chorus.localai.server import serve as serve_backend
 from chorus.models import LocalModel
-from chorus.platform import cores, logs
+from chorus.platform import cores
+from chorus.platform.process import logs
+from chorus.security.key_rules import needs_keys
 from chorus.transport.channel import is_private
 
 log = logging.getLogger(__name__)

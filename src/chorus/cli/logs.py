@@ -10,15 +10,15 @@ from typing import Annotated
 import grpc.aio
 import typer
 
+from chorus.cli.options import parse_peer
 from chorus.cli.output import fail
 from chorus.cli.up import on_first_host
-from chorus.cli.up_options import parse_peer
 from chorus.cluster import status as cluster_status
-from chorus.cluster.agent_paths import state_dir
-from chorus.cluster.coordinator_calls import CannotCall, agent_at
-from chorus.cluster.coordinator_record import find_serving
-from chorus.cluster.trust import NoAuthority
-from chorus.proto import agent_pb2 as wire
+from chorus.cluster.coordinator.calls import CannotCall, agent_at
+from chorus.cluster.coordinator.record import find_serving
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.security.authority import NoAuthority
+from chorus.security.node_folder import state_dir
 
 FOLLOW_SECONDS = 7 * 86400.0
 

@@ -22,7 +22,7 @@ from chorus.cli.models_preshard import preshard
 from chorus.cli.output import console, fail
 from chorus.models import LocalModel, ModelError, Progress, resolve
 from chorus.models.catalog import CATALOG
-from chorus.models.hub import cached_models, remove_cached
+from chorus.models.hub.cache import cached_models, remove_cached
 from chorus.models.imports import import_gguf
 from chorus.models.resolve import split_hub_id
 from chorus.models.store import Store

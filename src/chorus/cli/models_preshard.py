@@ -13,11 +13,11 @@ from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, 
 from rich.progress import Progress as Bars
 
 from chorus.cli.output import console, fail
-from chorus.cluster.plan import Plan, PlanError
 from chorus.models import ModelError, Progress, resolve
-from chorus.models.preshard import Division
-from chorus.models.preshard_write import Part, write_preshard
+from chorus.models.preshard.folder import Division
+from chorus.models.preshard.write import Part, write_preshard
 from chorus.models.values import LocalModel, ProgressCallback
+from chorus.planning.plan import Plan, PlanError
 
 
 def preshard(
@@ -76,8 +76,8 @@ def preshard(
 def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[Part]:
     if division.parallel == "pipeline":
         return write_preshard(model, division.parts, output, report)
-    from chorus.shard.preshard_slices import write_sliced_preshard
-    from chorus.shard.tensor import TensorError
+    from chorus.rank.tensor.divide import TensorError
+    from chorus.rank.tensor.preshard import write_sliced_preshard
 
     try:
         return write_sliced_preshard(model, division.parts, output, report)

@@ -6,9 +6,9 @@ import ssl
 
 import httpx
 
-from chorus.cluster.agent_paths import state_dir
-from chorus.cluster.coordinator_record import find_serving
-from chorus.cluster.https import authority_file
+from chorus.cluster.coordinator.record import find_serving
+from chorus.security.https import authority_file
+from chorus.security.node_folder import state_dir
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 _LOOK_SECONDS = 10.0

@@ -14,19 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import console, fail
-from chorus.cli.serve_plan import context_of, workload
-from chorus.cluster.config import ConfigError, Settings, Strategy, load_settings, use_cache_dir
-from chorus.cluster.costs import Links, Workload
-from chorus.cluster.facts import ModelFacts
-from chorus.cluster.facts_remote import find_facts
-from chorus.cluster.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
-from chorus.cluster.planner import plan as make_plan
-from chorus.cluster.planner_nodes import LINK_KINDS, Machines, described, parse_nodes
-from chorus.cluster.planner_wish import Wish
-from chorus.cluster.profile import ProfileError, node_of, profile
+from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.config.sources import ConfigError, Settings, Strategy, load_settings, use_cache_dir
+from chorus.deploy.local_plan import context_of, workload
 from chorus.models import ModelError
+from chorus.planning.costs import Links, Workload
+from chorus.planning.facts import ModelFacts
+from chorus.planning.layout import hybrid_note
+from chorus.planning.nodes import LINK_KINDS, Machines, described, parse_nodes
+from chorus.planning.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
+from chorus.planning.planner import plan as make_plan
+from chorus.planning.remote_facts import find_facts
+from chorus.planning.wish import Wish
 from chorus.platform import cores
-from chorus.shard.layout import hybrid_note
 
 BAR_WIDTH = 30
 _PARTS = (

@@ -12,11 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from chorus.cli.options import environment_of
 from chorus.cli.output import fail
-from chorus.cli.processes import CannotLaunch, front_end_program, rank_addresses, rank_programs
-from chorus.cli.serve_plan import local_plan
-from chorus.cli.serve_preshard import with_own_division
-from chorus.cli.serving import (
+from chorus.cluster import status
+from chorus.config.engine import EngineSpec
+from chorus.config.grammar import GrammarLimits
+from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
+from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
     api_settings,
@@ -25,16 +27,15 @@ from chorus.cli.serving import (
     listen,
     run_announced,
 )
-from chorus.cli.up_options import environment_of
-from chorus.cluster import status
-from chorus.cluster.config import ConfigError, Settings, load_settings, use_cache_dir
-from chorus.cluster.supervisor import GaveUp, Group, Supervisor
-from chorus.engine.spec import EngineSpec
+from chorus.deploy.local_plan import local_plan
+from chorus.deploy.preshard import with_own_division
+from chorus.deploy.programs import CannotLaunch, front_end_program, rank_addresses, rank_programs
+from chorus.deploy.supervisor import GaveUp, Group, Supervisor
 from chorus.models import LocalModel, ModelError
-from chorus.platform import cores, logs, mpi
+from chorus.platform import cores, mpi
 from chorus.platform.files import write_if_possible
-from chorus.platform.lifeline import Lifeline
-from chorus.text.grammar.limits import GrammarLimits
+from chorus.platform.process import logs
+from chorus.platform.process.lifeline import Lifeline
 
 
 def serve(
@@ -166,7 +167,7 @@ def _serve_over_nodes(
     nodes: int | None,
     env: list[str],
 ) -> None:
-    from chorus.cli.up_coordinator import DEFAULT_LISTEN, cluster_options, run_over_nodes, with_split
+    from chorus.cli.serve_cluster import DEFAULT_LISTEN, cluster_options, run_over_nodes, with_split
 
     try:
         divided = with_split(settings, split) if split else settings

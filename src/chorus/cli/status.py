@@ -15,8 +15,8 @@ from chorus.cli.output import fail
 from chorus.cli.own_server import base_url, trusted
 from chorus.cli.up import on_first_host
 from chorus.cluster import status as cluster_status
-from chorus.cluster.agent_paths import state_dir
-from chorus.cluster.coordinator_record import Serving, find_serving
+from chorus.cluster.coordinator.record import Serving, find_serving
+from chorus.security.node_folder import state_dir
 
 ASK_SECONDS = 60.0
 

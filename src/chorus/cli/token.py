@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from chorus.cli.output import console, fail
-from chorus.cluster.agent_paths import state_dir
-from chorus.cluster.trust import Authority, NoAuthority
+from chorus.security.authority import Authority, NoAuthority
+from chorus.security.node_folder import state_dir
 
 app = typer.Typer(help="Make, show and rotate the cluster's token; expel nodes.", no_args_is_help=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from chorus.cli.output import console
-from chorus.cluster.token import BadToken, Token
+from chorus.security.token import BadToken, Token
 
 _MAX_LENGTH = 1024
 

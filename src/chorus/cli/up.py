@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import console, fail
-from chorus.cluster import ssh
-from chorus.cluster.agent_paths import DOOR_PORT, RANK_PORTS
-from chorus.cluster.config import ConfigError, Settings, load_settings, without_none
-from chorus.cluster.ssh import Checked, HostsUnfit, Phases
-from chorus.cluster.ssh_hosts import Host, HostPlan, plan_hosts
-from chorus.cluster.ssh_shell import HostFailed
+from chorus.config.sources import ConfigError, Settings, load_settings, without_none
+from chorus.deploy.ssh import cluster as ssh
+from chorus.deploy.ssh.cluster import Checked, HostsUnfit, Phases
+from chorus.deploy.ssh.hosts import Host, HostPlan, plan_hosts
+from chorus.deploy.ssh.shell import HostFailed
+from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Devices and settings (YAML or JSON).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -13,23 +13,17 @@ import typer
 from chorus.cli.join import agent_options, run_agent
 from chorus.cli.output import console, fail
 from chorus.cli.token_source import read_token
-from chorus.cli.worker_lead import lead_with_api
-from chorus.cluster.agent_paths import DOOR_PORT, BadName
-from chorus.cluster.config import ConfigError
-from chorus.cluster.config_file import read_file
-from chorus.cluster.hostfile import BACKENDS, Hostfile, HostfileError, parse_hostfile
-from chorus.cluster.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
-from chorus.cluster.supervisor import (
-    Group,
-    Program,
-    Restarts,
-    describe_exit,
-    python,
-)
-from chorus.cluster.token import BadToken
-from chorus.platform import logs
-from chorus.platform.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
-from chorus.platform.lifeline import Lifeline
+from chorus.config.file import read_file
+from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, parse_hostfile
+from chorus.config.sources import ConfigError
+from chorus.deploy.by_hand import lead_with_api
+from chorus.deploy.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
+from chorus.deploy.supervisor import Group, Program, Restarts, describe_exit, python
+from chorus.platform.process import logs
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
+from chorus.platform.process.lifeline import Lifeline
+from chorus.security.node_folder import DOOR_PORT, BadName
+from chorus.security.token import BadToken
 from chorus.transport.channel import is_private
 
 app = typer.Typer(help="Run one rank by hand.", no_args_is_help=True)
@@ -175,7 +169,7 @@ async def _follow(
     log_level: str,
     environment: dict[str, str],
 ) -> None:
-    command = ["-m", "chorus.shard", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
+    command = ["-m", "chorus.rank", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
     command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
     command += ["--trust-remote-code"] if trust_remote_code else []
     lifeline = Lifeline()

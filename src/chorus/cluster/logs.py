@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from chorus.platform.output import RotatingLog
+from chorus.platform.process.output import RotatingLog
 
 _BLOCK = 64 << 10
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from chorus.platform.output import RotatingLog, Screen
+from chorus.platform.process.output import RotatingLog, Screen
 
 _BLOCK = 64 << 10
 _REST_SECONDS = 1.0

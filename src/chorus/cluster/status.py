@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.files import write_whole
-from chorus.proto import agent_pb2 as wire
 
 if TYPE_CHECKING:  # every `chorus serve` writes a status, few have a coordinator
-    from chorus.cluster.coordinator import Node, Nodes
+    from chorus.cluster.coordinator.process import Node, Nodes
 
 log = logging.getLogger("chorus.coordinator")
 

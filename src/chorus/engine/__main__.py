@@ -9,12 +9,12 @@ import os
 import sys
 
 from chorus import platform
-from chorus.cluster.trust_identity import Identity
-from chorus.engine.spec import EngineSpec
-from chorus.platform import beats, lifeline, logs
-from chorus.platform.exits import EXIT_RANK_LOST, cannot_start
+from chorus.config.engine import EngineSpec
 from chorus.platform.files import read_told
-from chorus.shard import upstream_lean
+from chorus.platform.process import beats, lifeline, logs
+from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
+from chorus.rank.upstream import lean
+from chorus.security.identity import Identity
 from chorus.transport.channel import secure
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         platform.prepare(spec.threads)
         # Only now may MLX be imported: its BLAS has been taken over.
-        upstream_lean.install()
+        lean.install()
         from chorus.engine.process import run
     except ImportError as error:
         return cannot_start(f"rank 0: {error}", spec.failure_file)

@@ -15,15 +15,15 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
-from chorus.cluster.trust_names import split_member
-from chorus.platform.exits import EXIT_RANK_LOST
-from chorus.proto import rank_pb2 as wire
-from chorus.proto import rank_pb2_grpc
-from chorus.shard.load import LoadError
-from chorus.shard.split import BadSplit
-from chorus.shard.steps import Step
-from chorus.shard.tensor import from_leader
-from chorus.shard.wire import step_to_wire
+from chorus.messages.proto import rank_pb2 as wire
+from chorus.messages.proto import rank_pb2_grpc
+from chorus.messages.rank import Step
+from chorus.messages.rank_wire import step_to_wire
+from chorus.planning.split import BadSplit
+from chorus.platform.process.exits import EXIT_RANK_LOST
+from chorus.rank.load import LoadError
+from chorus.rank.tensor.divide import from_leader
+from chorus.security.names import split_member
 from chorus.transport.channel import open_channel
 from chorus.transport.collective import CannotJoin, CollectiveLink
 from chorus.transport.grpc_link import session_metadata

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.cluster.trust_names import split_member
+from chorus.config.engine import EngineSpec
 from chorus.engine.followers import (
     CannotForm,
     Follower,
@@ -22,21 +22,21 @@ from chorus.engine.followers import (
     TensorFollowers,
     load_all,
 )
-from chorus.engine.spec import EngineSpec
-from chorus.models.preshard import is_preshard
+from chorus.messages.proto import rank_pb2 as wire
+from chorus.models.preshard.folder import is_preshard
+from chorus.planning.layout import Layout, check_transport, shape
+from chorus.planning.split import choose_split, layers_of
 from chorus.platform import device
 from chorus.platform.memory import device_memory
-from chorus.proto import rank_pb2 as wire
-from chorus.shard import tensor
-from chorus.shard.architectures import SplitError
-from chorus.shard.layout import Layout, check_transport, shape
-from chorus.shard.load import LoadedShard, load_shard, own_folder, stored_layers
-from chorus.shard.pipeline import check_split
-from chorus.shard.runner import Runner
-from chorus.shard.seat import Seat, take_seat
-from chorus.shard.split import choose_split, layers_of
-from chorus.shard.upstream_weights import read_config
-from chorus.shard.worker import PUT_TIMEOUT_SECONDS
+from chorus.rank.load import LoadedShard, load_shard, own_folder, stored_layers
+from chorus.rank.pipeline.architectures import SplitError
+from chorus.rank.pipeline.stage import check_split
+from chorus.rank.runner import Runner
+from chorus.rank.seat import Seat, take_seat
+from chorus.rank.tensor import divide
+from chorus.rank.upstream.weights import read_config
+from chorus.rank.worker import PUT_TIMEOUT_SECONDS
+from chorus.security.names import split_member
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox
@@ -154,8 +154,8 @@ def _layout(spec: EngineSpec, ranks: int) -> Layout:
     weights: tuple[int, ...] = (1,)
     if members > 1:
         try:
-            weights = tensor.check(read_config(spec.model_path), members, spec.weights)
-        except (tensor.TensorError, OSError, ValueError) as error:
+            weights = divide.check(read_config(spec.model_path), members, spec.weights)
+        except (divide.TensorError, OSError, ValueError) as error:
             raise CannotForm(str(error)) from error
     layout = Layout(choose_split(spec.split, stored_layers(spec.model_path), stages), weights)
     boundaries = [layers_of(stage, layout.split).start for stage in reversed(range(stages - 1))]

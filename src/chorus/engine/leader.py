@@ -23,12 +23,12 @@ import numpy as np
 from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
-from chorus.platform import beats
-from chorus.platform.output import LogFile
-from chorus.shard.graph_tokens import GraphTokens
-from chorus.shard.runner import Runner
-from chorus.shard.steps import Feed, Step
-from chorus.text.grammar.source import GrammarError
+from chorus.messages.grammar import GrammarError
+from chorus.messages.rank import Feed, Step
+from chorus.platform.process import beats
+from chorus.platform.process.output import LogFile
+from chorus.rank.runner import Runner
+from chorus.rank.tensor.graph_tokens import GraphTokens
 
 log = logging.getLogger("chorus.engine")
 

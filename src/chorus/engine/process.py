@@ -13,25 +13,25 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from chorus import __version__, platform
+from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, Stop
 from chorus.engine.requests import Constraint
 from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
-from chorus.engine.spec import EngineSpec
 from chorus.engine.warmup import choose_lanes, warm_up
-from chorus.platform import beats
-from chorus.platform.beats import Phase
-from chorus.platform.exits import EXIT_RANK_LOST, leave_reason
+from chorus.messages.grammar import Grammar
+from chorus.messages.proto import engine_pb2 as wire
+from chorus.planning.split import BadSplit
 from chorus.platform.memory import resident_memory
-from chorus.platform.output import LogFile
-from chorus.proto import engine_pb2 as wire
-from chorus.shard.load import LoadError
-from chorus.shard.runner import Runner
-from chorus.shard.split import BadSplit
+from chorus.platform.process import beats
+from chorus.platform.process.beats import Phase
+from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
+from chorus.platform.process.output import LogFile
+from chorus.rank.load import LoadError
+from chorus.rank.runner import Runner
 from chorus.text.grammar.client import Grammars
-from chorus.text.grammar.source import Grammar
 
 log = logging.getLogger("chorus.engine")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from chorus.engine.requests import Finish, Progress, Request, Timing, TokenLogprobs
-from chorus.shard.steps import Drop, Feed, Operation, Step
+from chorus.messages.rank import Drop, Feed, Operation, Step
 
 CATCH_UP = 4
 """A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""

@@ -16,9 +16,9 @@ import grpc.aio
 
 from chorus.engine.leader import Cancel, Command, Submit
 from chorus.engine.requests import Constraint, Finish, Pooling, Progress, Request, Sampling
-from chorus.proto import engine_pb2 as wire
-from chorus.proto import engine_pb2_grpc
-from chorus.text.grammar.source import Grammar, GrammarError, GrammarKind, Part, TooManyGrammars
+from chorus.messages.grammar import Grammar, GrammarError, GrammarKind, Part, TooManyGrammars
+from chorus.messages.proto import engine_pb2 as wire
+from chorus.messages.proto import engine_pb2_grpc
 
 log = logging.getLogger("chorus.engine")
 

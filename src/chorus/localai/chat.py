@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.frontend import measure
-from chorus.frontend.conversation import CannotForce, Offer, Voice, call_id, with_known_roles
-from chorus.frontend.grammar import sent_as
-from chorus.frontend.measure import Amounts
-from chorus.frontend.tool_grammar import CannotEnforce
-from chorus.frontend.vocabulary import ServedTokenizer
 from chorus.localai.errors import BadRequest
 from chorus.localai.requests import json_field, template_arguments
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.grammar import Grammar
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving import measure
+from chorus.serving.grammar import sent_as
+from chorus.serving.measure import Amounts
+from chorus.serving.prompt.voice import CannotForce, Offer, Voice, call_id, with_known_roles
+from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.tool_grammar import CannotEnforce
 from chorus.text.errors import TextError
-from chorus.text.grammar.source import Grammar
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.lark import TooLarge
 from chorus.text.parsers.pieces import OutputParser

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.cluster.supervisor import Group, Program, RestartPolicy, Restarts, describe_exit
-from chorus.frontend.engine_client import EngineClient
-from chorus.frontend.errors import EngineLost
-from chorus.frontend.messages import Pooling
+from chorus.deploy.supervisor import Group, Program, RestartPolicy, Restarts, describe_exit
 from chorus.localai.errors import LoadFailed, NotServing
-from chorus.platform.beats import SILENCE_SECONDS
-from chorus.platform.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
-from chorus.platform.lifeline import Lifeline
-from chorus.proto import engine_pb2 as pb
+from chorus.messages.engine import Pooling
+from chorus.messages.proto import engine_pb2 as pb
+from chorus.platform.process.beats import SILENCE_SECONDS
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
+from chorus.platform.process.lifeline import Lifeline
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.errors import EngineLost
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorus.cluster.config_tree import ApiConfig
-from chorus.frontend.vocabulary import ServedTokenizer
-from chorus.frontend.workers import Workers
+from chorus.config.tree import ApiConfig
 from chorus.localai.engine_host import EngineHost, Launch, State
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import LoadPlan, Tree, plan_load
+from chorus.messages.proto import engine_pb2
+from chorus.messages.proto import localai_pb2 as wire
 from chorus.models import LocalModel, ModelError, resolve
-from chorus.proto import engine_pb2
-from chorus.proto import localai_pb2 as wire
+from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.workers import Workers
 from chorus.text.errors import TokenizerError
 from chorus.text.parsers import ParserFamily, choose
 

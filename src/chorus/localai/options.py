@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chorus.cluster.hostfile import BACKENDS
+from chorus.config.hostfile import BACKENDS
 from chorus.localai.errors import LoadFailed
 
 Value = bool | int | float | str

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chorus.cluster.config import ConfigError, DeviceConfig, Loaded, Settings, load
-from chorus.cluster.hostfile import Host
-from chorus.cluster.origins import DEFAULT
-from chorus.cluster.rendezvous import NoAddress, rank_addresses
+from chorus.config.hostfile import Host
+from chorus.config.origins import DEFAULT
+from chorus.config.sources import ConfigError, DeviceConfig, Loaded, Settings, load
+from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import Options, SamplingOptions, parse_options
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.proto import localai_pb2 as wire
 
 HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
 TUNNELS_FILE = "localai_mlx_hostfile.json"

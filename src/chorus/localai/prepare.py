@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chorus.frontend import measure
-from chorus.frontend.answer import Answer
-from chorus.frontend.errors import ContextExceeded
-from chorus.frontend.generation import TextGeneration, TextRequest, answer_budget
 from chorus.localai.chat import answer_grammar, answer_parser, chat_prompt, read_chat
 from chorus.localai.errors import BadRequest
 from chorus.localai.loading import Loaded, with_end_ids
 from chorus.localai.requests import asked_tokens, grammar_of, sampling_of, stop_strings, wanted_logprobs
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.grammar import Grammar
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving import measure
+from chorus.serving.answer import Answer
+from chorus.serving.errors import ContextExceeded
+from chorus.serving.generation import TextGeneration, TextRequest, answer_budget
 from chorus.text.errors import TextError
-from chorus.text.grammar.source import Grammar
 from chorus.text.parsers.pieces import OutputParser
 
 

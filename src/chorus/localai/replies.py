@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from chorus.frontend.answer import AnswerDelta, AnswerEnd
-from chorus.frontend.messages import TokenLogprobs
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.engine import TokenLogprobs
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving.answer import AnswerDelta, AnswerEnd
 from chorus.text.detokenizer import REPLACEMENT
 from chorus.text.parsers.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from chorus.frontend import measure
-from chorus.frontend.grammar import rules, sent_as
-from chorus.frontend.measure import Amounts
-from chorus.frontend.messages import Sampling, draw_seed
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import SamplingOptions
-from chorus.proto import localai_pb2 as wire
-from chorus.text.grammar.source import Grammar
+from chorus.messages.engine import Sampling, draw_seed
+from chorus.messages.grammar import Grammar
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving import measure
+from chorus.serving.grammar import rules, sent_as
+from chorus.serving.measure import Amounts
 from chorus.text.stops import Stops
 
 REPETITION_CONTEXT = 20

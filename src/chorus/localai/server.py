@@ -17,7 +17,7 @@ from chorus.localai.loading import EngineLauncher, Models
 from chorus.localai.parent_watch import parent_gone, watch_seconds
 from chorus.localai.plan import Tree
 from chorus.localai.service import BackendService
-from chorus.proto import localai_pb2_grpc
+from chorus.messages.proto import localai_pb2_grpc
 
 log = logging.getLogger(__name__)
 

@@ -10,19 +10,19 @@ from typing import NoReturn
 
 import grpc
 
-from chorus.frontend import measure
-from chorus.frontend.answer import AnswerDelta, AnswerEnd
-from chorus.frontend.embedding import NoEmbeddings, embedding_of, finish
-from chorus.frontend.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
-from chorus.frontend.measure import BadField
-from chorus.frontend.workers import Busy
 from chorus.localai.engine_host import State
 from chorus.localai.errors import BadRequest, LoadFailed, NotServing
 from chorus.localai.loading import Loaded, Models
 from chorus.localai.prepare import Prepared, check_tokens, embedding_tokens, prepare, prompt_tokens
 from chorus.localai.replies import ReplyWriter, whole
-from chorus.proto import engine_pb2, localai_pb2_grpc
-from chorus.proto import localai_pb2 as wire
+from chorus.messages.proto import engine_pb2, localai_pb2_grpc
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving import measure
+from chorus.serving.answer import AnswerDelta, AnswerEnd
+from chorus.serving.embedding import NoEmbeddings, embedding_of, finish
+from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.serving.measure import BadField
+from chorus.serving.workers import Busy
 
 log = logging.getLogger(__name__)
 

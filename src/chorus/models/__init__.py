@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chorus.models.errors import ModelError
-from chorus.models.hub import fetch_files
+from chorus.models.hub.cache import fetch_files
 from chorus.models.resolve import resolve
 from chorus.models.tensors import TensorInfo, files_holding, tensor_index, weight_map
 from chorus.models.values import LocalModel, Progress

@@ -69,7 +69,7 @@ def ensure_catalog_model(
 
 def _convert(file: Path, folder: Path, progress: ProgressCallback) -> None:
     # Once for each model, while every process that knows models imports this one: numpy, gguf and tokenizers can wait.
-    from chorus.models.gguf_import import convert_gguf
+    from chorus.models.gguf.convert import convert_gguf
 
     convert_gguf(file, folder, progress)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from chorus.models.catalog import CATALOG
 from chorus.models.errors import ModelError
-from chorus.models.hub import fetch_model
+from chorus.models.hub.cache import fetch_model
 from chorus.models.imports import ensure_catalog_model, import_gguf
-from chorus.models.preshard import is_preshard, read_preshard
+from chorus.models.preshard.folder import is_preshard, read_preshard
 from chorus.models.store import Entry, Store
 from chorus.models.tensors import read_json, tensor_index
 from chorus.models.values import LocalModel, Progress, ignore_progress

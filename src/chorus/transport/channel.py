@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from chorus.cluster.trust_guard import Guard
-from chorus.cluster.trust_identity import Identity, NotTrusted
-from chorus.cluster.trust_names import server_name, split_member
+from chorus.security.guard import Guard
+from chorus.security.identity import Identity, NotTrusted
+from chorus.security.names import server_name, split_member
 
 MAX_MESSAGE = 1 << 30
 OPTIONS = [

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import grpc
 import mlx.core as mx
 
-from chorus.cluster.trust_names import split_member
+from chorus.security.names import split_member
 from chorus.transport import frames
 from chorus.transport.channel import is_private, open_channel
 from chorus.transport.links import Inbox, LinkLost, Traffic

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chorus.config.grammar import TOGETHER, GrammarLimits
+from chorus.messages.grammar import Grammar, GrammarError, Part, TooManyGrammars
 from chorus.text.grammar import client
 from chorus.text.grammar.client import Constraint
-from chorus.text.grammar.limits import TOGETHER, GrammarLimits
-from chorus.text.grammar.source import Grammar, GrammarError, Part, TooManyGrammars
 from tests.support.freeze import freeze
 from tests.support.grammars import DEADLINE, GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY

@@ -14,8 +14,8 @@ from llguidance.hf import from_tokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import AutoTokenizer
 
-from chorus.frontend import grammar as grammars
-from chorus.text.grammar.source import Grammar
+from chorus.messages.grammar import Grammar
+from chorus.serving import grammar as grammars
 from chorus.text.grammar.vocabulary import Spelled
 from tests.support.grammars import GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY

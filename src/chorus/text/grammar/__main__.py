@@ -10,10 +10,10 @@ import socket
 import sys
 from pathlib import Path
 
+from chorus.config.grammar import GrammarLimits
+from chorus.messages.grammar import GrammarError
 from chorus.text.errors import TokenizerError
-from chorus.text.grammar.limits import GrammarLimits
 from chorus.text.grammar.nursery import Nursery
-from chorus.text.grammar.source import GrammarError
 from chorus.text.grammar.vocabulary import Vocabularies, usual_stop_tokens
 
 

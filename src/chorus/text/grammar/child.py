@@ -19,10 +19,10 @@ from typing import NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 
+from chorus.config.grammar import GrammarLimits
+from chorus.messages.grammar import Grammar, GrammarError, unpacked
 from chorus.text.grammar.forms import llguidance_form, one_line
-from chorus.text.grammar.limits import GrammarLimits
 from chorus.text.grammar.link import LENGTH, READY, TOKEN, failure, looking_at
-from chorus.text.grammar.source import Grammar, GrammarError, unpacked
 
 STACK_BYTES = 256 << 20
 """llguidance recurses with the grammar; untouched, a stack costs nothing."""

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from chorus.text.grammar.limits import GrammarLimits
+from chorus.config.grammar import GrammarLimits
+from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars, packed
 from chorus.text.grammar.link import FAILED, LENGTH, LONGEST_FAILURE, LOOKING_AT, PLACE, READY, TOKEN, read_failure
-from chorus.text.grammar.source import Grammar, GrammarError, TooManyGrammars, packed
 
 log = logging.getLogger("chorus.grammar")
 

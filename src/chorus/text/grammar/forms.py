@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from chorus.text.grammar.source import GrammarError, GrammarKind, Part
+from chorus.messages.grammar import GrammarError, GrammarKind, Part
 
 _LONGEST_REASON = 300
 

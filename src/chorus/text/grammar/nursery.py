@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import psutil
 from llguidance import LLTokenizer
 
+from chorus.config.grammar import TOGETHER, GrammarLimits
+from chorus.messages.grammar import GrammarError
 from chorus.text.grammar.child import live
-from chorus.text.grammar.limits import TOGETHER, GrammarLimits
 from chorus.text.grammar.link import failure
-from chorus.text.grammar.source import GrammarError
 from chorus.text.grammar.vocabulary import Vocabularies
 
 _LOOK_SECONDS = 0.1

@@ -10,8 +10,8 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from chorus.messages.grammar import GrammarError
 from chorus.text.errors import TokenizerError, one_line
-from chorus.text.grammar.source import GrammarError
 from chorus.text.stop_tokens import named_stop_tokens, read_settings
 
 _SPELL_SECONDS = 120.0

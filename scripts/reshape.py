@@ -1,0 +1,527 @@
+"""Moves a checkout from the tree of 8a9ab7b to today's: files, imports, names, and modules that are named in text.
+
+    python scripts/reshape.py FOLDER
+
+Whatever was moved already is left alone, so it can be run again: on a branch that was begun before the move, or on the
+tests of the commit before it (how that is done is in CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+MOVED_MODULES = """
+chorus.api.access -> chorus.api.server.access
+chorus.api.chat -> chorus.api.openai.chat
+chorus.api.completions -> chorus.api.openai.completions
+chorus.api.connections -> chorus.api.server.connections
+chorus.api.conversation -> chorus.serving.prompt.conversation
+chorus.api.door -> chorus.api.server.door
+chorus.api.embeddings -> chorus.api.openai.embeddings
+chorus.api.head -> chorus.api.server.head
+chorus.api.http_protocol -> chorus.api.server.protocol
+chorus.api.key_rules -> chorus.security.key_rules
+chorus.api.keyfile -> chorus.security.key_file
+chorus.api.lifetime -> chorus.api.server.lifetime
+chorus.api.logprobs -> chorus.api.openai.logprobs
+chorus.api.messages -> chorus.api.anthropic
+chorus.api.openai_stream -> chorus.api.openai.choices
+chorus.api.plain_tools -> chorus.serving.prompt.plain_tools
+chorus.api.responses -> chorus.api.openai.responses
+chorus.api.roles -> chorus.serving.prompt.roles
+chorus.api.sampling_fields -> chorus.api.openai.sampling
+chorus.api.server -> chorus.api.server.process
+chorus.api.settings -> chorus.config.front_end
+chorus.api.sites -> chorus.api.server.sites
+chorus.api.tls -> chorus.api.server.tls
+chorus.api.tools -> chorus.serving.prompt.tools
+chorus.cli.join_service -> chorus.deploy.services
+chorus.cli.processes -> chorus.deploy.programs
+chorus.cli.serve_plan -> chorus.deploy.local_plan
+chorus.cli.serve_preshard -> chorus.deploy.preshard
+chorus.cli.serving -> chorus.deploy.front_end
+chorus.cli.up_coordinator -> chorus.cli.serve_cluster
+chorus.cli.up_options -> chorus.cli.options
+chorus.cli.up_plan -> chorus.deploy.nodes.plan
+chorus.cli.up_serve -> chorus.deploy.nodes.serve
+chorus.cli.worker_lead -> chorus.deploy.by_hand
+chorus.cluster.agent -> chorus.cluster.agent.process
+chorus.cluster.agent_door -> chorus.cluster.agent.door
+chorus.cluster.agent_health -> chorus.cluster.agent.health
+chorus.cluster.agent_models -> chorus.cluster.agent.model_files
+chorus.cluster.agent_paths -> chorus.security.node_folder
+chorus.cluster.agent_peers -> chorus.cluster.agent.peers
+chorus.cluster.agent_ranks -> chorus.cluster.agent.ranks
+chorus.cluster.agent_service -> chorus.cluster.agent.service
+chorus.cluster.config -> chorus.config.sources
+chorus.cluster.config_file -> chorus.config.file
+chorus.cluster.config_tree -> chorus.config.tree
+chorus.cluster.coordinator -> chorus.cluster.coordinator.process
+chorus.cluster.coordinator_calls -> chorus.cluster.coordinator.calls
+chorus.cluster.coordinator_group -> chorus.deploy.nodes.group
+chorus.cluster.coordinator_parts -> chorus.cluster.coordinator.parts
+chorus.cluster.coordinator_record -> chorus.cluster.coordinator.record
+chorus.cluster.coordinator_sources -> chorus.cluster.coordinator.sources
+chorus.cluster.costs -> chorus.planning.costs
+chorus.cluster.costs_chain -> chorus.planning.chain_costs
+chorus.cluster.facts -> chorus.planning.facts
+chorus.cluster.facts_cache -> chorus.planning.cache_sizes
+chorus.cluster.facts_remote -> chorus.planning.remote_facts
+chorus.cluster.hostfile -> chorus.config.hostfile
+chorus.cluster.https -> chorus.security.https
+chorus.cluster.legacy_config -> chorus.config.older_projects
+chorus.cluster.origins -> chorus.config.origins
+chorus.cluster.plan -> chorus.planning.plan
+chorus.cluster.planner -> chorus.planning.planner
+chorus.cluster.planner_build -> chorus.planning.build
+chorus.cluster.planner_hints -> chorus.planning.hints
+chorus.cluster.planner_hybrid -> chorus.planning.hybrid
+chorus.cluster.planner_nodes -> chorus.planning.nodes
+chorus.cluster.planner_search -> chorus.planning.search
+chorus.cluster.planner_split -> chorus.planning.cuts
+chorus.cluster.planner_strategies -> chorus.planning.strategies
+chorus.cluster.planner_tensor -> chorus.planning.tensor
+chorus.cluster.planner_wish -> chorus.planning.wish
+chorus.cluster.profile -> chorus.cluster.profile.machine
+chorus.cluster.profile_kernels -> chorus.cluster.profile.kernels
+chorus.cluster.profile_links -> chorus.cluster.profile.links
+chorus.cluster.rendezvous -> chorus.deploy.rendezvous
+chorus.cluster.ssh -> chorus.deploy.ssh.cluster
+chorus.cluster.ssh_hosts -> chorus.deploy.ssh.hosts
+chorus.cluster.ssh_launch -> chorus.deploy.ssh.launch
+chorus.cluster.ssh_package -> chorus.deploy.ssh.package
+chorus.cluster.ssh_probe -> chorus.deploy.ssh.probe
+chorus.cluster.ssh_remote -> chorus.deploy.ssh.remote
+chorus.cluster.ssh_shell -> chorus.deploy.ssh.shell
+chorus.cluster.supervisor -> chorus.deploy.supervisor
+chorus.cluster.token -> chorus.security.token
+chorus.cluster.transfer -> chorus.cluster.transfer.share
+chorus.cluster.transfer_disk -> chorus.cluster.transfer.disk
+chorus.cluster.transfer_fetch -> chorus.cluster.transfer.fetch
+chorus.cluster.transfer_sources -> chorus.cluster.transfer.sources
+chorus.cluster.trust -> chorus.security.authority
+chorus.cluster.trust_enrol -> chorus.security.enrol
+chorus.cluster.trust_expelled -> chorus.security.expelled
+chorus.cluster.trust_guard -> chorus.security.guard
+chorus.cluster.trust_identity -> chorus.security.identity
+chorus.cluster.trust_join -> chorus.security.handshake
+chorus.cluster.trust_lines -> chorus.security.lines
+chorus.cluster.trust_meet -> chorus.security.meet
+chorus.cluster.trust_names -> chorus.security.names
+chorus.cluster.watcher -> chorus.platform.process.watcher
+chorus.engine.spec -> chorus.config.engine
+chorus.frontend -> chorus.serving
+chorus.frontend.answer -> chorus.serving.answer
+chorus.frontend.blocks -> chorus.serving.blocks
+chorus.frontend.choices -> chorus.serving.choices
+chorus.frontend.conversation -> chorus.serving.prompt.voice
+chorus.frontend.embedding -> chorus.serving.embedding
+chorus.frontend.engine_client -> chorus.serving.engine_client
+chorus.frontend.errors -> chorus.serving.errors
+chorus.frontend.generation -> chorus.serving.generation
+chorus.frontend.measure -> chorus.serving.measure
+chorus.frontend.messages -> chorus.messages.engine
+chorus.frontend.vocabulary -> chorus.serving.tokenizer
+chorus.frontend.workers -> chorus.serving.workers
+chorus.models.gguf_config -> chorus.models.gguf.config
+chorus.models.gguf_import -> chorus.models.gguf.convert
+chorus.models.gguf_reader -> chorus.models.gguf.reader
+chorus.models.gguf_tokenizer -> chorus.models.gguf.tokenizer
+chorus.models.hub -> chorus.models.hub.cache
+chorus.models.hub_client -> chorus.models.hub.client
+chorus.models.hub_record -> chorus.models.hub.record
+chorus.models.parts -> chorus.models.hub.parts
+chorus.models.preshard -> chorus.models.preshard.folder
+chorus.models.preshard_write -> chorus.models.preshard.write
+chorus.models.quantized -> chorus.models.gguf.quantized
+chorus.platform.beats -> chorus.platform.process.beats
+chorus.platform.checks -> chorus.platform.doctor.checks
+chorus.platform.exits -> chorus.platform.process.exits
+chorus.platform.lifeline -> chorus.platform.process.lifeline
+chorus.platform.logs -> chorus.platform.process.logs
+chorus.platform.output -> chorus.platform.process.output
+chorus.platform.process_mark -> chorus.platform.process.mark
+chorus.platform.rdma_checks -> chorus.platform.doctor.rdma
+chorus.proto -> chorus.messages.proto
+chorus.shard -> chorus.rank
+chorus.shard.adapters -> chorus.rank.pipeline.special
+chorus.shard.architectures -> chorus.rank.pipeline.architectures
+chorus.shard.batch -> chorus.rank.cache.batch
+chorus.shard.caches -> chorus.rank.cache.caches
+chorus.shard.graph_tokens -> chorus.rank.tensor.graph_tokens
+chorus.shard.layout -> chorus.planning.layout
+chorus.shard.parameters -> chorus.rank.parameters
+chorus.shard.pipeline -> chorus.rank.pipeline.stage
+chorus.shard.preshard_slices -> chorus.rank.tensor.preshard
+chorus.shard.slices -> chorus.rank.tensor.stored_slices
+chorus.shard.split -> chorus.planning.split
+chorus.shard.steps -> chorus.messages.rank
+chorus.shard.tensor -> chorus.rank.tensor.divide
+chorus.shard.tensor_rules -> chorus.rank.tensor.rules
+chorus.shard.token_relay -> chorus.rank.pipeline.token_relay
+chorus.shard.upstream -> chorus.rank.upstream.decoders
+chorus.shard.upstream_lean -> chorus.rank.upstream.lean
+chorus.shard.upstream_weights -> chorus.rank.upstream.weights
+chorus.shard.wire -> chorus.messages.rank_wire
+chorus.text.grammar.limits -> chorus.config.grammar
+chorus.text.grammar.source -> chorus.messages.grammar
+tests.agents -> tests.cluster
+tests.agents.conftest -> tests.cluster.conftest
+tests.agents.dockerfile -> tests.deploy.dockerfile
+tests.agents.harness -> tests.cluster.harness
+tests.agents.test_agents -> tests.cluster.test_agents
+tests.agents.test_copy_lock -> tests.cluster.test_copy_lock
+tests.agents.test_dockerfile -> tests.deploy.test_dockerfile
+tests.agents.test_members -> tests.cluster.test_members
+tests.agents.test_plan -> tests.deploy.test_node_plan
+tests.agents.test_refusals -> tests.cluster.test_refusals
+tests.agents.test_sources -> tests.cluster.test_sources
+tests.agents.test_ssh -> tests.deploy.test_ssh
+tests.agents.test_transfer -> tests.cluster.test_transfer
+tests.agents.test_trust -> tests.security.test_trust
+tests.agents.test_worker -> tests.deploy.test_worker
+tests.cluster.broken -> tests.config.broken
+tests.cluster.clusters -> tests.planning.clusters
+tests.cluster.golden -> tests.config.golden
+tests.cluster.test_config -> tests.config.test_config
+tests.cluster.test_facts -> tests.planning.test_facts
+tests.cluster.test_one_device -> tests.deploy.test_one_device
+tests.cluster.test_plan_command -> tests.planning.test_plan_command
+tests.cluster.test_plan_policies -> tests.planning.test_plan_policies
+tests.cluster.test_planner -> tests.planning.test_planner
+tests.cluster.test_planner_hybrid -> tests.planning.test_planner_hybrid
+tests.cluster.test_preshard -> tests.models.test_preshard
+tests.cluster.test_preshard_serving -> tests.deploy.test_preshard_serving
+tests.cluster.test_preshard_slices -> tests.rank.tensor.test_preshard_slices
+tests.cluster.test_restarts -> tests.deploy.test_restarts
+tests.cluster_system -> tests.e2e.hosts
+tests.cluster_system.hosts -> tests.e2e.hosts.namespaces
+tests.frontend -> tests.serving
+tests.hardening -> tests.e2e.hardening
+tests.parity -> tests.rank.pipeline
+tests.pipeline -> tests.rank.pipeline
+tests.shard -> tests.rank
+tests.startup -> tests.cli
+tests.startup.lean_driver -> tests.rank.lean_driver
+tests.startup.test_commands -> tests.cli.test_commands
+tests.startup.test_imports -> tests.cli.test_imports
+tests.startup.test_lean_upstream -> tests.rank.test_lean_upstream
+tests.startup.test_strings -> tests.cli.test_strings
+tests.tensor -> tests.rank.tensor
+"""
+
+MOVED_NAMES = """
+"""
+"""`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
+
+TEXTS: dict[str, dict[str, str]] = {
+    "src/chorus/deploy/ssh/hosts.py": {'with_name("ssh_probe.py")': 'with_name("probe.py")'},
+    "tests/e2e/hosts/conftest.py": {"parents[2]": "parents[3]"},
+    "tests/rank/tensor/test_parity.py": {"parents[2]": "parents[3]"},
+    "tests/planning/test_plan_command.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
+    "tests/deploy/test_one_device.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
+}
+"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file."""
+
+FOLDERS = {
+    "src/chorus/api/server": "The listening socket, and what stands around every request.",
+    "src/chorus/api/openai": "OpenAI's protocols: chat, completions, responses, embeddings.",
+    "src/chorus/cluster/agent": "The process that every node runs: it starts and ends ranks for a coordinator.",
+    "src/chorus/cluster/coordinator": "The node that serves: who is there, who has which files, who does what.",
+    "src/chorus/cluster/profile": "What a machine and its links can do, measured.",
+    "src/chorus/cluster/transfer": "Model files from node to node.",
+    "src/chorus/config": "The one tree of settings, where they come from, and the forms that older projects gave them.",
+    "src/chorus/deploy": "What starts processes and keeps them alive, here and on other machines.",
+    "src/chorus/deploy/nodes": "A model over the nodes of a cluster.",
+    "src/chorus/deploy/ssh": "A cluster brought up, looked after and taken down from one machine, by SSH.",
+    "src/chorus/messages": "What travels between processes: one file per link, with its conversions.",
+    "src/chorus/models/gguf": "GGUF files, read and converted to the Hugging Face form.",
+    "src/chorus/models/hub": "Models on Hugging Face: whole, or the part that one machine needs.",
+    "src/chorus/models/preshard": "A model cut into one folder per rank.",
+    "src/chorus/planning": "Who holds what: model facts, costs, strategies, the planner. No process.",
+    "src/chorus/platform/doctor": "What `chorus doctor` looks at.",
+    "src/chorus/platform/process": "The life of a process: what it writes, how it shows that it lives, how it ends.",
+    "src/chorus/rank": "One rank: loads its part of the model, runs steps on it, owns its caches.",
+    "src/chorus/rank/cache": "The keys, values and states of sequences, alone and in batches.",
+    "src/chorus/rank/pipeline": "A run of layers of any mlx-lm decoder.",
+    "src/chorus/rank/tensor": "A slice of every layer.",
+    "src/chorus/rank/upstream": "The only modules that know mlx-lm from the inside.",
+    "src/chorus/security": "Who is who: the cluster's token and authority, identities of nodes, API keys.",
+    "src/chorus/serving": "What every front end shares: prompts, text over the engine link, answers.",
+    "src/chorus/serving/prompt": "From a conversation to the prompt that a model's template makes of it.",
+    "tests/cli": "",
+    "tests/cluster": "",
+    "tests/config": "",
+    "tests/deploy": "",
+    "tests/e2e/hardening": "",
+    "tests/e2e/hosts": "",
+    "tests/planning": "",
+    "tests/rank": "",
+    "tests/rank/pipeline": "",
+    "tests/rank/tensor": "",
+    "tests/security": "",
+    "tests/serving": "",
+}
+"""Packages that were made, with what they say of themselves."""
+
+NEW_FILES = {
+    "tests/deploy/conftest.py": '''"""Nodes, as the tests of the cluster have them."""
+
+from tests.cluster.conftest import nodes, tiny
+
+__all__ = ["nodes", "tiny"]
+''',
+}
+"""Fixtures that tests of two folders use now."""
+
+TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".lark", ""}
+SEARCHED = ("src", "tests", "benchmarks", "scripts", "docs", "backends", ".ci")
+
+
+def table(text: str) -> dict[str, str]:
+    lines = [line.split("#")[0] for line in text.strip().splitlines()]
+    return {old.strip(): new.strip() for old, _, new in (line.partition("->") for line in lines) if new}
+
+
+MODULES = table(MOVED_MODULES)
+NAMES = {tuple(old.split(":")): tuple(new.split(":")) for old, new in table(MOVED_NAMES).items()}
+
+
+def parents(module: str) -> list[str]:
+    """The module itself, then its packages."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+NEW = {name for module in MODULES.values() for name in parents(module)}
+
+
+def moved(name: str) -> str:
+    """The new form of a dotted name: a module, or something in one."""
+    for prefix in parents(name):
+        rest = name[len(prefix) :]
+        if prefix in NEW and (prefix not in MODULES or not rest):
+            return name
+        if prefix in MODULES:
+            first = rest.split(".")[1] if rest else ""
+            if first and (prefix, first) in NAMES:
+                module, new = NAMES[prefix, first]
+                return f"{module}.{new}" + rest[len(first) + 1 :]
+            return MODULES[prefix] + rest
+        first = rest.split(".")[1] if rest else ""
+        if (prefix, first) in NAMES:
+            module, new = NAMES[prefix, first]
+            return f"{module}.{new}" + rest[len(first) + 1 :]
+    return name
+
+
+def module_of(path: Path) -> str:
+    """A file below a checkout as a dotted name; packages are called like their folders."""
+    parts = list(path.with_suffix("").parts)
+    if parts[0] == "src":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def path_of(module: str) -> Path:
+    path = Path(*module.split("."))
+    return Path("src") / path if module.split(".")[0] == "chorus" else path
+
+
+def new_place(path: Path) -> Path:
+    """Where a file of a checkout belongs."""
+    if path.suffix != ".py":
+        return new_place(path.parent / "__init__.py").parent / path.name
+    module = module_of(path)
+    if module in MODULES:
+        return path_of(MODULES[module]).with_suffix(path.suffix)
+    if module in NEW or (path.name == "__init__.py" and module.removesuffix(".__init__") in NEW - set(MODULES)):
+        return path
+    for package in parents(module)[1:]:
+        if package in MODULES and package not in NEW:
+            return path_of(MODULES[package] + module[len(package) :]).with_suffix(path.suffix)
+        if package in NEW:
+            break
+    return path
+
+
+class Rewriter:
+    """One Python file: its imports, and the uses of what is called otherwise now."""
+
+    def __init__(self, text: str, modules: set[str]) -> None:
+        self._text = text
+        self._known = modules
+        self._renamed: dict[str, str] = {}
+        self._used = {token.string for token in self._tokens() if token.type == tokenize.NAME}
+
+    def _tokens(self) -> list[tokenize.TokenInfo]:
+        return list(tokenize.generate_tokens(io.StringIO(self._text).readline))
+
+    def rewritten(self) -> str:
+        lines = self._text.splitlines(keepends=True)
+        imports = [node for node in ast.walk(ast.parse(self._text)) if isinstance(node, ast.ImportFrom)]
+        for node in sorted(imports, key=lambda node: -node.lineno):
+            if node.level or not node.module or node.module.split(".")[0] not in ("chorus", "tests"):
+                continue
+            new = self._import(node)
+            if new is not None:
+                assert node.end_lineno is not None
+                indent = " " * node.col_offset
+                last = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+                lines[node.lineno - 1 : node.end_lineno] = [
+                    *(f"{indent}{line}\n" for line in new[:-1]),
+                    f"{indent}{new[-1]}{last}",
+                ]
+        self._text = "".join(lines)
+        if self._renamed:
+            self._rename()
+        return self._text
+
+    def _import(self, node: ast.ImportFrom) -> list[str] | None:
+        assert node.module
+        lines: dict[str, list[str]] = {}
+        changed = False
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            new = moved(whole)
+            if new == whole:
+                lines.setdefault(node.module, []).append(alias.name + (f" as {alias.asname}" if alias.asname else ""))
+                continue
+            changed = True
+            module, _, name = new.rpartition(".")
+            bound = alias.asname or alias.name
+            if alias.asname or name == alias.name:
+                text = name + (f" as {alias.asname}" if alias.asname and alias.asname != name else "")
+            elif name in self._used:
+                text = f"{name} as {bound}"
+            else:
+                text = name
+                self._renamed[bound] = name
+            lines.setdefault(module, []).append(text)
+        if not changed:
+            return None
+        return [f"from {module} import {', '.join(names)}" for module, names in lines.items()]
+
+    def _rename(self) -> None:
+        """What an import binds under another name now. Attributes and keywords of that name are something else."""
+        lines = self._text.splitlines(keepends=True)
+        tokens = self._tokens()
+        places = []
+        for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+            if token.type == tokenize.STRING and "f" in token.string.split(token.string[-1])[0].lower():
+                places.append(token)
+            if token.type != tokenize.NAME or token.string not in self._renamed:
+                continue
+            if before and before.string in (".", "import", "as"):
+                continue
+            if after and after.string == "=" and before and before.string in ("(", ","):
+                continue
+            places.append(token)
+        for token in reversed(places):
+            (row, column), (last, _) = token.start, token.end
+            if token.type == tokenize.STRING:
+                lines[row - 1 : last] = [self._in_braces("".join(lines[row - 1 : last]))]
+                continue
+            line = lines[row - 1]
+            lines[row - 1] = line[:column] + self._renamed[token.string] + line[token.end[1] :]
+        self._text = "".join(lines)
+
+    def _in_braces(self, text: str) -> str:
+        """What is used inside an f-string, which Python 3.11 sees as one token."""
+        for old, new in self._renamed.items():
+            text = re.sub(rf"(\{{[^{{}}\n]*?)(?<![.\w]){old}\b(?=[.(])", rf"\g<1>{new}", text)
+        return text
+
+
+DOTTED = re.compile(r"(?<![\w./])(?:chorus|tests)(?:\.[A-Za-z_]\w*)+")
+SLASHED = re.compile(r"(?<![\w/])(src/chorus|chorus|tests)((?:/[a-z_0-9]+)+)(\.py\b|/|\b)")
+
+
+IMPORT_IN_TEXT = re.compile(r"\bfrom ((?:chorus|tests)[\w.]*) import (\w+)")
+
+
+def imported_in_text(match: re.Match[str]) -> str:
+    """`from chorus.x import y` inside a string, for another interpreter."""
+    module, _, name = moved(f"{match[1]}.{match[2]}").rpartition(".")
+    return f"from {module} import {name}" + (f" as {match[2]}" if name != match[2] else "")
+
+
+def dotted(match: re.Match[str]) -> str:
+    return moved(match[0])
+
+
+def slashed(match: re.Match[str]) -> str:
+    root, path, end = match.groups()
+    module = root.removeprefix("src/") + path.replace("/", ".")
+    new = moved(module)
+    if new == module or (not end and root != "src/chorus" and module not in MODULES):
+        return match[0]
+    return root + "/" + "/".join(new.split(".")[1:]) + end
+
+
+def rewrite(path: Path, modules: set[str]) -> None:
+    try:
+        old = path.read_text()
+    except UnicodeDecodeError:
+        return
+    text = old
+    if path.suffix == ".py":
+        text = Rewriter(text, modules).rewritten()
+        text = re.sub(r"^(\s*import )(chorus(?:\.\w+)+)", lambda found: found[1] + moved(found[2]), text, flags=re.M)
+    text = SLASHED.sub(slashed, DOTTED.sub(dotted, IMPORT_IN_TEXT.sub(imported_in_text, text)))
+    for old_text, new_text in TEXTS.get(str(path), {}).items():
+        text = text.replace(old_text, new_text)
+    if text != old:
+        path.write_text(text)
+
+
+def files(root: Path) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
+    )
+    return [Path(line) for line in listed.stdout.decode().splitlines() if (root / line).is_file()]
+
+
+def move_files(root: Path) -> None:
+    for path in files(root):
+        if path.parts[0] not in ("src", "tests"):
+            continue
+        place = new_place(path)
+        if place == path or (root / place).exists():
+            continue
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(root / path, root / place)
+    for folder in sorted((root / top for top in ("src", "tests")), key=str):
+        for empty in sorted(folder.rglob("*/"), reverse=True):
+            left = [entry for entry in empty.iterdir() if entry.name != "__pycache__"]
+            if not left or ([entry.name for entry in left] == ["__init__.py"] and not left[0].read_text().strip()):
+                shutil.rmtree(empty)
+    for name, words in FOLDERS.items():
+        init = root / name / "__init__.py"
+        if init.parent.exists() and (not init.exists() or not init.read_text().strip()):
+            init.write_text(f'"""{words}"""\n' if words else "")
+    for name, text in NEW_FILES.items():
+        if (root / name).parent.exists() and not (root / name).exists():
+            (root / name).write_text(text)
+
+
+def main() -> None:
+    root = Path(sys.argv[1]).resolve()
+    move_files(root)
+    os.chdir(root)
+    modules = {module_of(path) for path in files(root) if path.suffix == ".py"}
+    for path in files(root):
+        if path.suffix in TEXT_FILES and path.name != "reshape.py" and "_pb2" not in path.name:
+            rewrite(path, modules)
+
+
+if __name__ == "__main__":
+    main()

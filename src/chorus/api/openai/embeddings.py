@@ -1,0 +1,120 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Discriminator, Tag
+
+from chorus.api.answers import Described
+from chorus.api.body import read_request
+from chorus.api.describe import operation
+from chorus.api.errors import ApiError, from_engine, invalid
+from chorus.api.openai.completions.request import PromptField, split_prompts
+from chorus.api.openai.completions.routes import as_prompt
+from chorus.api.respond import written
+from chorus.api.server.access import record_of
+from chorus.api.server.lifetime import Interrupted
+from chorus.api.service import Service
+from chorus.api.strict import Name, PositiveCount, RequestBody
+from chorus.serving.embedding import Embedding, NoEmbeddings, embedding_of, finish
+from chorus.serving.errors import EngineError
+
+
+class EmbeddingsRequest(RequestBody):
+    input: PromptField
+    model: Name | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: PositiveCount | None = None
+    user: Name | None = None
+
+
+class EmbeddingEntry(Described):
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[
+        Annotated[list[float], Tag("<list>")] | Annotated[str, Tag("<string>")],
+        Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
+    ]
+
+
+class EmbeddingsUsage(Described):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(Described):
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingsUsage
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+    settings = service.settings
+
+    @routes.post("/v1/embeddings", **operation(EmbeddingsRequest, EmbeddingsAnswer))
+    async def embeddings(request: Request) -> Response:
+        record = record_of(request.scope)
+        body = await read_request(request, EmbeddingsRequest, settings.limits)
+        service.check_model(body.model)
+        try:
+            embedding = embedding_of(settings.model_path, settings.embeddings, settings.pooling)
+        except NoEmbeddings as error:
+            message = f"{settings.model_id} gives no embeddings: {error}."
+            raise ApiError(400, message, param="model", code="embeddings_not_supported") from None
+        prompts = await _prompts(body, service)
+        try:
+            async with service.lifetimes.begin(request.receive):
+                vectors = [await _embed(service, prompt, embedding, body.dimensions) for prompt in prompts]
+        except EngineError as error:
+            raise from_engine(error) from None
+        except Interrupted as interruption:
+            raise interruption.as_error() from None
+        record.figures["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
+        encode = packed if body.encoding_format == "base64" else list
+        data = [
+            {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": total, "total_tokens": total}
+        answer = {"object": "list", "data": data, "model": settings.model_id, "usage": usage}
+        return Response(written(answer), media_type="application/json")
+
+    return routes
+
+
+def packed(vector: list[float]) -> str:
+    """Little-endian 32-bit floats, which OpenAI's clients ask for unasked: a third of the bytes."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+async def _prompts(body: EmbeddingsRequest, service: Service) -> list[tuple[int, ...]]:
+    inputs = split_prompts(body.input)
+    limit = service.settings.limits.max_inputs
+    if len(inputs) > limit:
+        raise invalid(f"input: at most {limit} texts are accepted.", "input")
+    description = await service.ready()
+    context = service.context_length(description)
+    prompts = []
+    for place, text in enumerate(inputs):
+        prompt = await service.prompt_tokens(as_prompt(text, service), "input", description)
+        if len(prompt) > context:
+            message = f"input: text {place} has {len(prompt)} tokens, the model's context holds {context}."
+            raise invalid(message, "input", "context_length_exceeded")
+        prompts.append(prompt)
+    return prompts
+
+
+async def _embed(
+    service: Service, prompt: tuple[int, ...], embedding: Embedding, dimensions: int | None
+) -> list[float]:
+    timeout = service.settings.limits.request_timeout_seconds
+    values = await service.client.embed(prompt, embedding.pooling, timeout)
+    if dimensions is not None and dimensions > len(values):
+        raise invalid(f"dimensions: the model has {len(values)}, fewer than are asked for.", "dimensions")
+    return finish(values, embedding, dimensions)

@@ -1,0 +1,152 @@
+"""POST /v1/responses, and what was stored of earlier ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from chorus.api.body import read_request
+from chorus.api.describe import operation
+from chorus.api.errors import ApiError
+from chorus.api.openai.responses.answer import DeletedResponse, ResponseObject
+from chorus.api.openai.responses.history import answered, messages_of
+from chorus.api.openai.responses.request import ResponsesRequest
+from chorus.api.openai.responses.store import ResponseStore, StoredResponse
+from chorus.api.openai.responses.wire import ResponseFormat
+from chorus.api.respond import GenerationResponse
+from chorus.api.server.access import record_of
+from chorus.api.service import Service
+from chorus.api.wish import FieldNames, SamplingWish, Wish, choose_sampling
+from chorus.serving import measure
+from chorus.serving.blocks import Block
+from chorus.serving.prompt.conversation import Conversation, answer_grammar, prompt_of, reading_of, thinking_arguments
+from chorus.serving.prompt.tools import toolbox
+from chorus.serving.prompt.voice import call_id
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+    limits = service.settings.limits
+    store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+
+    def stored(request: Request, response_id: str, field: str | None) -> StoredResponse:
+        entry = store.get(record_of(request.scope).owner, response_id)
+        if entry is None:
+            message = f"There is no stored response {response_id[:80]!r}; it may have been dropped for newer ones."
+            raise ApiError(404 if field is None else 400, message, param=field, code="response_not_found")
+        return entry
+
+    @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, streams=True))
+    async def create_response(request: Request) -> Response:
+        record = record_of(request.scope)
+        body = await read_request(request, ResponsesRequest, limits)
+        service.check_model(body.model)
+        earlier = body.previous_response_id
+        before = () if earlier is None else stored(request, earlier, "previous_response_id").messages
+        messages = messages_of(body.input, limits, before)
+        prepared = await service.prepare(await wish_of(body, messages, service), record.request_id, record.owner)
+        record.figures["prompt_tokens"] = len(prepared.prompts[0])
+
+        def keep(answer: dict[str, Any], blocks: Sequence[Block]) -> None:
+            if body.store is not False:
+                store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
+
+        wire = ResponseFormat(
+            id=f"resp_{uuid.uuid4().hex}",
+            echoed=echoed(body, service),
+            tokenizer=service.tokenizer,
+            with_logprobs=body.wants_logprobs,
+            finished=keep,
+        )
+        return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
+
+    # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> Response:
+        raise ApiError(404, "Compaction is not offered here.", code="unknown_path")
+
+    @routes.get("/v1/responses/{response_id}", **operation(None, ResponseObject))
+    async def retrieve_response(response_id: str, request: Request) -> Response:
+        return Response(stored(request, response_id, None).body, media_type="application/json")
+
+    @routes.delete("/v1/responses/{response_id}", **operation(None, DeletedResponse))
+    async def delete_response(response_id: str, request: Request) -> Response:
+        stored(request, response_id, None)
+        store.remove(record_of(request.scope).owner, response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    return routes
+
+
+async def wish_of(body: ResponsesRequest, messages: list[dict[str, Any]], service: Service) -> Wish:
+    limits = service.settings.limits
+    measure.template_arguments(body.chat_template_kwargs or {}, limits)
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    effort = body.reasoning.effort if body.reasoning else None
+    conversation = Conversation(
+        messages=[*instructions, *messages],
+        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
+        grammar=body.asked_grammar(limits),
+        template_arguments={**thinking_arguments(effort), **(body.chat_template_kwargs or {})},
+    )
+    return Wish(
+        prompts=(prompt_of(conversation, service),),
+        sampling=sampling_of(body),
+        model=body.model,
+        max_tokens=body.max_output_tokens,
+        logprobs=body.wants_logprobs,
+        top_logprobs=body.top_logprobs or 0,
+        grammar=await answer_grammar(conversation, service, "text.format"),
+        reading=reading_of(conversation, service, call_id("call_")),
+        fields=FieldNames(prompt="input"),
+    )
+
+
+def sampling_of(body: ResponsesRequest) -> SamplingWish:
+    return SamplingWish(
+        seed=body.seed,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+    )
+
+
+def echoed(body: ResponsesRequest, service: Service) -> dict[str, Any]:
+    chosen = choose_sampling(sampling_of(body), service.settings.sampling)
+    tools = [tool.model_dump() for tool in body.tools or ()]
+    choice = body.tool_choice or "auto"
+    form = body.text.format.model_dump(by_alias=True) if body.text and body.text.format else {"type": "text"}
+    reasoning = body.reasoning
+    return {
+        "model": service.settings.model_id,
+        "previous_response_id": body.previous_response_id,
+        "instructions": body.instructions,
+        "tools": tools,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "text": {"format": {name: value for name, value in form.items() if value is not None}},
+        "temperature": chosen.temperature,
+        "top_p": chosen.top_p,
+        "presence_penalty": chosen.presence_penalty,
+        "frequency_penalty": chosen.frequency_penalty,
+        "top_logprobs": body.top_logprobs or 0,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "store": body.store is not False,
+        "background": False,
+        "truncation": "disabled",
+        "service_tier": "default",
+        "metadata": body.metadata or {},
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+    }

@@ -1,0 +1,1 @@
+"""The listening socket, and what stands around every request."""

@@ -1,0 +1,167 @@
+"""The process: a listening socket, uvicorn, and an end that always comes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from chorus.api.app import create_app
+from chorus.api.server.connections import Pool
+from chorus.api.server.door import Door
+from chorus.api.server.protocol import BoundedHttp, SharedState
+from chorus.api.server.tls import Certificate, CertificateError
+from chorus.api.service import Service
+from chorus.config.front_end import ApiSettings, SettingsError
+from chorus.platform.filelimit import raise_file_limit
+from chorus.platform.process import beats
+from chorus.platform.process.beats import Phase
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.tokenizer import ServedTokenizer
+
+log = logging.getLogger(__name__)
+
+# After the grace, what a stream needs to say that it was cut off.
+_FAREWELL_SECONDS = 3
+# What libraries, logs and links to the engine keep open, and connections that are being closed.
+_OWN_FILES = 128
+
+
+class Server(uvicorn.Server):
+    """Streams may finish for a while after a SIGTERM; those that do not are told, then closed."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        limits = service.settings.limits
+        files = raise_file_limit(limits.max_connections + _OWN_FILES)
+        most = connections_allowed(limits.max_connections, files)
+        if most < limits.max_connections:
+            log.warning(
+                "%d connections at once, not %d: only %d files may be open", most, limits.max_connections, files
+            )
+        pool = Pool(most, limits.max_strangers, keys_required=service.settings.keys_file is not None)
+        self._state = self.server_state = SharedState(limits, pool)
+        self._service = service
+        self._certificate = certificate
+        self._door: Door | None = None
+        self.servers = []
+        self._told_to_stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's own lets in whoever comes, and counts a connection only after its handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit or not sockets:
+            sys.exit(STARTUP_FAILURE)
+
+        def make() -> BoundedHttp:
+            return BoundedHttp(self.config, self._state, self.lifespan.state)
+
+        handshake = self._service.settings.limits.head_timeout_seconds
+        self._door = Door(sockets[0], self._state.pool, make, handshake, self._certificate)
+        self.started = True
+
+    async def main_loop(self) -> None:
+        """Uvicorn's own looks ten times a second whether to stop and what time it is, most of what idling costs."""
+        beats.enter(Phase.SERVING)
+        beats.tick_with(asyncio.get_running_loop())
+        await self._told_to_stop.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        # A signal comes between any two steps of the loop's own thread, also while the loop sleeps.
+        asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        beats.enter(Phase.ENDING)
+        grace = self._service.settings.limits.shutdown_grace_seconds
+        log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
+        farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
+        if self._door:
+            self._door.close()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            farewell.cancel()
+
+
+def build_service(settings: ApiSettings) -> Service:
+    tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds)
+    try:
+        return Service(settings, client, tokenizer)
+    except ValueError as error:
+        raise SettingsError(f"tool_parser: {error}") from None
+
+
+def build_certificate(settings: ApiSettings) -> Certificate | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    try:
+        return Certificate(settings.tls_certificate, settings.tls_key)
+    except CertificateError as error:
+        raise SettingsError(f"tls_certificate: {error}") from None
+
+
+def connections_allowed(wanted: int, files: int) -> int:
+    """As many as asked for, or as there may be open files beside our own."""
+    return min(wanted, max(files - _OWN_FILES, files // 2))
+
+
+def build_server(service: Service) -> Server:
+    config = uvicorn.Config(
+        create_app(service),
+        loop="uvloop",
+        http=BoundedHttp,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_keep_alive=math.ceil(service.settings.limits.idle_timeout_seconds),
+        timeout_graceful_shutdown=math.ceil(service.settings.limits.shutdown_grace_seconds) + _FAREWELL_SECONDS,
+    )
+    return Server(config, service, build_certificate(service.settings))
+
+
+class ListenError(Exception):
+    pass
+
+
+def listen(settings: ApiSettings) -> socket.socket:
+    """The inherited socket, or one of our own."""
+    if settings.socket_fd is not None:
+        try:
+            return socket.socket(fileno=settings.socket_fd)
+        except OSError as error:
+            raise ListenError(f"socket_fd {settings.socket_fd} is no open socket: {error.strerror}") from None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ListenError(f"cannot listen on {where}: {error.strerror}; choose another host or port") from None
+
+
+def run(settings: ApiSettings) -> None:
+    """Returns after a SIGTERM or SIGINT, when all is closed."""
+    listener = listen(settings)
+    server = build_server(build_service(settings))
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Uvicorn takes these over while it serves, and at its end raises what it took; that must not kill us then.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    # What the libraries brought stays for good: the collector need not walk through it while streams wait.
+    gc.collect()
+    gc.freeze()
+    server.run(sockets=[listener])

@@ -1,0 +1,1 @@
+"""The process that every node runs: it starts and ends ranks for a coordinator."""

@@ -1,0 +1,112 @@
+"""Calling cards between members: who is there, and, for whoever stays on the line, that they still are.
+
+With its card each gives the list of expelled nodes, so that a member which was away learns it from the first it meets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from chorus.cluster.agent.door import CARDS
+from chorus.security import handshake
+from chorus.security.enrol import TIMEOUT_SECONDS, Card
+from chorus.security.expelled import BadList
+from chorus.security.identity import Identity, Member
+from chorus.security.meet import meet
+
+log = logging.getLogger("chorus.agent")
+
+ALIVE_SECONDS = 5.0
+SILENCE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Met:
+    """A member that answered."""
+
+    member: Member
+    card: Card
+    own_ip: str
+    """Which of our own addresses leads there."""
+
+
+class Registry:
+    """The members that are on the line now, by the address of their door."""
+
+    def __init__(self, own: Callable[[], tuple[Card, Identity]]) -> None:
+        self._own = own
+        self._lock = threading.Lock()
+        self._addresses: dict[str, int] = {}
+
+    def addresses(self) -> list[str]:
+        with self._lock:
+            return sorted(self._addresses)
+
+    def serve(self, connection: ssl.SSLSocket, host: str, member: Member) -> None:
+        """The door's side: give our card; when a card comes back, the caller is a peer until it hangs up."""
+        card, identity = self._own()
+        handshake.send(connection, _message(card, identity))
+        connection.settimeout(SILENCE_SECONDS)
+        try:
+            theirs = _card(handshake.receive(connection), identity)
+        except handshake.JoinRefused:
+            return  # it only asked
+        with self._present(f"{host}:{theirs.door_port}"):
+            log.info("%s is on the line from %s", member.name, host)
+            with contextlib.suppress(handshake.JoinRefused, OSError):
+                while True:
+                    handshake.receive(connection)
+        log.info("%s hung up", member.name)
+
+    @contextlib.contextmanager
+    def _present(self, address: str) -> Iterator[None]:
+        with self._lock:
+            self._addresses[address] = self._addresses.get(address, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._addresses[address] -= 1
+                if not self._addresses[address]:
+                    del self._addresses[address]
+
+
+async def ask(address: tuple[str, int], identity: Identity) -> Met:
+    """Who is behind that door. Holds no thread: a coordinator asks wherever a node might be."""
+    context = identity.client_context([CARDS], named=False)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        stream, writer = await asyncio.open_connection(*address, ssl=context)
+        try:
+            member = identity.check_peer(writer.get_extra_info("ssl_object"))
+            card = _card(await handshake.read(stream), identity)
+            return Met(member, card, str(writer.get_extra_info("sockname")[0]))
+        finally:
+            writer.close()
+
+
+def stay(address: tuple[str, int], identity: Identity, own: Card, stop: threading.Event) -> None:
+    """Be a peer of that node until the line breaks or we stop."""
+    with meet(address, identity, CARDS, TIMEOUT_SECONDS) as (connection, member):
+        _card(handshake.receive(connection), identity)
+        handshake.send(connection, _message(own, identity))
+        log.info("on the line to %s at %s:%d", member.name, *address)
+        while not stop.wait(ALIVE_SECONDS):
+            handshake.send(connection, {"alive": True})
+
+
+def _message(card: Card, identity: Identity) -> handshake.Message:
+    return {**card.message(), "expelled": identity.expelled_list()}
+
+
+def _card(message: handshake.Message, identity: Identity) -> Card:
+    try:
+        identity.update_expelled(str(message.get("expelled", "")))
+    except BadList as error:
+        raise handshake.JoinRefused(str(error)) from None
+    return Card.of(message)

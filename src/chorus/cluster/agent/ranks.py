@@ -1,0 +1,300 @@
+"""The rank processes of one node: started, watched and ended by its agent, and never outliving it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from chorus.cluster.logs import pump
+from chorus.deploy.supervisor import RestartPolicy, python
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
+from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.output import RotatingLog
+from chorus.platform.process.watcher import Watched, Watcher
+
+log = logging.getLogger("chorus.agent")
+
+GRACE_SECONDS = 3.0
+LEASE_SECONDS = 15.0
+"""How long ranks of a session stay without a word from whoever watches it."""
+ABANDONED_SECONDS = 5.0
+"""After so long without one, whoever wants the node's memory need not wait for the lease to run out."""
+KEPT_ENDED = 16
+
+
+class NoPort(Exception):
+    """Every port that ranks may use is taken."""
+
+
+@dataclass
+class Coordinators:
+    """Who looks at a session."""
+
+    heard_at: float
+    connected: int = 0
+    came: bool = False
+
+    def heard(self, now: float) -> None:
+        self.heard_at = now
+
+    def silent(self, now: float) -> float:
+        return now - self.heard_at
+
+    def left(self, now: float) -> bool:
+        """Whether there was somebody who is not there any more. Before they came, they may be busy with other nodes."""
+        return self.came and (not self.connected or self.silent(now) > ABANDONED_SECONDS)
+
+
+@dataclass
+class Rank:
+    session: str
+    number: int
+    port: int
+    model: str
+    process: asyncio.subprocess.Process
+    watched: Watched
+    pump: asyncio.Task[bytes]
+    last_words: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def state(self) -> wire.RankState:
+        beat = self.watched.beat
+        running = self.process.returncode is None
+        memory = 0
+        if running:
+            with contextlib.suppress(psutil.Error):
+                memory = psutil.Process(self.process.pid).memory_info().rss
+        return wire.RankState(
+            session=self.session,
+            rank=self.number,
+            pid=self.process.pid,
+            port=self.port,
+            model=self.model,
+            running=running,
+            exit_code=self.process.returncode or 0,
+            step=beat.step,
+            step_at=beat.step_at,
+            loaded_bytes=beat.loaded_bytes,
+            total_bytes=beat.total_bytes,
+            memory_bytes=memory,
+            last_words=self.last_words,
+        )
+
+
+class Ranks:
+    def __init__(self, host: str, ports: Sequence[int], output: RotatingLog) -> None:
+        self._host = host
+        self._ports = ports
+        self._output = output
+        self._lifeline = Lifeline()
+        self._ranks: dict[tuple[str, int], Rank] = {}
+        self._watcher = Watcher()
+        self._spare: list[Monitor] = []
+        """Monitors of ranks that are gone."""
+        self._coordinators: dict[str, Coordinators] = {}
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._awake: asyncio.subprocess.Process | None = None
+        self._promised: set[int] = set()
+        """Ports of ranks that are being started."""
+        self._had: set[int] = set()
+        """Ports that ranks of this agent have listened on."""
+
+    def states(self) -> list[wire.RankState]:
+        return [rank.state() for rank in self._ranks.values()]
+
+    async def start(
+        self,
+        session: str,
+        number: int,
+        model: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        port: int | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> Rank:
+        """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets."""
+        await self.end(session, number)
+        port = await self._until_free(port) if port else self._free_port()
+        with self._promise(port):
+            monitor = self._spare.pop() if self._spare else Monitor(self._lifeline.path.parent)
+            command = python("-m", "chorus.rank", "--rank", str(number), "--listen", f"{self._host}:{port}")
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *arguments,
+                env={**os.environ, **environment, **self._lifeline.environment(), **monitor.environment()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            reader = asyncio.create_task(pump(process.stdout, self._output))
+            watched = Watched(f"rank {number} of {model}", monitor, silence_seconds, process.pid)
+            rank = Rank(session, number, port, model, process, watched, reader)
+            self._ranks[session, number] = rank
+            self._had.add(port)
+            self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+            self._watcher.add(watched)
+            self._keep(self._reap(rank))
+            await self._stay_awake()
+            log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
+            return rank
+
+    @contextlib.contextmanager
+    def _promise(self, port: int) -> Iterator[None]:
+        """Nobody else is given the port while its rank is being started."""
+        self._promised.add(port)
+        try:
+            yield
+        finally:
+            self._promised.discard(port)
+
+    async def end(self, session: str | None = None, number: int | None = None) -> int:
+        """End the ranks of a session (or of all), and wait until they are gone."""
+        chosen = [
+            rank
+            for key, rank in list(self._ranks.items())
+            if (session is None or key[0] == session) and (number is None or key[1] == number)
+        ]
+        running = [rank for rank in chosen if rank.process.returncode is None]
+        for rank in running:
+            _signal(rank.process, signal.SIGTERM)
+        if running:
+            waits = [asyncio.create_task(rank.ended.wait()) for rank in running]
+            await asyncio.wait(waits, timeout=GRACE_SECONDS)
+            for rank in running:
+                if rank.process.returncode is None:
+                    _signal(rank.process, signal.SIGKILL)
+            _, late = await asyncio.wait(waits, timeout=GRACE_SECONDS)
+            for wait in late:
+                wait.cancel()
+        for rank in chosen:
+            self._drop((rank.session, rank.number))
+        await self._stay_awake()
+        return len(running)
+
+    @contextlib.contextmanager
+    def watched(self, session: str) -> Iterator[Callable[[], None]]:
+        """Somebody looks at the session; whenever they are heard, call what this gives."""
+        coordinators = self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+        coordinators.heard(time.monotonic())
+        coordinators.connected += 1
+        coordinators.came = True
+        try:
+            yield lambda: coordinators.heard(time.monotonic())
+        finally:
+            coordinators.connected -= 1
+
+    async def watch(self) -> None:
+        """Kill ranks that are dead without having ended, for ever."""
+        await self._watcher.run()
+
+    async def end_forgotten(self) -> None:
+        """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still."""
+        now = time.monotonic()
+        for session in [s for s in self._sessions() if self._coordinators[s].silent(now) > LEASE_SECONDS]:
+            log.warning("nobody has watched session %s for %g s: ending its ranks", session, LEASE_SECONDS)
+            await self.end(session)
+
+    async def end_abandoned(self) -> int:
+        """End the sessions whose coordinator has gone, before somebody else plans with this node's memory."""
+        now = time.monotonic()
+        left = [session for session in self._sessions() if self._coordinators[session].left(now)]
+        for session in left:
+            log.warning("session %s was left by its coordinator: ending its ranks", session)
+        return sum(await asyncio.gather(*map(self.end, left)))
+
+    def _sessions(self) -> set[str]:
+        return {rank.session for rank in self._ranks.values()}
+
+    async def close(self) -> None:
+        await self.end()
+        for keeper in list(self._keepers):
+            keeper.cancel()
+        for monitor in self._spare:
+            monitor.close()
+        self._spare.clear()
+        self._lifeline.cut()
+
+    def _free_port(self) -> int:
+        taken = {rank.port for rank in self._ranks.values() if rank.process.returncode is None} | self._promised
+        for port in self._ports or (0,):
+            if port not in taken and (free := self._probe(port)):
+                return free
+        raise NoPort(
+            f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port"
+        )
+
+    async def _until_free(self, port: int) -> int:
+        """A port of our choice that a rank of ours has had is waited for: what holds it now may be about to go."""
+        for pause in (*RestartPolicy.pauses, 0.0) if port in self._had else (0.0,):
+            if self._probe(port):
+                return port
+            if pause:
+                log.warning("port %d of this node's rank is taken: trying again in %g s", port, pause)
+            await asyncio.sleep(pause)
+        raise NoPort(f"port {port} is taken: end what listens there or choose another")
+
+    def _probe(self, port: int) -> int | None:
+        with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
+            return int(probe.getsockname()[1])
+        return None
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._keepers.add(task)
+        task.add_done_callback(self._keepers.discard)
+
+    async def _reap(self, rank: Rank) -> None:
+        code = await rank.process.wait()
+        self._watcher.drop(rank.watched)
+        with contextlib.suppress(Exception):
+            rank.last_words = (await rank.pump).decode(errors="replace").strip()[-500:]
+        rank.last_words = rank.watched.death or rank.last_words
+        rank.ended.set()
+        (log.info if code in (0, -signal.SIGTERM) else log.warning)(
+            "rank %d (process %d) ended with %d: %s", rank.number, rank.process.pid, code, rank.last_words
+        )
+        self._drop_old()
+        await self._stay_awake()
+
+    def _drop_old(self) -> None:
+        ended = [key for key, rank in self._ranks.items() if rank.ended.is_set()]
+        for key in ended[:-KEPT_ENDED]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        if rank := self._ranks.pop(key, None):
+            rank.watched.monitor.reset()
+            self._spare.append(rank.watched.monitor)
+            if rank.session not in self._sessions():
+                self._coordinators.pop(rank.session, None)
+
+    async def _stay_awake(self) -> None:
+        """A Mac that sleeps takes the whole cluster with it."""
+        if sys.platform != "darwin" or not shutil.which("caffeinate"):
+            return
+        needed = any(rank.process.returncode is None for rank in self._ranks.values())
+        if needed and (self._awake is None or self._awake.returncode is not None):
+            # -w ties it to us: it goes when the agent does.
+            self._awake = await asyncio.create_subprocess_exec("caffeinate", "-ims", "-w", str(os.getpid()))
+        elif not needed and self._awake and self._awake.returncode is None:
+            _signal(self._awake, signal.SIGTERM)
+            self._awake = None
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

@@ -1,0 +1,306 @@
+"""An agent's gRPC face: what a coordinator may ask of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from chorus import __version__
+from chorus.cluster.agent import model_files
+from chorus.cluster.agent.ranks import NoPort, Ranks
+from chorus.cluster.logs import follow, tail
+from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.cluster.transfer.share import FileServer, SharedFile
+from chorus.cluster.transfer.sources import Source
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.messages.proto import agent_pb2_grpc
+from chorus.platform import cores, device
+from chorus.platform.memory import available_memory, total_memory
+from chorus.platform.paths import cache_dir
+from chorus.security.expelled import BadList
+from chorus.security.guard import caller
+from chorus.security.identity import Identity, NotTrusted, make_request, own_key
+
+log = logging.getLogger("chorus.agent")
+refusals = logging.getLogger("chorus.trust")
+
+HEARTBEAT_SECONDS = 1.0
+FIRST_WORD_SECONDS = 10.0
+DISK_SECONDS = 5.0
+MAX_MESSAGE = 4 << 20
+MAX_LOG_LINES = 100_000
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass
+class NodeFacts:
+    """What an agent says about its node, apart from what it can measure."""
+
+    name: str
+    door_port: int
+    log_file: Path
+    rank_port: int | None = None
+    backend: str = ""
+    draining: bool = False
+    peers: Callable[[], list[str]] = field(default=list)
+
+
+class AgentService(agent_pb2_grpc.AgentServicer):
+    def __init__(self, facts: NodeFacts, ranks: Ranks, identity: Identity, files: FileServer) -> None:
+        self._facts = facts
+        self._ranks = ranks
+        self._files = files
+        self._identity = identity
+        self.watchers = 0
+        """Coordinators that listen now."""
+        self._request = b""
+        """For a new certificate, made once."""
+        self._ended = asyncio.Event()
+        self._disk = Disk(cache_dir())
+
+    def close(self) -> None:
+        """Lets heartbeats and followed logs end, so that the server can."""
+        self._ended.set()
+
+    async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Node:
+        await self._check(context)
+        return self._node()
+
+    async def Profile(self, request: wire.ProfileRequest, context: grpc.aio.ServicerContext) -> wire.ProfileReply:
+        await self._check(context)
+        try:
+            found = await asyncio.to_thread(profile, cores.threads_per_rank(cores.usable_cores(), 1))
+        except ProfileError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._identity.member.name}: {error}")
+        node = node_of(found, self._identity.member.name, request.memory_fraction)
+        return wire.ProfileReply(node=json.dumps(asdict(node)), chip=found.chip)
+
+    async def Spawn(
+        self, request: wire.SpawnRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.SpawnProgress]:
+        await self._check(context)
+        if self._facts.draining:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._identity.member.name} is draining")
+        if not request.session.isalnum():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session's name is letters and digits")
+        latest: list[wire.SpawnProgress] = []
+
+        def report(detail: str, done: int, total: int) -> None:
+            latest[:] = [wire.SpawnProgress(detail=detail, done_bytes=done, total_bytes=total)]
+
+        sources = [Source(source.address, frozenset(source.files)) for source in request.sources]
+        work = asyncio.create_task(
+            asyncio.to_thread(
+                model_files.provide,
+                self._identity.member.name,
+                request.model,
+                request.share,
+                _shared_files(request.files),
+                sources,
+                self._identity,
+                report,
+            )
+        )
+        while not (await asyncio.wait([work], timeout=_PROGRESS_SECONDS))[0]:
+            if latest:
+                yield latest.pop()
+        try:
+            path = work.result()
+            rank = await self._ranks.start(
+                request.session,
+                request.rank,
+                request.model,
+                self._arguments(request, path),
+                dict(request.environment),
+                self._facts.rank_port,
+                request.silence_seconds,
+            )
+        except (model_files.NoModel, NoPort, OSError) as error:
+            log.error("rank %d of %s: %s", request.rank, request.model, error)
+            lacks_model = isinstance(error, model_files.NoModel)
+            code = grpc.StatusCode.NOT_FOUND if lacks_model else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, str(error))
+            raise
+        started = wire.Started(port=rank.port, pid=rank.process.pid, model_path=str(path))
+        yield wire.SpawnProgress(detail="started", started=started)
+
+    async def Offer(self, request: wire.OfferRequest, context: grpc.aio.ServicerContext) -> wire.OfferReply:
+        await self._check(context)
+        files = _shared_files(request.files)
+        share = await asyncio.to_thread(model_files.held, request.model, request.share, files)
+        if share.files:
+            self._files.offer(share)
+        return wire.OfferReply(files=[file.name for file in share.files])
+
+    async def Kill(self, request: wire.KillRequest, context: grpc.aio.ServicerContext) -> wire.KillReply:
+        await self._check(context)
+        if request.abandoned:
+            return wire.KillReply(ended=await self._ranks.end_abandoned())
+        return wire.KillReply(ended=await self._ranks.end(request.session or None))
+
+    async def Watch(
+        self, requests: AsyncIterator[wire.WatchRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.Heartbeat]:
+        await self._check(context)
+        try:
+            first = await asyncio.wait_for(anext(requests), FIRST_WORD_SECONDS)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        # By what comes in, and not by what goes out: a connection that breaks ends this task at once, but a generator
+        # that has just handed out a message only some time later.
+        listening = asyncio.create_task(self._listen(first.session, requests))
+        self.watchers += 1
+        try:
+            while not self._ended.is_set() and not listening.done():
+                await self._check(context)
+                yield wire.Heartbeat(sent_at=time.time(), node=self._node())
+                await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+        finally:
+            self.watchers -= 1
+            listening.cancel()
+
+    async def _listen(self, session: str, requests: AsyncIterator[wire.WatchRequest]) -> None:
+        with self._ranks.watched(session) as heard, contextlib.suppress(grpc.aio.UsageError):
+            async for _ in requests:
+                heard()
+
+    async def Logs(self, request: wire.LogsRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[wire.LogChunk]:
+        await self._check(context)
+        text, position = tail(self._facts.log_file, min(request.lines, MAX_LOG_LINES))
+        for start in range(0, len(text), 1 << 20):
+            yield wire.LogChunk(data=text[start : start + (1 << 20)])
+        if request.follow:
+            async for data in follow(self._facts.log_file, position):
+                yield wire.LogChunk(data=data)
+
+    async def Models(self, request: wire.ModelsRequest, context: grpc.aio.ServicerContext) -> wire.ModelsReply:
+        await self._check(context)
+        return wire.ModelsReply(names=await asyncio.to_thread(model_files.stored_names))
+
+    async def Peers(self, request: wire.PeersRequest, context: grpc.aio.ServicerContext) -> wire.PeersReply:
+        await self._check(context)
+        return wire.PeersReply(addresses=self._facts.peers())
+
+    async def Drain(self, request: wire.DrainRequest, context: grpc.aio.ServicerContext) -> wire.Node:
+        await self._check(context)
+        self._facts.draining = request.draining
+        log.info("draining: ending all ranks" if request.draining else "back at work")
+        if request.draining:
+            await self._ranks.end()
+        return self._node()
+
+    async def Expel(self, request: wire.ExpelRequest, context: grpc.aio.ServicerContext) -> wire.ExpelReply:
+        await self._check(context)
+        try:
+            self._identity.update_expelled(request.signed_list)
+        except BadList as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OSError as error:
+            log.error("the list of expelled nodes cannot be kept, so that ranks do not see it: %s", error)
+        return wire.ExpelReply()
+
+    async def Renew(self, request: wire.RenewRequest, context: grpc.aio.ServicerContext) -> wire.RenewReply:
+        await self._check(context)
+        try:
+            self._identity.renew(request.certificate)
+        except (OSError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return wire.RenewReply()
+
+    async def _check(self, context: grpc.aio.ServicerContext) -> None:
+        try:
+            caller(self._identity, context, needs_coordinator=True)
+        except NotTrusted as refusal:
+            refusals.warning("refused a call from %s: %s", context.peer(), refusal)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "")
+
+    def _arguments(self, request: wire.SpawnRequest, path: Path) -> list[str]:
+        chosen = ["--identity", str(self._identity.folder), "--model-path", str(path)]
+        chosen += ["--threads", str(request.threads or cores.threads_per_rank(cores.usable_cores(), 1))]
+        return [*chosen, "--log-level", request.log_level or "info"]
+
+    def _node(self) -> wire.Node:
+        return wire.Node(
+            version=__version__,
+            host=socket.gethostname(),
+            device=device.backend(),
+            memory_total=total_memory(),
+            memory_available=available_memory(),
+            cores=cores.usable_cores(),
+            disk_free=self._disk.free(),
+            draining=self._facts.draining,
+            door_port=self._facts.door_port,
+            backend=self._facts.backend,
+            ranks=self._ranks.states(),
+            python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
+            models_folder=str(self._disk.folder),
+            certificate_request=self._renewal() if self._identity.is_due(self._facts.name) else b"",
+        )
+
+    def _renewal(self) -> bytes:
+        if not self._request:
+            self._request = make_request(own_key(self._identity.folder), self._facts.name)
+        return self._request
+
+
+class Disk:
+    """How much room there is for models, as last seen: a disk may take its time to answer, and heartbeats may not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._free = 0
+        self._looked_at = -DISK_SECONDS
+        self._looking: asyncio.Task[None] | None = None
+
+    def free(self) -> int:
+        if not self._looking and time.monotonic() - self._looked_at >= DISK_SECONDS:
+            self._looking = asyncio.create_task(self._look())
+        return self._free
+
+    async def _look(self) -> None:
+        try:
+            self._free = await asyncio.to_thread(_free_space, self.folder)
+        except OSError as error:
+            log.warning("cannot see how much room %s has: %s", self.folder, error)
+        finally:
+            self._looked_at, self._looking = time.monotonic(), None
+
+
+def _free_space(folder: Path) -> int:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _shared_files(files: Iterable[wire.ModelFile]) -> list[SharedFile]:
+    return [SharedFile(file.name, file.size, file.fingerprint) for file in files]
+
+
+async def serve_control(service: AgentService, identity: Identity, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options)
+    agent_pb2_grpc.add_AgentServicer_to_server(service, server)
+    try:
+        bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials())
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
+    await server.start()
+    return server, bound
+
+
+async def _within(wait: object, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(wait, seconds)  # type: ignore[arg-type]
+    except TimeoutError:
+        return

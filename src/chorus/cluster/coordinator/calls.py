@@ -1,0 +1,33 @@
+"""One call to the agent of one node, for commands that are not a coordinator themselves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from chorus.cluster.agent import peers
+from chorus.messages.proto import agent_pb2_grpc
+from chorus.security.authority import Authority
+from chorus.security.handshake import JoinRefused
+from chorus.security.names import server_name
+from chorus.security.node_folder import own_name, state_dir
+
+
+class CannotCall(Exception):
+    """The node does not answer us: names its address and why."""
+
+
+@contextlib.asynccontextmanager
+async def agent_at(address: tuple[str, int]) -> AsyncIterator[agent_pb2_grpc.AgentStub]:
+    state = state_dir()
+    identity = Authority(state / "authority").coordinator(own_name())
+    try:
+        met = await peers.ask(address, identity)
+    except (OSError, JoinRefused) as error:
+        raise CannotCall(f"{address[0]}:{address[1]} does not answer: {error}; is its agent running?") from error
+    target = f"{address[0]}:{met.card.control_port}"
+    options = [("grpc.ssl_target_name_override", server_name(met.member.node_id))]
+    async with grpc.aio.secure_channel(target, identity.channel_credentials(), options) as channel:
+        yield agent_pb2_grpc.AgentStub(channel)

@@ -1,0 +1,169 @@
+"""What this machine offers to a cluster: measured once in a few seconds, then remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import chorus
+from chorus.cluster.profile.kernels import Rates
+from chorus.planning.costs import Node
+from chorus.platform import cores, device, memory
+from chorus.platform.device import Backend
+from chorus.platform.doctor.checks import chip
+from chorus.platform.files import write_if_possible
+from chorus.platform.paths import cache_dir, models_dir
+from chorus.platform.rdma import parse_devices
+
+PROFILE_FILE = "profile.json"
+MEASURE_SECONDS = 180.0
+
+
+class ProfileError(Exception):
+    """This machine could not be measured: why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    chip: str
+    backend: Backend
+    cpu_cores: int
+    gpu_cores: int | None
+    memory_total: int
+    memory_available: int
+    disk_free: int
+    threads: int
+    """Of one rank; the rates below are for so many."""
+    rates: Rates
+    rdma_devices: tuple[str, ...]
+
+    def usable_memory(self, fraction: float) -> int:
+        """Bytes that a rank may take: a fraction of what is there, and no more than is free now."""
+        return int(min(self.rates.device_memory, self.memory_available) * fraction)
+
+
+def profile(threads: int | None = None, *, refresh: bool = False) -> Profile:
+    """This machine with so many threads per rank (all its cores). Memory and disk are read anew each time."""
+    threads = threads or cores.usable_cores()
+    return _described(threads, _rates(threads, refresh))
+
+
+def fresh_profile(threads: int) -> Profile:
+    """Measured now and not remembered: for whoever compares it with something else that is measured now."""
+    return _described(threads, _measured(threads))
+
+
+def known_profile(threads: int) -> Profile | None:
+    """As `profile`, where this machine was measured before; measures nothing."""
+    known = _remembered(cache_dir() / PROFILE_FILE).get(_key(threads))
+    return _described(threads, _parsed(known)) if known else None
+
+
+def _described(threads: int, rates: Rates) -> Profile:
+    models = models_dir()
+    existing = next(folder for folder in (models, *models.parents) if folder.exists())
+    return Profile(
+        chip=chip(),
+        backend=device.backend(),
+        cpu_cores=cores.usable_cores(),
+        gpu_cores=gpu_cores(),
+        memory_total=memory.total_memory(),
+        memory_available=memory.available_memory(),
+        disk_free=shutil.disk_usage(existing).free,
+        threads=threads,
+        rates=rates,
+        rdma_devices=rdma_devices(),
+    )
+
+
+def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -> Node:
+    """The machine, or one of several equal ranks on it, as the planner sees it."""
+    rates = found.rates
+    return Node(
+        name=name,
+        backend=found.backend,
+        memory=found.usable_memory(memory_fraction) // ranks,
+        flops=rates.flops,
+        bandwidth=rates.bandwidth,
+        packed_flops=rates.packed_flops,
+        packed_bandwidth=rates.packed_bandwidth,
+        layer_seconds=rates.layer_seconds,
+    )
+
+
+def gpu_cores() -> int | None:
+    """Only macOS says."""
+    if sys.platform != "darwin":
+        return None
+    found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', _output(["ioreg", "-rc", "AGXAccelerator", "-d", "1"]))
+    return int(found[1]) if found else None
+
+
+def rdma_devices() -> tuple[str, ...]:
+    """As `ibv_devices` lists them; none where it is missing."""
+    if shutil.which("ibv_devices") is None:
+        return ()
+    return parse_devices(_output(["ibv_devices"]))
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _rates(threads: int, refresh: bool) -> Rates:
+    file, key = cache_dir() / PROFILE_FILE, _key(threads)
+    known = _remembered(file)
+    if not refresh and key in known:
+        return _parsed(known[key])
+    rates = _measured(threads)
+    _remember(file, {**known, key: asdict(rates)})
+    return rates
+
+
+def _key(threads: int) -> str:
+    """Whatever could change the figures."""
+    versions = [f"{name} {device.installed(name)}" for name in ("mlx", "mlx-cpu", *device.CUDA_PACKAGES)]
+    parts = (f"chorus {chorus.__version__}", *versions, chip(), device.backend(), f"{threads} threads")
+    return "; ".join([*parts, os.environ.get("CHORUS_BLAS", "")])
+
+
+def _measured(threads: int) -> Rates:
+    command = [sys.executable, "-m", "chorus.cluster.profile.kernels", "--threads", str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ProfileError(f"measuring took more than {MEASURE_SECONDS:.0f} s; see: chorus doctor") from None
+    try:
+        # Only the last line is ours: libraries may print above it.
+        return _parsed(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (IndexError, ValueError, TypeError, KeyError):
+        lines = done.stderr.strip().splitlines()
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ProfileError(f"this machine cannot be measured: {why}; see: chorus doctor") from None
+
+
+def _parsed(data: dict[str, Any]) -> Rates:
+    return Rates(**{**data, "collectives": tuple(data["collectives"])})
+
+
+def _remembered(file: Path) -> dict[str, Any]:
+    """A damaged file is as good as none: everything in it can be measured again."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        return {key: asdict(_parsed(value)) for key, value in known.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _remember(file: Path, known: dict[str, Any]) -> None:
+    write_if_possible(file, json.dumps(known, indent=2).encode(), "this machine is measured again at the next start")

@@ -1,0 +1,1 @@
+"""Model files from node to node."""

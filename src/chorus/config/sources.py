@@ -1,0 +1,311 @@
+"""The settings in force. Command line over environment over .env over chorus.yaml (or JSON) over defaults."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from chorus.config.file import ConfigError, read_file, user_path
+from chorus.config.older_projects import Translation, read_hostfile, translate_file, translate_variables
+from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
+from chorus.config.tree import (
+    NESTED,
+    PREFIX,
+    ApiConfig,
+    Capabilities,
+    DeviceConfig,
+    EngineConfig,
+    LogConfig,
+    SamplingConfig,
+    Settings,
+    ShardingConfig,
+    Strategy,
+    known_keys,
+    nearest,
+)
+
+__all__ = [
+    "ApiConfig",
+    "Capabilities",
+    "ConfigError",
+    "DeviceConfig",
+    "EngineConfig",
+    "Loaded",
+    "LogConfig",
+    "SamplingConfig",
+    "Settings",
+    "ShardingConfig",
+    "Strategy",
+    "find_device",
+    "known_keys",
+    "load",
+    "load_settings",
+    "nearest",
+    "use_cache_dir",
+    "without_none",
+]
+
+log = logging.getLogger("chorus.config")
+
+NOT_SETTINGS = {
+    "CHORUS_CACHE",
+    "CHORUS_KEYS_FILE",
+    "CHORUS_BLAS",
+    "CHORUS_LIFELINE",
+    "CHORUS_CONFIG",
+    "CHORUS_PIPELINE_SPLIT",
+    "CHORUS_STATE",
+    "CHORUS_TOKEN",
+}
+"""Variables with our prefix that the loader does not read as keys of the tree."""
+DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    settings: Settings
+    origins: Mapping[str, str]
+    """Of every setting, by its full key."""
+    warnings: tuple[str, ...]
+
+
+def load_settings(
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """The effective settings. `overrides` is the command line, as a tree; None in it means not given."""
+    loaded = load(file, overrides, environment, folder)
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    return loaded.settings
+
+
+def load(
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Loaded:
+    """As `load_settings`, with the origin of every setting, and the warnings handed back."""
+    folder = folder or Path.cwd()
+    environment = os.environ if environment is None else environment
+    dotenv = _dotenv(folder / ".env")
+    file = file or _configured_file({**dotenv, **environment}, folder)
+    sources = [
+        _of_file(file) if file else Translation(),
+        _of_variables(dotenv, ".env", folder),
+        _of_variables(environment, "environment", folder),
+        _of_command_line(overrides or {}, folder),
+    ]
+    values: Values = {}
+    for source in sources:
+        _forget_ranks_of_replaced_devices(values, source.values)
+        values |= source.values
+    _complete(values)
+    settings = _validate(values)
+    warnings = [warning for source in sources for warning in source.warnings] + _check(settings, values)
+    if settings.engine.split and "engine.ranks" not in values:
+        values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
+    origins = {key: values[key].shown_origin(key) if key in values else DEFAULT for key in known_keys()}
+    return Loaded(settings, origins, tuple(warnings))
+
+
+def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:
+    """The rank and the entry of one device, for starting it alone."""
+    names = [device.device_id for device in settings.devices]
+    if device_id not in names:
+        near = get_close_matches(device_id, names, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"devices: no device {device_id}{hint}; expected one of: {', '.join(names) or 'none given'}")
+    rank = names.index(device_id)
+    return rank, settings.devices[rank]
+
+
+def use_cache_dir(settings: Settings) -> None:
+    """Let this process and its children keep models where the settings say."""
+    if settings.cache_dir is not None:
+        os.environ["CHORUS_CACHE"] = str(settings.cache_dir.expanduser())
+
+
+def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: without_none(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _configured_file(variables: Mapping[str, str], folder: Path) -> Path | None:
+    if named := variables.get("CHORUS_CONFIG"):
+        return user_path(named)
+    return next((folder / name for name in DEFAULT_FILES if (folder / name).is_file()), None)
+
+
+def _dotenv(file: Path) -> dict[str, str]:
+    from dotenv import dotenv_values
+
+    return {key: value for key, value in dotenv_values(file).items() if value is not None} if file.is_file() else {}
+
+
+def _of_file(file: Path) -> Translation:
+    tree, translated = translate_file(file, read_file(file))
+    # What the file says itself goes over what its hostfile says.
+    translated.values = {**translated.values, **flatten(tree, str(file))}
+    return translated
+
+
+def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Translation:
+    translated = translate_variables(variables, source, folder)
+    for name, text in variables.items():
+        if not name.startswith(PREFIX) or name in NOT_SETTINGS or not text.strip():
+            continue
+        key = name.removeprefix(PREFIX).lower().replace(NESTED, ".")
+        if key not in set(known_keys()):
+            raise ConfigError(f"{source}: {name}: no such setting{nearest(key)}")
+        if key == "cluster.hostfile":
+            translated.values |= read_hostfile(folder / user_path(text), source, name)
+        translated.values[key] = Given(_from_text(key, text), source, name)
+    return translated
+
+
+def _of_command_line(overrides: Mapping[str, Any], folder: Path) -> Translation:
+    values = flatten(without_none(overrides), "command line")
+    if hostfile := values.get("cluster.hostfile"):
+        path = folder / user_path(hostfile.value)
+        values = {**read_hostfile(path, "command line", "cluster.hostfile"), **values}
+    return Translation(values)
+
+
+def _from_text(key: str, text: str) -> Any:
+    """Lists and mappings are written as YAML or, for plain lists, with commas; the rest is left to the tree."""
+    if key in ("engine.split", "engine.weights"):
+        return text
+    section, _, name = key.rpartition(".")
+    owner: Any = Settings.model_fields[section].annotation if section else Settings
+    kinds = {get_origin(kind) or kind for kind in (owner.model_fields[name].annotation, *_options(owner, name))}
+    if not kinds & {tuple, dict}:
+        return text
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text
+    return [part.strip() for part in text.split(",")]
+
+
+def _options(owner: type[BaseModel], name: str) -> tuple[Any, ...]:
+    return get_args(owner.model_fields[name].annotation)
+
+
+def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
+    """A source that brings its own devices is not bound by the number, split or shares meant for others."""
+    if "devices" in above and "devices" in below:
+        for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
+            below.pop(key, None)
+
+
+def _complete(values: Values) -> None:
+    """Defaults that follow from other settings."""
+    devices = values["devices"].value if "devices" in values else None
+    if isinstance(devices, list) and devices and "engine.ranks" not in values:
+        values["engine.ranks"] = Given(len(devices), DEFAULT, "one rank for each device")
+    if "sharding.strategy" not in values:
+        if "engine.split" in values or "sharding.custom_proportions" in values:
+            values["sharding.strategy"] = Given("custom", DEFAULT, "a split is given")
+        elif devices:
+            values["sharding.strategy"] = Given("balanced", DEFAULT, "devices are given")
+
+
+def _validate(values: Values) -> Settings:
+    try:
+        return Settings(**unflatten(values))
+    except ValidationError as error:
+        raise ConfigError(_explain(error.errors()[0], values)) from None
+
+
+def _explain(problem: Any, values: Values) -> str:
+    location = tuple(part for part in problem["loc"] if not _is_type_name(part))
+    key, given = giver(values, location)
+    path = shown_path(location)
+    where = given.place if given else path
+    if given and given.spelled == key and path.startswith(key):
+        where = f"{given.source}: {path}"
+    elif given and path.startswith(f"{key}[") and not given.source.startswith(("environment", ".env")):
+        where = f"{given.source}: {given.spelled}{path.removeprefix(key)}"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: no such setting{nearest(str(location[-1]), _names_beside(location))}"
+    if problem["type"] == "missing":
+        return f"{where}: missing; expected a value"
+    message = (
+        problem["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("valid tuple", "list")
+    )
+    shown = "" if problem["type"] == "value_error" and path != key else f", got {_short(problem['input'])}"
+    return f"{where}: {message}{shown}"
+
+
+def _is_type_name(part: int | str) -> bool:
+    """Pydantic names the branch of a union in its locations: not a part of the user's path."""
+    return isinstance(part, str) and (part in {"str", "int"} or "[" in part)
+
+
+def _names_beside(location: tuple[int | str, ...]) -> list[str]:
+    owner: type[BaseModel] = Capabilities if "capabilities" in location[:-1] else DeviceConfig
+    return list(owner.model_fields)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check(settings: Settings, values: Values) -> list[str]:
+    """What the parts of the tree must be to each other; answers with warnings."""
+    devices, ranks, sharding = settings.devices, settings.engine.ranks, settings.sharding
+    if devices:
+        _check_devices(devices, values["devices"])
+        if ranks != len(devices):
+            given = values.get("engine.ranks") or values["engine.split"]
+            raise ConfigError(f"{given.place}: expected {len(devices)}, the number of devices, got {ranks}")
+    proportions = sharding.custom_proportions
+    if sharding.strategy == "custom" and not proportions and not settings.engine.split:
+        place = values["sharding.strategy"].place
+        raise ConfigError(f"{place}: custom needs sharding.custom_proportions or sharding.layers; expected one of them")
+    if proportions and (devices or "engine.ranks" in values) and len(proportions) != ranks:
+        place = values["sharding.custom_proportions"].place
+        raise ConfigError(f"{place}: expected {ranks} proportions, one per rank, got {len(proportions)}")
+    return _warnings(settings, values)
+
+
+def _check_devices(devices: tuple[DeviceConfig, ...], given: Given) -> None:
+    for name, count in Counter(device.device_id for device in devices).items():
+        if count > 1:
+            raise ConfigError(f"{given.place}: device_id {name} is given {count} times; expected each once")
+    places = Counter((device.hostname, device.port) for device in devices if device.hostname)
+    for (hostname, port), count in places.items():
+        if count > 1:
+            raise ConfigError(f"{given.place}: {hostname}:{port} is given {count} times; expected a port for each rank")
+    leaders = [device.device_id for device in devices if device.role == "coordinator"]
+    if len(leaders) > 1:
+        raise ConfigError(f"{given.place}: role: {' and '.join(leaders)} are coordinators; expected one")
+
+
+def _warnings(settings: Settings, values: Values) -> list[str]:
+    found = []
+    leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
+    if leader and leader != settings.devices[0].device_id:
+        found.append(
+            f"{values['devices'].place}: {leader} is the coordinator but not the first device; "
+            f"rank 0, which leads, is {settings.devices[0].device_id}"
+        )
+    if settings.sharding.custom_proportions and settings.sharding.strategy != "custom":
+        place = values["sharding.custom_proportions"].place
+        found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
+    return found

@@ -1,0 +1,297 @@
+"""Every setting there is, with its type, its limits and its default."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from chorus.config.hostfile import DEFAULT_PORT
+from chorus.platform import device
+from chorus.platform.process.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
+
+PREFIX = "CHORUS_"
+NESTED = "__"
+HIDDEN = "***"
+
+Strategy = Literal["auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ApiConfig(Section):
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8100, ge=0, le=65535)
+    aliases: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    https: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tool_parser: str | None = Field(default=None, min_length=1)
+    embeddings: bool | None = None
+    pooling: Literal["mean", "last"] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    max_body_values: int = Field(default=65_536, ge=64)
+    max_messages: int = Field(default=4096, ge=1)
+    max_choices: int = Field(default=64, ge=1)
+    max_logprobs: int = Field(default=131_072, ge=1)
+    max_tools: int = Field(default=256, ge=1)
+    max_tools_characters: int = Field(default=1 << 20, ge=1024)
+    max_grammar_characters: int = Field(default=256 << 10, ge=1024)
+    max_schema_values: int = Field(default=16_384, ge=64)
+    max_nesting: int = Field(default=64, ge=8, le=190)
+    max_inputs: int = Field(default=2048, ge=1)
+    max_detokenize_tokens: int = Field(default=262_144, ge=1)
+    max_preparing: int = Field(default=64, ge=1)
+    max_stop_strings: int = Field(default=16, ge=1)
+    max_stop_characters: int = Field(default=1024, ge=1)
+    max_logit_biases: int = Field(default=1024, ge=1)
+    max_stored_responses: int = Field(default=1000, ge=0)
+    max_stored_bytes: int = Field(default=64 << 20, ge=0)
+    body_timeout_seconds: float = Field(default=30, gt=0)
+    request_timeout_seconds: float = Field(default=600, gt=0)
+    keep_alive_seconds: float = Field(default=15, gt=0)
+    connect_timeout_seconds: float = Field(default=10, gt=0)
+    describe_timeout_seconds: float = Field(default=2, gt=0)
+    shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
+    max_connections: int = Field(default=1024, ge=16)
+    max_strangers: int = Field(default=256, ge=16)
+    head_timeout_seconds: float = Field(default=10, gt=0)
+    idle_timeout_seconds: float = Field(default=75, gt=0)
+    write_timeout_seconds: float = Field(default=60, gt=0)
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_without_ports(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not re.fullmatch(r"\*|[^\s/:]+|[0-9a-fA-F:.]+", host):
+                raise ValueError(f"{host} is no host: expected a name or an address without scheme or port, or *")
+        return hosts
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        return self
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(f"{origin} is no origin: expected scheme://host[:port] without a path, or *")
+        return origins
+
+
+class EngineConfig(Section):
+    ranks: int = Field(default=1, ge=1)
+    parallel: Literal["auto", "pipeline", "tensor", "hybrid", "single"] = "auto"
+    split: tuple[int, ...] | None = None
+    weights: tuple[int, ...] | None = None
+    transport: Literal["auto", "grpc", "ring", "mpi", "jaccl", "nccl"] = "auto"
+    compression: Literal["auto", "off", "on"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
+    memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    reserve_mb: int = Field(default=512, ge=0)
+    context: int | None = Field(default=None, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    max_queue: int = Field(default=256, ge=1)
+    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
+    lanes: int | None = Field(default=None, ge=1)
+    grammar_memory_mb: int = Field(default=256, ge=16)
+    grammar_compile_seconds: float = Field(default=5, gt=0)
+    grammar_mask_seconds: float = Field(default=0.5, gt=0)
+    max_grammar_bytes: int = Field(default=1 << 20, ge=1024)
+    trust_remote_code: bool = False
+    step_log: Path | None = None
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    step_timeout_seconds: float = Field(default=120, gt=0)
+
+    @property
+    def served_parallel(self) -> Literal["pipeline", "tensor", "hybrid"]:
+        """What ranks are started for: where it was left open, weights mean tensor and anything else a pipeline."""
+        if self.parallel == "auto":
+            return "tensor" if self.weights else "pipeline"
+        return "pipeline" if self.parallel == "single" else self.parallel
+
+    @field_validator("split", "weights", mode="before")
+    @classmethod
+    def _numbers_from_text(cls, value: Any) -> Any:
+        """`20,7,3` as people type it; a lone number reaches us as one."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ValueError("must be numbers separated by commas, e.g. 20,7,3") from None
+
+    @field_validator("split")
+    @classmethod
+    def _every_rank_has_layers(cls, split: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if split is not None and (not split or any(count < 1 for count in split)):
+            raise ValueError(f"split {_commas(split)}: every rank needs at least 1 layer")
+        return split
+
+    @model_validator(mode="after")
+    def _split_fits_ranks(self) -> Self:
+        if self.parallel == "hybrid":  # so many stages of so many ranks: what fits is said where they are started
+            if self.split and self.weights and "ranks" not in self.model_fields_set:
+                object.__setattr__(self, "ranks", len(self.split) * len(self.weights))
+            return self
+        division = self.split or self.weights
+        if division is not None and "ranks" not in self.model_fields_set:
+            object.__setattr__(self, "ranks", len(division))  # a division says how many ranks there are
+        if self.split is not None and self.ranks != len(self.split):
+            raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
+        return self
+
+
+class SamplingConfig(Section):
+    """What a request gets that does not say otherwise."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+
+
+class LogConfig(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    json_lines: bool = False
+
+
+class Capabilities(Section):
+    """What a device offers, where it cannot be asked. Given rates go over those estimated from `gpu_cores`."""
+
+    memory_gb: float | None = Field(default=None, gt=0)
+    gpu_cores: int | None = Field(default=None, ge=1)
+    backend: Literal["metal", "cuda", "cpu"] = "metal"
+    tflops: float | None = Field(default=None, gt=0)
+    bandwidth_gbs: float | None = Field(default=None, gt=0)
+
+
+class DeviceConfig(Section):
+    device_id: str = Field(min_length=1)
+    hostname: str | None
+    """None only for the hosts of a bare RDMA matrix, which find each other through the coordinator."""
+    port: int = Field(default=DEFAULT_PORT, ge=1, le=65535)
+    role: Literal["coordinator", "worker"] = "worker"
+    capabilities: Capabilities = Capabilities()
+    ssh: str | None = None
+    python: str = Field(default="python3", min_length=1)
+    """The interpreter to use there, with everything Chorus needs."""
+    addresses: tuple[str, ...] = ()
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
+
+
+class ShardingConfig(Section):
+    strategy: Strategy = "auto"
+    custom_proportions: tuple[float, ...] | None = None
+
+    @field_validator("custom_proportions")
+    @classmethod
+    def _proportions_of_a_whole(cls, shares: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if not shares:
+            return None
+        if any(share <= 0 for share in shares):
+            raise ValueError("every proportion must be above 0")
+        if abs(sum(shares) - 1) > 0.01:
+            raise ValueError(f"the proportions must add up to 1 and add up to {sum(shares):g}")
+        return shares
+
+
+class WatchConfig(Section):
+    silence_seconds: float = Field(default=SILENCE_SECONDS, ge=0)
+    """How long a process that serves may show no sign of life before it is replaced; 0: it is never judged."""
+
+    @field_validator("silence_seconds")
+    @classmethod
+    def _longer_than_a_few_ticks(cls, seconds: float) -> float:
+        if 0 < seconds < LEAST_SILENCE_SECONDS:
+            raise ValueError(f"must be 0 (never) or at least {LEAST_SILENCE_SECONDS:g}: a busy process may tick late")
+        return seconds
+
+
+class ClusterConfig(Section):
+    hostfile: Path | None = None
+    rank: int | None = Field(default=None, ge=0)
+    address: str = f"localhost:{DEFAULT_PORT}"
+    coordinator: str | None = None
+    env: dict[str, str] = {}
+
+    def shown(self) -> dict[str, Any]:
+        """For people and their screens: variables may hold tokens, so their names alone."""
+        return {**self.model_dump(mode="json"), "env": dict.fromkeys(self.env, HIDDEN)}
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
+    )
+
+    model: str = Field(default="smollm2-135m", min_length=1)
+    cache_dir: Path | None = None
+    api: ApiConfig = ApiConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    log: LogConfig = LogConfig()
+    devices: tuple[DeviceConfig, ...] = ()
+    sharding: ShardingConfig = ShardingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    watch: WatchConfig = WatchConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The loader reads all sources itself, since it must know where each value came from."""
+        return (init_settings,)
+
+
+def sections() -> Iterator[str]:
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name
+
+
+def known_keys(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from known_keys(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def nearest(key: str, known: list[str] | None = None) -> str:
+    """A hint to append to an error about an unknown key; empty when nothing is close."""
+    names = known or list(known_keys())
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    tails = {name.rpartition(".")[2]: name for name in names}
+    close = close or [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], list(tails), n=1, cutoff=0.6)]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

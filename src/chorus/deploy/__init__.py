@@ -1,0 +1,1 @@
+"""What starts processes and keeps them alive, here and on other machines."""

@@ -1,0 +1,192 @@
+"""What every command that serves an API does: keys, a listening socket, the model, the front end, the ready line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+from chorus.api.server.tls import Certificate, CertificateError
+from chorus.cli.output import console, fail
+from chorus.config.front_end import ApiSettings, Limits, SamplingDefaults
+from chorus.config.sources import ApiConfig, Settings
+from chorus.deploy.supervisor import Supervisor
+from chorus.messages.proto import engine_pb2 as wire
+from chorus.messages.proto import engine_pb2_grpc
+from chorus.models import LocalModel, ModelError, resolve
+from chorus.models import Progress as PullProgress
+from chorus.models.hub.parts import resolve_description
+from chorus.security.key_file import KeyFileError, default_key_file, load_keys
+from chorus.security.key_rules import refusal_to_listen
+from chorus.text.parsers import choose
+
+if TYPE_CHECKING:
+    from chorus.security.https import OwnCertificate
+
+ENGINE_GRACE_SECONDS = 5.0
+# The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
+LOOK_EVERY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Access:
+    """How clients reach the API, as it was decided when the server started."""
+
+    keys_file: Path | None = None
+    """Where everybody is served there is none, whatever keys are made later."""
+    certificate: Path | None = None
+    key: Path | None = None
+    own: OwnCertificate | None = None
+
+    def url(self, listener: socket.socket) -> str:
+        host, port = listener.getsockname()[:2]
+        return f"{'https' if self.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """While this lasts, a certificate of ours does not end."""
+        renewing = asyncio.create_task(self.own.keep_renewed()) if self.own else None
+        try:
+            yield
+        finally:
+            if renewing:
+                renewing.cancel()
+
+
+def find_access(settings: Settings, insecure: bool) -> Access:
+    """Ends the command where the keys do not allow serving, or the API's settings are wrong."""
+    api = settings.api
+    try:
+        keys = load_keys(default_key_file())
+    except KeyFileError as error:
+        fail(str(error))
+    if refusal := refusal_to_listen(api.host, keys, insecure):
+        fail(refusal)
+    try:
+        choose(None, api.tool_parser)
+    except ValueError as error:
+        fail(f"api.tool_parser: {error}")
+    return _with_certificate(api, default_key_file() if keys else None)
+
+
+def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
+    if api.tls_certificate and api.tls_key:
+        files = api.tls_certificate.expanduser().resolve(), api.tls_key.expanduser().resolve()
+        try:
+            Certificate(*files)
+        except CertificateError as error:
+            fail(f"api.tls_certificate: {error}")
+        return Access(keys_file, *files)
+    if not api.https:
+        return Access(keys_file)
+    # Whoever wants no certificate need not wait for cryptography.
+    from chorus.security.https import OwnCertificate, authority_file
+
+    try:
+        own = OwnCertificate((*api.hosts, api.host))
+    except OSError as error:
+        fail(f"cannot make a certificate: {error}")
+    console.print(f"clients trust this server by {authority_file()}, e.g. curl --cacert {authority_file()} …")
+    return Access(keys_file, own.file, own.file, own)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The supervisor owns the listening socket: a front end that restarts loses no connection."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
+
+
+def find_model(name: str, for_nodes: bool = False) -> LocalModel:
+    """With everything that ranks of this machine need; `for_nodes`: each node fetches the weights of its own rank."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"finding {name}", total=None)
+
+        def report(progress: PullProgress) -> None:
+            bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
+
+        try:
+            return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
+        except ModelError as error:
+            fail(str(error))
+
+
+def api_settings(
+    settings: Settings, model: LocalModel, address: str, listener: socket.socket, access: Access
+) -> ApiSettings:
+    api = settings.api
+    return ApiSettings(
+        host=api.host,
+        port=listener.getsockname()[1],
+        socket_fd=listener.fileno(),
+        engine_address=address,
+        model_id=model.id,
+        model_name=model.id.rpartition("/")[2],
+        aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
+        model_path=model.path,
+        keys_file=access.keys_file,
+        tls_certificate=access.certificate,
+        tls_key=access.key,
+        hosts=api.hosts,
+        cors_origins=api.cors_origins,
+        tool_parser=api.tool_parser,
+        embeddings=api.embeddings,
+        pooling=api.pooling,
+        sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
+        limits=Limits(**api.model_dump(include=set(Limits.model_fields))),
+        trust_remote_code=settings.engine.trust_remote_code,
+        log_level=settings.log.level,
+        log_json=settings.log.json_lines,
+        configuration={
+            **settings.model_dump(mode="json", exclude={"log", "cluster"}),
+            "cluster": settings.cluster.shown(),
+        },
+    )
+
+
+async def announce(address: str, model: LocalModel, url: str, front_end_serves: Callable[[], bool]) -> None:
+    """Show the load until a request would be answered, then where. The supervisor ends it where that never comes."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    async with grpc.aio.insecure_channel(address) as channel:
+        engine = engine_pb2_grpc.EngineStub(channel)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting the engine", total=1.0)
+            while True:
+                # Waits for the engine's socket by itself; an engine that goes away meanwhile is asked again.
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
+                    bar.update(task, description=seen.detail, completed=seen.progress)
+                    if seen.state == wire.READY and front_end_serves():
+                        break
+                await asyncio.sleep(LOOK_EVERY_SECONDS)
+    console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
+
+
+async def run_announced(supervisor: Supervisor, address: str, model: LocalModel, url: str) -> None:
+    """Until a signal stops it, or it gives up; the load is shown meanwhile."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    announcer: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        announcer.append(asyncio.create_task(announce(address, model, url, lambda: supervisor.front_end_serves)))
+
+    try:
+        await supervisor.run(begin)
+    finally:
+        for task in announcer:
+            task.cancel()
+        await asyncio.gather(*announcer, return_exceptions=True)

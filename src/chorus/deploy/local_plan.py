@@ -1,0 +1,114 @@
+"""What the ranks of this machine are started with: the plan decides once what each does with its weights.
+
+Left to themselves, ranks that load at the same time would each look at memory that the others are about to take.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chorus.cluster.profile.machine import known_profile, node_of
+from chorus.config.sources import Settings
+from chorus.deploy.preshard import cut_facts, slice_facts
+from chorus.models import LocalModel, ModelError
+from chorus.models.preshard.folder import is_preshard
+from chorus.planning.costs import MIB, Links, Node, Workload
+from chorus.planning.facts import ModelFacts, read_facts
+from chorus.planning.layout import shape
+from chorus.planning.nodes import LINK_KINDS
+from chorus.planning.plan import PlanError, RankPlan
+from chorus.planning.planner import plan
+from chorus.planning.split import BadSplit, choose_split
+from chorus.planning.tensor import TENSOR_ARCHITECTURES
+from chorus.planning.wish import Wish
+from chorus.platform import cores, device, memory
+
+log = logging.getLogger("chorus.serve")
+
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    policies: tuple[str, ...] = ()
+    """Of each rank, for the engine; empty where the plan cannot say: then each rank decides."""
+    shown: dict[str, Any] | None = None
+    """For the status page; None before this machine was measured (`chorus plan` does)."""
+
+
+def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
+    """Nothing is measured here: starting must not wait for that. Memory is known without."""
+    engine = settings.engine
+    threads = engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks)
+    profile = known_profile(threads)
+    names = [f"rank{rank}" for rank in range(engine.ranks)]
+    if profile:
+        nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
+    else:
+        room = int(memory.available_memory() * engine.memory_fraction) // engine.ranks
+        nodes = [Node(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
+    try:
+        if is_preshard(model.path) and engine.served_parallel == "tensor":
+            return LocalPlan(_policies_of_slices(settings, model, nodes))
+        facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
+        links = Links(LINK_KINDS["loopback"])
+        made = plan(facts, nodes, links, _usual_work(settings, facts), _wish(settings, facts))
+    except (ModelError, PlanError, BadSplit) as error:
+        log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", error)
+        return LocalPlan()
+    return LocalPlan(tuple(rank.policy_name for rank in made.ranks), made.to_json() if profile else None)
+
+
+def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Each rank's slices are a narrow model of their own. Sums need one number type: where one rank must keep its
+    weights packed, and would use another, all do as it does.
+    """
+    made: list[RankPlan] = []
+    for rank, node in enumerate(nodes):
+        facts = slice_facts(model.path, rank)
+        wish = Wish("custom", layers=(len(facts.layers),))
+        made += plan(facts, [node], Links(), _usual_work(settings, facts), wish).ranks
+    if len({rank.dtype for rank in made}) > 1:
+        made = [next(rank for rank in made if not rank.dequantize)] * len(made)
+    return tuple(rank.policy_name for rank in made)
+
+
+def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:
+    context = min(context_of(settings, facts), facts.context)
+    work = workload(settings, facts, max(1, min(512, context // 2)), max(1, min(256, context // 4)), 1)
+    return replace(work, context=context)
+
+
+def context_of(settings: Settings, facts: ModelFacts) -> int:
+    """What memory is planned for, unless the settings say."""
+    return settings.engine.context or min(DEFAULT_CONTEXT, facts.context)
+
+
+def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, concurrency: int) -> Workload:
+    engine = settings.engine
+    return Workload(
+        prompt=prompt,
+        output=output,
+        concurrency=concurrency,
+        context=context_of(settings, facts),
+        chunk=engine.prefill_chunk,
+        reserve=engine.reserve_mb * MIB,
+        dtype=engine.dtype,
+    )
+
+
+def _wish(settings: Settings, facts: ModelFacts) -> Wish:
+    """Exactly what will be started."""
+    engine, layers = settings.engine, len(facts.layers)
+    if engine.served_parallel == "pipeline" or engine.ranks == 1:
+        return Wish("custom", layers=choose_split(engine.split, layers, engine.ranks))
+    if facts.model_type not in TENSOR_ARCHITECTURES:
+        raise PlanError(f"{facts.model_type} is divided evenly by mlx-lm itself")
+    if engine.served_parallel == "tensor":
+        return Wish("uniform", parallel="tensor", weights=engine.weights)
+    stages, members = shape("hybrid", engine.ranks, engine.split, engine.weights)
+    split = choose_split(engine.split, layers, stages)
+    return Wish("custom", layers=split, parallel="hybrid", weights=engine.weights or (1,) * members)

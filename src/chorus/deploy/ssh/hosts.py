@@ -1,0 +1,225 @@
+"""One host of a cluster that is brought up by SSH: checked, given the code, started, stopped; all in one folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chorus.deploy.ssh.shell import HostFailed, Shell, write_file
+
+MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")
+SAME_VERSION = ("mlx", "mlx-lm")
+MIN_PYTHON = (3, 11)
+MIN_DISK = 1 << 30
+COMMANDS = "chorus.cli"
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What a device of the configuration means for its host."""
+
+    device_id: str
+    hostname: str
+    ssh: str | None
+    python: str
+    rank: int
+    door_port: int
+    control_port: int
+    """Of its rank, as the configuration says."""
+
+    @property
+    def ports(self) -> list[int]:
+        return [self.door_port, self.door_port + 1, self.control_port]
+
+
+@dataclass(frozen=True)
+class Facts:
+    home: str
+    python: tuple[int, ...]
+    missing: tuple[str, ...]
+    versions: dict[str, str | None]
+    taken: tuple[int, ...]
+    disk_free: int
+    writable: bool
+    host: str = ""
+    running: dict[str, int] = field(default_factory=dict)
+
+
+def problems(plan: HostPlan, facts: Facts, here: dict[str, str | None]) -> list[str]:
+    """Everything that would go wrong on this host, each with its remedy."""
+    found = []
+    shown = ".".join(map(str, facts.python))
+    if facts.python[:2] < MIN_PYTHON:
+        found.append(f"{plan.python} is Python {shown}: give `python:` a path to 3.11 or newer")
+    if facts.missing:
+        found.append(
+            f"{plan.python} lacks {', '.join(facts.missing)}: run there: {plan.python} -m pip install mlx-chorus"
+        )
+    for name, version in facts.versions.items():
+        if version and here.get(name) and version != here[name]:
+            found.append(f"{name} is {version} there and {here[name]} here: install the same on both")
+    if facts.taken and not facts.running:
+        found.append(f"port {', '.join(map(str, facts.taken))} is taken: stop what uses it, or give another `port:`")
+    if facts.disk_free < MIN_DISK:
+        found.append(f"only {facts.disk_free / 2**20:.0f} MiB of disk are free in {facts.home}")
+    if not facts.writable:
+        found.append(f"{facts.home} cannot be written to")
+    return found
+
+
+def local_versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in SAME_VERSION:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+class Host:
+    def __init__(self, plan: HostPlan, shell: Shell, cluster: str) -> None:
+        self.plan = plan
+        self.shell = shell
+        self._cluster = cluster
+        self.facts: Facts | None = None
+        self._app = ""
+
+    @property
+    def folder(self) -> str:
+        assert self.facts is not None, "check the host first"
+        return f"{self.facts.home}/.chorus/{self._cluster}/{self.plan.device_id}"
+
+    @property
+    def is_synced(self) -> bool:
+        return bool(self._app)
+
+    async def check(self) -> Facts:
+        probe = Path(__file__).with_name("probe.py").read_bytes()
+        wanted = {"modules": MODULES, "packages": SAME_VERSION, "ports": self.plan.ports}
+        python = shlex.quote(self.plan.python)
+        done = await self.shell.run(f"{python} - {shlex.quote(json.dumps(wanted))}", probe)
+        if done.code:
+            reason = done.errors.strip().splitlines()[-1:] or [f"ended with {done.code}"]
+            raise HostFailed(f"{self.plan.device_id}: {self.plan.python} does not run there: {reason[0]}")
+        told = json.loads(done.output.strip().splitlines()[-1])
+        self.facts = Facts(
+            told["home"],
+            tuple(told["python"]),
+            tuple(told["modules"]),
+            told["versions"],
+            tuple(told["taken"]),
+            told["disk_free"],
+            told["writable"],
+            told["host"],
+        )
+        self._app = await self._current_app()
+        if self._app:
+            self.facts = Facts(**{**vars(self.facts), "running": await self.running()})
+        return self.facts
+
+    async def sync(self, name: str, wheel: bytes, digest: str) -> bool:
+        """Give it our code unless it has it; answers whether anything was sent."""
+        app = f"{self.folder}/app/{digest}"
+        quoted = shlex.quote(app)
+        present = (await self.shell.run(f"test -d {quoted}")).code == 0
+        if not present:
+            parent = shlex.quote(f"{self.folder}/app")
+            await self._must(f"umask 077 && mkdir -p {parent} {shlex.quote(self.folder + '/state')}")
+            await write_file(self.shell, f"{self.folder}/app/{name}", wheel)
+            python, file = shlex.quote(self.plan.python), shlex.quote(f"{self.folder}/app/{name}")
+            await self._must(
+                f"rm -rf {quoted}.new && {python} -m zipfile -e {file} {quoted}.new && mv {quoted}.new {quoted}"
+            )
+        await write_file(self.shell, f"{self.folder}/app/current", digest.encode())
+        self._app = app
+        return not present
+
+    async def forget_old_code(self) -> None:
+        keep = shlex.quote(Path(self._app).name)
+        folder = shlex.quote(f"{self.folder}/app")
+        await self._must(f'cd {folder} && for d in */; do [ "$d" = {keep}/ ] || rm -rf "$d"; done')
+
+    async def start(self, name: str, ready: str, arguments: Sequence[str], timeout: float) -> AsyncIterator[str]:
+        """What the process says until it is ready; raises HostFailed when it ends instead."""
+        command = [self.plan.python, "-m", *arguments]
+        launch = self._python("chorus.deploy.ssh.launch", "start", self.folder, name, ready, *command)
+        async for line in self.shell.lines(launch, timeout):
+            yield line
+
+    async def stop(self) -> dict[str, int]:
+        """What was ended, by name; nothing where we have never been."""
+        if not self._app:
+            return {}
+        done = await self._must(self._python("chorus.deploy.ssh.launch", "stop", self.folder))
+        return dict(json.loads(done.strip().splitlines()[-1])["ended"])
+
+    async def running(self) -> dict[str, int]:
+        done = await self._must(self._python("chorus.deploy.ssh.launch", "running", self.folder))
+        return dict(json.loads(done.strip().splitlines()[-1]))
+
+    async def purge(self) -> None:
+        """Remove everything that was ever put here."""
+        parents = [shlex.quote(str(parent)) for parent in list(Path(self.folder).parents)[:2]]
+        empty = " && ".join(f"rmdir {parent}" for parent in parents)
+        await self._must(f"rm -rf {shlex.quote(self.folder)} && {{ {{ {empty}; }} 2>/dev/null || true; }}")
+
+    async def chorus(self, *arguments: str) -> str:
+        return await self._must(self._python(COMMANDS, *arguments))
+
+    def chorus_lines(self, *arguments: str, timeout: float) -> AsyncIterator[str]:
+        return self.shell.lines(self._python(COMMANDS, *arguments), timeout)
+
+    async def write(self, name: str, data: bytes) -> str:
+        path = f"{self.folder}/{name}"
+        await write_file(self.shell, path, data)
+        return path
+
+    def _python(self, module: str, *arguments: str) -> str:
+        words = [
+            "env",
+            f"PYTHONPATH={self._app}",
+            f"CHORUS_STATE={self.folder}/state",
+            "PYTHONUNBUFFERED=1",
+            self.plan.python,
+            *("-m", module, *arguments),
+        ]
+        return " ".join(shlex.quote(word) for word in words)
+
+    async def _current_app(self) -> str:
+        done = await self.shell.run(f"cat {shlex.quote(self.folder + '/app/current')} 2>/dev/null || true")
+        digest = done.output.strip()
+        return f"{self.folder}/app/{digest}" if digest else ""
+
+    async def _must(self, command: str) -> str:
+        done = await self.shell.run(command)
+        if done.code:
+            raise HostFailed(f"{self.plan.device_id}: {(done.errors or done.output).strip()[-500:]}")
+        return done.output
+
+
+def plan_hosts(devices: Sequence[Any], first_door: int, doors_apart: int) -> list[HostPlan]:
+    """Devices of one host get doors of their own; every other host uses the usual one."""
+    seen: dict[str, int] = {}
+    plans = []
+    for rank, device in enumerate(devices):
+        hostname = device.hostname or "localhost"
+        number = seen.get(hostname, 0)
+        seen[hostname] = number + 1
+        plans.append(
+            HostPlan(
+                device.device_id,
+                hostname,
+                device.ssh,
+                device.python,
+                rank,
+                first_door + number * doors_apart,
+                device.port,
+            )
+        )
+    return plans

@@ -1,0 +1,72 @@
+"""Commands on another host, by SSH; keys, names and jump hosts are as the user's own ssh configuration has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncssh
+
+from chorus.deploy.ssh.shell import COMMAND_SECONDS, Done, HostFailed, Login, short
+
+CONNECT_SECONDS = 20.0
+
+
+class SshShell:
+    def __init__(self, host: str, connection: asyncssh.SSHClientConnection) -> None:
+        self.host = host
+        self._connection = connection
+
+    @classmethod
+    async def connect(cls, host: str, login: Login) -> SshShell:
+        options = {"username": login.user} if login.user else {}
+        place = f"{login.user + '@' if login.user else ''}{login.host}{f':{login.port}' if login.port else ''}"
+        try:
+            connection = await asyncio.wait_for(
+                asyncssh.connect(login.host, login.port or (), keepalive_interval=15, **options), CONNECT_SECONDS
+            )
+        except TimeoutError:
+            raise HostFailed(
+                f"{place}: no answer to ssh within {CONNECT_SECONDS:g} s: is it switched on, is a firewall in between?"
+            ) from None
+        except asyncssh.HostKeyNotVerifiable:
+            raise HostFailed(f"{place}: its host key is not known here: run `ssh {place}` once and accept it") from None
+        except asyncssh.PermissionDenied:
+            raise HostFailed(f"{place}: ssh let us not in: run `ssh-copy-id {place}`") from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostFailed(f"{place}: ssh failed: {error}") from error
+        return cls(host, connection)
+
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done:
+        try:
+            done = await asyncio.wait_for(self._connection.run(command, input=data, encoding=None), timeout)
+        except TimeoutError:
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostFailed(f"{self.host}: the ssh connection broke: {error}") from error
+        code = done.exit_status if done.exit_status is not None else -1
+        return Done(code, _text(done.stdout), _text(done.stderr))
+
+    async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
+        last = ""
+        try:
+            async with asyncio.timeout(timeout):
+                process = await self._connection.create_process(f"{command} 2>&1", stdin=asyncssh.DEVNULL)
+                async for line in process.stdout:
+                    last = str(line).rstrip("\n")
+                    yield last
+                done = await process.wait()
+        except TimeoutError:
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostFailed(f"{self.host}: the ssh connection broke: {error}") from error
+        if done.exit_status:
+            raise HostFailed(f"{self.host}: {last or f'{short(command)} ended with {done.exit_status}'}")
+
+    async def close(self) -> None:
+        self._connection.close()
+        await self._connection.wait_closed()
+
+
+def _text(data: object) -> str:
+    return data.decode(errors="replace") if isinstance(data, bytes) else str(data or "")

@@ -1,0 +1,153 @@
+"""Commands on a host: by SSH, or right here where the host is this machine. Everything has a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import ipaddress
+import shlex
+import socket
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from chorus.config.hostfile import split_address
+
+COMMAND_SECONDS = 120.0
+
+
+class HostFailed(Exception):
+    """A host could not be reached or a command failed there: names the host and the reason."""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    output: str
+    errors: str
+
+
+class Shell(Protocol):
+    host: str
+
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done: ...
+
+    def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
+        """What a long command prints, line by line; raises HostFailed when it fails."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Login:
+    """`user@host:port` as people write it; whatever is left out is ssh's own business."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Login:
+        user, at, rest = text.rpartition("@")
+        host, port = split_address(rest)
+        return cls(host, user if at else None, port)
+
+
+def own_addresses() -> frozenset[str]:
+    return frozenset(a.address.partition("%")[0] for found in psutil.net_if_addrs().values() for a in found)
+
+
+def own_names() -> frozenset[str]:
+    name = socket.gethostname()
+    return frozenset({name.lower(), name.partition(".")[0].lower(), f"{name.partition('.')[0].lower()}.local"})
+
+
+def is_this_machine(host: str, addresses: Collection[str], names: Collection[str], resolved: Collection[str]) -> bool:
+    """Whether an entry of a list of hosts means the machine we are on."""
+    plain = host.lower().rstrip(".")
+    if plain == "localhost" or plain in names:
+        return True
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(plain).is_loopback:
+            return True
+    return plain in addresses or any(address in addresses for address in resolved)
+
+
+def resolve(host: str) -> frozenset[str]:
+    try:
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None))
+    except OSError:
+        return frozenset()
+
+
+async def open_shell(host: str, ssh: str | None) -> Shell:
+    login = Login.parse(ssh) if ssh else Login(host)
+    here = is_this_machine(host, own_addresses(), own_names(), await asyncio.to_thread(resolve, host))
+    if here and login.user in (None, getpass.getuser()):
+        return LocalShell(host)
+    from chorus.deploy.ssh.remote import SshShell  # a large library, which most commands never need
+
+    return await SshShell.connect(host, login)
+
+
+class LocalShell:
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done:
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(data), timeout)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
+        return Done(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+    async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        last = ""
+        try:
+            async with asyncio.timeout(timeout):
+                async for line in process.stdout:
+                    last = line.decode(errors="replace").rstrip("\n")
+                    yield last
+                code = await process.wait()
+        except TimeoutError:
+            raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if code:
+            raise HostFailed(f"{self.host}: {last or f'{short(command)} ended with {code}'}")
+
+    async def close(self) -> None:
+        return
+
+
+async def write_file(shell: Shell, path: str, data: bytes) -> None:
+    """Aside, then renamed; readable by its owner only."""
+    quoted, aside = shlex.quote(path), shlex.quote(f"{path}.part")
+    done = await shell.run(f"umask 077 && cat > {aside} && mv {aside} {quoted}", data)
+    if done.code:
+        raise HostFailed(f"{shell.host}: cannot write {path}: {done.errors.strip()}")
+
+
+def short(command: str) -> str:
+    return command if len(command) < 80 else f"{command[:77]}..."

@@ -1,0 +1,302 @@
+"""Starts the processes of a served model, keeps them alive and ends them all, however this process ends.
+
+A front end that dies is started again and the engine keeps the model. When a rank dies the group is started anew. A
+process that shows no sign of life is killed, and has died then like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
+from chorus.platform.process.exits import EXIT_CANNOT_START
+from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.watcher import Watched, Watcher
+
+log = logging.getLogger("chorus.supervisor")
+
+
+QUIET = {"GRPC_VERBOSITY": "NONE"}
+"""gRPC's own lines on stderr repeat in its words what ours say."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One process to run."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    descriptors: Sequence[int] = ()
+    failure_file: Path | None = None
+    """Where the process leaves the reason when it cannot start."""
+    told: str = ""
+    """The line that it reads from standard input: needs no disk, and comes again with every start."""
+    processes: int = 1
+    """How many of ours it starts by itself, where it is not one of ours."""
+
+    def reason(self) -> str:
+        if self.failure_file and self.failure_file.is_file():
+            return self.failure_file.read_text().strip()
+        return f"{self.name} cannot start; its last log line says why"
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    pauses: tuple[float, ...] = (1, 2, 4, 8, 16, 32)
+    """Between tries of what has run before and cannot start now, or is lost again and again. Together they are longer
+    than the minute for which a connection that was closed may keep its port."""
+    refused_within_seconds: float = math.inf
+    """Tries longer ago than this are forgotten."""
+    settled_seconds: float = 60.0
+    """What has served for so long, and for longer than it took to load, was not lost again but anew."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of something: how many seconds it took to serve, and how many it served."""
+
+    loading: float = 0.0
+    served: float = 0.0
+
+
+NEVER_SERVED = Life()
+
+
+class Restarts:
+    """Decides, by how something ended, whether and when it is started again."""
+
+    def __init__(self, policy: RestartPolicy | None = None) -> None:
+        self._policy = policy or RestartPolicy()
+        self._lost = 0
+        self._refused: list[float] = []
+        self._ran = False
+
+    def pause(self, code: int, now: float, life: Life = NEVER_SERVED) -> float | None:
+        """Seconds until the next start; None: give up.
+
+        What could never start will not on a second try. What has run before may only wait for its port, or a node.
+        What is lost is started again at once; lost again before it has settled, after ever longer pauses.
+        """
+        policy = self._policy
+        if life.served:
+            self.has_run()
+        if life.served >= max(policy.settled_seconds, life.loading):
+            self._lost = 0
+        if code == EXIT_CANNOT_START:
+            self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
+            if not self._ran or len(self._refused) >= len(policy.pauses):
+                return None
+            self._refused.append(now)
+            return policy.pauses[len(self._refused) - 1]
+        self.has_run()
+        self._lost += 1
+        pauses = (0.0, *policy.pauses)
+        return pauses[self._lost - 1] if self._lost <= len(pauses) else None
+
+    def has_run(self) -> None:
+        """It has come up, so that it may again."""
+        self._ran = True
+        self._refused.clear()
+
+    @property
+    def lost(self) -> int:
+        """How often in a row it was lost before it had settled."""
+        return self._lost
+
+
+class GaveUp(Exception):
+    """A process keeps ending; says which, how, and where to look."""
+
+
+class CannotStartNow(Exception):
+    """What served before cannot be started this time; says why."""
+
+
+class Group:
+    """Processes that live and die together: the ranks of one model, or a front end alone."""
+
+    def __init__(
+        self,
+        name: str,
+        programs: Sequence[Program],
+        lifeline: Lifeline,
+        grace_seconds: float,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self.name = name
+        self._programs = programs
+        self._lifeline = lifeline
+        self._grace = grace_seconds
+        self._silence = silence_seconds
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._watcher = Watcher()
+        self._monitors: dict[str, Monitor] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+
+    def program(self, name: str) -> Program:
+        return next(program for program in self._programs if program.name == name)
+
+    @property
+    def serves(self) -> bool:
+        """Whether every process says that it does its work now."""
+        return self._watcher.all_serve
+
+    def life(self, now: float) -> Life:
+        """Of the last start."""
+        served_at = self._watcher.served_at or now
+        return Life(served_at - self._started_at, now - served_at)
+
+    async def start(self) -> None:
+        self._started_at, self._watcher = time.monotonic(), Watcher()
+        for program in self._programs:
+            monitor = self._monitor(program)
+            self._running[program.name] = await asyncio.create_subprocess_exec(
+                *program.arguments,
+                env={
+                    **QUIET,
+                    **os.environ,
+                    **program.environment,
+                    **self._lifeline.environment(),
+                    **monitor.environment(),
+                },
+                stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
+                pass_fds=tuple(program.descriptors),
+                start_new_session=True,
+            )
+            if stream := self._running[program.name].stdin:
+                stream.write(program.told.encode() + b"\n")
+                stream.close()
+            pid = self._running[program.name].pid
+            log.debug("started %s as process %d", program.name, pid)
+            if program.processes == 1:
+                self._watcher.add(Watched(program.name, monitor, self._silence, pid))
+            else:
+                for rank in range(program.processes):
+                    self._watcher.add(Watched(f"rank {rank}", monitor, self._silence, place=rank))
+        self._watching = asyncio.create_task(self._watcher.run())
+
+    async def ended(self) -> tuple[str, int]:
+        """Wait for the first member to end, then end the rest: its name and exit code."""
+        waits = {asyncio.create_task(process.wait()): name for name, process in self._running.items()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        first = next(iter(done))
+        await self.stop()
+        return waits[first], first.result()
+
+    async def stop(self) -> None:
+        """Ask, wait, then kill: bounded by the grace time."""
+        await self._stop_watching()
+        alive = [process for process in self._running.values() if process.returncode is None]
+        for process in alive:
+            _signal(process, signal.SIGTERM)
+        if alive:
+            _, late = await asyncio.wait(
+                [asyncio.create_task(process.wait()) for process in alive], timeout=self._grace
+            )
+            for process in alive:
+                if process.returncode is None:
+                    log.warning("process %d did not end within %g s: killing it", process.pid, self._grace)
+                    _signal(process, signal.SIGKILL)
+            if late:
+                await asyncio.wait(late)
+        self._running.clear()
+
+    def _monitor(self, program: Program) -> Monitor:
+        """One for all starts of a program."""
+        if program.name not in self._monitors:
+            self._monitors[program.name] = Monitor(self._lifeline.path.parent, program.processes)
+        self._monitors[program.name].reset()
+        return self._monitors[program.name]
+
+    async def _stop_watching(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        self._watcher.drop_all()
+
+
+class Supervisor:
+    def __init__(self, ranks: Group, front_end: Group, policy: RestartPolicy | None = None) -> None:
+        self._groups = {"ranks": ranks, "front end": front_end}
+        self._policy = policy or RestartPolicy()
+        self._stopping = asyncio.Event()
+
+    @property
+    def front_end_serves(self) -> bool:
+        return self._groups["front end"].serves
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, on_start: Callable[[], object] | None = None) -> None:
+        """Run until `stop`, or raise GaveUp. Leaves nothing behind either way."""
+        keepers = [asyncio.create_task(self._keep(group)) for group in self._groups.values()]
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            if on_start:
+                on_start()
+            done, _ = await asyncio.wait([*keepers, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*keepers, stopped):
+                task.cancel()
+            await asyncio.gather(*keepers, stopped, return_exceptions=True)
+            # The front end goes first: it can tell its clients while the engine still answers.
+            for group in reversed(self._groups.values()):
+                await group.stop()
+
+    async def _keep(self, group: Group) -> None:
+        restarts = Restarts(self._policy)
+        while True:
+            try:
+                await group.start()
+                name, code = await group.ended()
+                reason = group.program(name).reason() if code == EXIT_CANNOT_START else ""
+                life = group.life(time.monotonic())
+            except CannotStartNow as error:
+                code, reason, life = EXIT_CANNOT_START, str(error), NEVER_SERVED
+            pause = restarts.pause(code, time.monotonic(), life)
+            if pause is None:
+                raise GaveUp(
+                    reason
+                    or f"{name} ended {restarts.lost} times in a row, last with {describe_exit(code)}; "
+                    "its log lines above say why"
+                )
+            said = reason or f"{name} ended with {describe_exit(code)}"
+            log.warning("%s: starting the %s again%s", said, group.name, f" in {pause:g} s" if pause else "")
+            await asyncio.sleep(pause)
+
+
+def describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

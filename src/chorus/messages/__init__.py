@@ -1,0 +1,1 @@
+"""What travels between processes: one file per link, with its conversions."""

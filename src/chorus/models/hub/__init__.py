@@ -1,0 +1,1 @@
+"""Models on Hugging Face: whole, or the part that one machine needs."""

@@ -1,0 +1,116 @@
+"""Hugging Face models, kept in huggingface_hub's own cache, so that other tools share them.
+
+Its settings hold: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Only files that are needed are fetched, code never.
+
+Every process that knows models imports this, few ask the hub: the library, half a second of processor time, stays
+behind `hub_client` until one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from chorus.models.errors import ModelError
+from chorus.models.tensors import INDEX_FILE, WEIGHTS_GLOB
+from chorus.models.values import ProgressCallback, ignore_progress
+
+DESCRIPTIONS = ("*.json", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    id: str
+    revisions: tuple[str, ...]
+    path: Path
+    nbytes: int
+
+
+def fetch_model(
+    model_id: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    progress: ProgressCallback = ignore_progress,
+    offline: bool | None = None,
+) -> Path:
+    """The snapshot folder of a model, with what is missing downloaded; from the cache alone where offline."""
+    from chorus.models.hub import client  # see above
+
+    if is_offline(offline):
+        return client.cached_model(model_id, revision, weights)
+    return client.fetch_model(model_id, revision, weights, progress)
+
+
+def fetch_files(
+    model_id: str,
+    revision: str | None,
+    filenames: Iterable[str],
+    *,
+    progress: ProgressCallback = ignore_progress,
+    offline: bool | None = None,
+) -> Path:
+    """The snapshot folder with at least these files in it: for a rank, those that hold its tensors."""
+    from chorus.models.hub import client
+
+    names = sorted(set(filenames))
+    if not names or any(Path(name).name != name for name in names):
+        raise ModelError(f"{names} are no file names of {model_id}; name files at the top of the repository.")
+    if is_offline(offline):
+        return client.cached_files(model_id, revision, names)
+    return client.fetch_files(model_id, revision, names, progress)
+
+
+def file_sizes(model_id: str, revision: str | None) -> dict[str, int | None]:
+    """Every file of a repository, as the hub tells it."""
+    from chorus.models.hub import client
+
+    return client.file_sizes(model_id, revision)
+
+
+def cached_models() -> list[CachedModel]:
+    """The language models in the cache; repositories without a config.json or weights are something else."""
+    if not Path(constants.HF_HUB_CACHE).is_dir():
+        return []
+    from chorus.models.hub import client
+
+    return client.cached_models()
+
+
+def remove_cached(model_id: str, revision: str | None = None) -> int:
+    """Deletes a model, or one revision of it, from the cache; answers the bytes that are free again."""
+    from chorus.models.hub import client
+
+    return client.remove_cached(model_id, revision)
+
+
+def is_offline(asked: bool | None) -> bool:
+    return bool(constants.HF_HUB_OFFLINE) if asked is None else asked
+
+
+def description_files(names: Iterable[str]) -> list[str]:
+    """Configuration and tokenizer: what says how to use the weights."""
+    return sorted(
+        name for name in names if "/" not in name and any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)
+    )
+
+
+def choose_weights(model_id: str, names: Iterable[str], index: dict[str, str]) -> list[str]:
+    """The files that the index names, or the one form that needs no index; never pickles, never other formats."""
+    present = set(names)
+    if index:
+        chosen = sorted(set(index.values()))
+        if missing := [name for name in chosen if name not in present]:
+            raise ModelError(f"{model_id} lacks {missing[0]}, which its {INDEX_FILE} names; tell its publisher.")
+        return chosen
+    if chosen := sorted(name for name in present if fnmatchcase(name, WEIGHTS_GLOB)):
+        return chosen
+    if gguf := sorted(name for name in present if name.endswith(".gguf")):
+        raise ModelError(
+            f"{model_id} has only GGUF weights; download one, such as {gguf[0]}, and run: chorus models import FILE"
+        )
+    raise ModelError(f"{model_id} has no {WEIGHTS_GLOB}; choose a repository with safetensors weights.")

@@ -1,0 +1,1 @@
+"""A model cut into one folder per rank."""

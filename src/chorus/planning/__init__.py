@@ -1,0 +1,1 @@
+"""Who holds what: model facts, costs, strategies, the planner. No process."""

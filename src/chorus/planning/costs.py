@@ -1,0 +1,343 @@
+"""The planner's cost model: what a run of layers costs a node in memory and time. Pure.
+
+Prefill is bound by the matrix rate, decode by reading weights, keys and values; links add latency and bytes. A stage
+is first when it begins at layer 0 and last when it ends at the last one, so a table over (first, last) knows where
+embedding and head go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chorus.planning.facts import ITEM_BYTES, LayerFacts, ModelFacts, Weights
+from chorus.platform.device import Backend
+from chorus.platform.dtype import DtypePolicy, choose_dtype
+
+MIB = 1 << 20
+CACHE_STEP = 256
+"""Key/value arrays grow by so many tokens at a time."""
+ACTIVATION_WIDTHS = 16
+"""Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
+STATE_BYTES = 4
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or a part of one, that can run a rank."""
+
+    name: str
+    backend: Backend
+    memory: int
+    """Bytes that a rank may take there."""
+    flops: float
+    bandwidth: float
+    """Bytes of weights read per second."""
+    packed_flops: float | None = None
+    """Where quantized products run at another rate."""
+    packed_bandwidth: float | None = None
+    layer_seconds: float = 0.0
+    """What a layer costs however small it is: launching its operations."""
+
+
+@dataclass(frozen=True)
+class Link:
+    latency: float
+    bandwidth: float
+    all_reduce: float | None = None
+    """Seconds of a small sum over all ranks; None where no collective can run."""
+
+
+LOOPBACK = Link(latency=0.0003, bandwidth=2e9, all_reduce=0.0005)
+ETHERNET = Link(latency=0.0006, bandwidth=110e6, all_reduce=0.0008)
+
+
+@dataclass(frozen=True)
+class Links:
+    default: Link = ETHERNET
+    pairs: tuple[tuple[str, str, Link], ...] = ()
+
+    def between(self, one: str, other: str) -> Link:
+        for left, right, link in self.pairs:
+            if {left, right} == {one, other}:
+                return link
+        return self.default
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the plan is made for: the request whose latency counts, and what memory must be kept for."""
+
+    prompt: int = 512
+    output: int = 256
+    concurrency: int = 1
+    context: int = 8192
+    chunk: int = 512
+    reserve: int = 512 * MIB
+    """Bytes left alone on each rank: the interpreter, the runtime, other programs."""
+    dtype: str = "auto"
+
+    @property
+    def chunks(self) -> int:
+        """Prefill forwards before all concurrent requests have their first token."""
+        return max(1, math.ceil(self.prompt / self.chunk)) * self.concurrency
+
+    @property
+    def chunk_tokens(self) -> int:
+        return math.ceil(self.prompt / max(1, math.ceil(self.prompt / self.chunk)))
+
+    @property
+    def cached_tokens(self) -> int:
+        """What a sequence's keys and values take room for."""
+        return math.ceil(self.context / CACHE_STEP) * CACHE_STEP
+
+    @property
+    def mean_length(self) -> int:
+        return min(self.context, self.prompt + self.output // 2)
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """Over all runs of layers [i, j) of one node. Equal only to itself."""
+
+    node: Node
+    policies: tuple[DtypePolicy, DtypePolicy]
+    """What is done when the unpacked weights fit, and otherwise."""
+    unpacked: NDArray[np.bool_]
+    weights: Matrix
+    cache: Matrix
+    activations: Matrix
+    need: Matrix
+    prefill: Matrix
+    """Seconds of one prefill chunk."""
+    decode: Matrix
+    """Seconds of one decode step."""
+
+    request: Matrix
+    """Seconds of a whole request: its first prefill chunk and all its decode steps."""
+    costs: tuple[PolicyCosts, PolicyCosts]
+    """Under each of the policies."""
+
+    def policy(self, first: int, last: int) -> DtypePolicy:
+        return self.policies[0 if self.unpacked[first, last] else 1]
+
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        return self.need <= self.node.memory
+
+    @cached_property
+    def request_runs(self) -> Matrix:
+        return runs_only(self.request, self.fits)
+
+    @cached_property
+    def request_band(self) -> Matrix:
+        return band_of(self.request_runs)
+
+    @cached_property
+    def prefill_band(self) -> Matrix:
+        return band_of(runs_only(self.prefill, self.fits))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyCosts:
+    """Bytes held and read under one dtype policy, over all runs of layers."""
+
+    weights: Matrix
+    prefill_read: Matrix
+    decode_read: Matrix
+    cache: Matrix
+    cache_read: Matrix
+    item: int
+
+
+def runs_only(costs: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
+    """Infinite where a run is empty or not allowed."""
+    size = len(costs)
+    return np.where(allowed & (np.arange(size)[:, None] < np.arange(size)[None, :]), costs, np.inf)
+
+
+def band_of(runs: Matrix) -> Matrix:
+    """[d - 1, j]: the run of d layers that ends before layer j, up to the longest run that is possible at all.
+
+    A node rarely holds all layers, so this is much less than the whole table.
+    """
+    size = len(runs)
+    starts, ends = np.nonzero(np.isfinite(runs))
+    longest = int((ends - starts).max(initial=0))
+    end = np.arange(size)[None, :]
+    begin = end - np.arange(1, longest + 1)[:, None]
+    return np.where(begin >= 0, runs[np.maximum(begin, 0), end], np.inf)
+
+
+def stage_tables(facts: ModelFacts, nodes: Sequence[Node], work: Workload) -> list[StageTable]:
+    """One for each node; what depends on the model alone is computed once."""
+    known: dict[tuple[str, bool], PolicyCosts] = {}
+    effort = model_effort(facts, work)
+    return [stage_table(facts, node, work, known, effort) for node in nodes]
+
+
+def stage_table(
+    facts: ModelFacts,
+    node: Node,
+    work: Workload,
+    known: dict[tuple[str, bool], PolicyCosts] | None = None,
+    effort: Effort | None = None,
+) -> StageTable:
+    policies = policies_of(facts, node, work)
+    known = {} if known is None else known
+    for policy in policies:
+        if (policy.dtype, policy.dequantize) not in known:
+            known[policy.dtype, policy.dequantize] = policy_costs(facts, policy, work)
+    roomy, tight = (known[policy.dtype, policy.dequantize] for policy in policies)
+    effort = effort or model_effort(facts, work)
+    activations = _activations(facts, node, roomy.item, work)
+    unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory
+    times = [
+        stage_times(node, effort, costs, is_packed(facts, policy))
+        for costs, policy in zip((roomy, tight), policies, strict=True)
+    ]
+    prefill = np.where(unpacked, times[0][0], times[1][0])
+    decode = np.where(unpacked, times[0][1], times[1][1])
+    weights = np.where(unpacked, roomy.weights, tight.weights)
+    cache = np.where(unpacked, roomy.cache, tight.cache)
+    return StageTable(
+        node=node,
+        policies=policies,
+        unpacked=unpacked,
+        weights=weights,
+        cache=cache,
+        activations=activations,
+        need=weights + cache + activations + work.reserve,
+        prefill=prefill,
+        decode=decode,
+        request=prefill + work.output * decode,
+        costs=(roomy, tight),
+    )
+
+
+def policies_of(facts: ModelFacts, node: Node, work: Workload) -> tuple[DtypePolicy, DtypePolicy]:
+    """The loader's own rule, asked twice: with all the room in the world, and with none."""
+    total = facts.total
+    roomy, tight = (
+        choose_dtype(
+            node.backend,
+            facts.stored_dtype,
+            facts.quantized,
+            total.stored,
+            total.elements * ITEM_BYTES["float32"],
+            total.elements * ITEM_BYTES["bfloat16"],
+            budget,
+            work.dtype,
+        )
+        for budget in (total.elements * 8, -1)
+    )
+    return roomy, tight
+
+
+def activation_item(facts: ModelFacts, policy: DtypePolicy) -> int:
+    return ITEM_BYTES[facts.stored_dtype if policy.dtype == "stored" else policy.dtype]
+
+
+def is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
+    return facts.quantized and not policy.dequantize
+
+
+def sums_over_runs(values: Sequence[float]) -> Matrix:
+    """[i, j]: the sum over layers i to j - 1."""
+    ends = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    return ends[None, :] - ends[:, None]
+
+
+def _with_ends(runs: Matrix, first: float, last: float) -> Matrix:
+    runs = runs.copy()
+    runs[0, :] += first
+    runs[:, -1] += last
+    return runs
+
+
+def _read(layer: LayerFacts, policy: DtypePolicy, tokens: int) -> float:
+    whole, routed = layer.weights.bytes_under(policy), layer.experts.bytes_under(policy)
+    return whole - routed * (1 - layer.read_share(tokens))
+
+
+def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> PolicyCosts:
+    item = activation_item(facts, policy)
+    head = head_weights(facts).bytes_under(policy)
+    around = facts.around.bytes_under(policy)
+    layers = facts.layers
+    weights = _with_ends(
+        sums_over_runs([layer.weights.bytes_under(policy) for layer in layers]) + around,
+        facts.embedding.bytes_under(policy),
+        head,
+    )
+    if facts.tied:
+        weights[0, -1] -= facts.tokens.bytes_under(policy)  # one copy where both ends are on one rank
+    per_sequence = [
+        layer.cache.numbers(work.cached_tokens) * item + layer.cache.state * (STATE_BYTES - item) for layer in layers
+    ]
+    return PolicyCosts(
+        weights=weights,
+        prefill_read=sums_over_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
+        decode_read=_with_ends(sums_over_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
+        cache=sums_over_runs(per_sequence) * work.concurrency,
+        cache_read=sums_over_runs([layer.cache.numbers(work.mean_length) * item for layer in layers])
+        * work.concurrency,
+        item=item,
+    )
+
+
+def head_weights(facts: ModelFacts) -> Weights:
+    return facts.tokens + facts.head if facts.tied else facts.head
+
+
+def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Matrix:
+    tokens = max(work.chunk_tokens, work.concurrency)
+    inside = float(tokens * ACTIVATION_WIDTHS * facts.hidden * item)
+    if node.backend == "cpu":
+        inside += facts.heads * work.chunk_tokens * work.context * item  # scores are made in full there
+    logits = float(work.concurrency * facts.vocabulary * ITEM_BYTES["float32"] * 2)
+    size = len(facts.layers) + 1
+    return _with_ends(np.full((size, size), inside), 0, logits)
+
+
+@dataclass(frozen=True, eq=False)
+class Effort:
+    """Floating-point operations over all runs of layers, whatever the node."""
+
+    products: Matrix
+    """Of a prefill chunk with the weights."""
+    attention: Matrix
+    """Of a prefill chunk with keys and values."""
+    step: Matrix
+    """Of a decode step, head included."""
+    layers: Matrix
+    """How many layers a run has."""
+
+
+def model_effort(facts: ModelFacts, work: Workload) -> Effort:
+    active = sums_over_runs([2.0 * layer.active_elements for layer in facts.layers])
+    layers = sums_over_runs([1.0] * len(facts.layers))
+    head = 2.0 * head_weights(facts).elements
+    return Effort(
+        products=active * work.chunk_tokens,
+        attention=4.0 * facts.hidden * work.chunk_tokens * work.prompt / 2 * layers,
+        step=_with_ends(active, 0, head) * work.concurrency,
+        layers=layers,
+    )
+
+
+def stage_times(node: Node, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
+    """(one prefill chunk, one decode step)."""
+    flops = (packed and node.packed_flops) or node.flops
+    bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
+    launches = node.layer_seconds * effort.layers
+    prefill = np.maximum(effort.products / flops, costs.prefill_read / bandwidth) + effort.attention / node.flops
+    decode = np.maximum(costs.decode_read / bandwidth, effort.step / flops) + costs.cache_read / node.bandwidth
+    return prefill + launches, decode + launches

@@ -1,0 +1,240 @@
+"""What the planner must know about a model, from its config.json and the headers of its weight files alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from chorus.models.description import context_length
+from chorus.models.errors import ModelError
+from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
+from chorus.models.tensors import TensorInfo, read_json, tensor_index
+from chorus.planning.cache_sizes import CacheFacts, cache_of_layer, text_config
+from chorus.platform.dtype import DtypePolicy
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "dim")
+_TOP_K_KEYS = (
+    *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+    *("num_selected_experts", "moe_router_topk"),
+)
+_HEAD_KEYS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
+_GROUP_KEYS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_attention_groups", "n_head_kv")
+_EXPERT = re.compile(r"(?<!shared_)experts?\.|switch_mlp\.|switch_glu\.")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Some tensors, counted so that every dtype policy can be applied to them."""
+
+    stored: int = 0
+    """Bytes when left as they are."""
+    packed: int = 0
+    """Of these, bytes of quantized numbers and other integers, which no change of dtype touches."""
+    floating: int = 0
+    """Floating-point numbers, scales and biases of quantized tensors among them."""
+    elements: int = 0
+    """Numbers once quantized tensors are unpacked; their scales and biases are gone then."""
+
+    def __add__(self, other: Weights) -> Weights:
+        return Weights(
+            self.stored + other.stored,
+            self.packed + other.packed,
+            self.floating + other.floating,
+            self.elements + other.elements,
+        )
+
+    def bytes_under(self, policy: DtypePolicy) -> int:
+        if policy.dtype == "stored":
+            return self.stored
+        size = ITEM_BYTES[policy.dtype]
+        return self.elements * size if policy.dequantize else self.packed + self.floating * size
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    weights: Weights
+    cache: CacheFacts
+    experts: Weights = Weights()
+    """The part of the weights that are routed experts."""
+    experts_per_token: int = 1
+    expert_count: int = 1
+
+    def read_share(self, tokens: int) -> float:
+        """The part of the expert weights that a forward of so many tokens touches."""
+        missed = (1 - self.experts_per_token / self.expert_count) ** tokens
+        return 1 - missed
+
+    @property
+    def active_elements(self) -> float:
+        """Numbers that take part in the product for one token."""
+        idle = self.experts.elements * (1 - self.experts_per_token / self.expert_count)
+        return self.weights.elements - idle
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    name: str
+    model_type: str
+    layers: tuple[LayerFacts, ...]
+    embedding: Weights
+    head: Weights
+    """What is read after the layers; of a tied head, nothing but what it has besides the embedding."""
+    tied: bool
+    tokens: Weights
+    """The part of the embedding that a tied head uses again."""
+    around: Weights
+    """Small parts outside the layers, held by every stage."""
+    hidden: int
+    vocabulary: int
+    heads: int
+    groups: int
+    """Key/value heads: the units of a tensor split."""
+    context: int
+    stored_dtype: str
+    quantized: bool
+
+    @cached_property
+    def total(self) -> Weights:
+        return sum((layer.weights for layer in self.layers), self.embedding + self.head + self.around)
+
+    def shrunk_to_bits(self, bits: float) -> ModelFacts:
+        """The same model quantized to so many bits per number, scales included; the embedding too."""
+
+        def shrink(weights: Weights) -> Weights:
+            packed = int(weights.elements * bits / 8)
+            return Weights(packed, packed, 0, weights.elements)
+
+        layers = tuple(
+            replace(layer, weights=shrink(layer.weights), experts=shrink(layer.experts)) for layer in self.layers
+        )
+        return replace(self, layers=layers, embedding=shrink(self.embedding), head=shrink(self.head), quantized=True)
+
+
+def read_facts(path: Path, name: str | None = None) -> ModelFacts:
+    """Of the model in a folder. Reads config.json and the headers of the weight files, no weights."""
+    return facts_of(read_json(path / "config.json"), tensor_index(path), name or path.name)
+
+
+def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name: str) -> ModelFacts:
+    text = text_config(config)
+    own = {key: info for key, info in tensors.items() if not is_foreign(key)}
+    counted = {key: _count(key, info, own, config) for key, info in own.items()}
+    indices = layers_of_names(own)
+    count = layer_count(config, indices)
+    if not count:
+        raise ModelError(f"{name} has no tensors named like layers (layers.0., h.0., blocks.0.): it cannot be planned.")
+    members: list[dict[str, TensorInfo]] = [{} for _ in range(count)]
+    outside: dict[str, TensorInfo] = {}
+    for key, info in own.items():
+        index = indices.get(key)
+        if index is None:
+            outside[key] = info
+        elif index < count:
+            members[index][key] = info
+    tied = is_tied(config, own)
+    places = {key: place_of(key, len(info.shape)) for key, info in outside.items()}
+    heads = int(_scalar(_first(text, _HEAD_KEYS)) or 1)
+    return ModelFacts(
+        name=name,
+        model_type=str(config.get("model_type")),
+        layers=tuple(_layer(index, layer, counted, text) for index, layer in enumerate(members)),
+        embedding=_sum(counted[key] for key in outside if places[key] == "before"),
+        head=_sum(counted[key] for key in outside if places[key] == "after" and not (tied and _stale_head(key))),
+        tied=tied,
+        tokens=_sum(counted[key] for key in outside if embeds_tokens(key)),
+        around=_sum(counted[key] for key in outside if places[key] == "around"),
+        hidden=int(_first(text, _HIDDEN_KEYS) or 0),
+        vocabulary=int(_first(text, ("vocab_size", "num_vocab", "padded_vocab_size")) or 0),
+        heads=heads,
+        groups=int(_scalar(_first(text, _GROUP_KEYS)) or heads),
+        context=context_length(config),
+        stored_dtype=_main_dtype(own.values()),
+        quantized=any(count.packed for count in counted.values()),
+    )
+
+
+def _layer(
+    index: int, tensors: Mapping[str, TensorInfo], counted: Mapping[str, Weights], config: Mapping[str, Any]
+) -> LayerFacts:
+    inside = {re.split(rf"\.{index}\.|\.\d+\.", f".{key}", maxsplit=1)[1]: info.shape for key, info in tensors.items()}
+    routed = [key for key in tensors if _EXPERT.search(key)]
+    count = _expert_count(routed, tensors)
+    return LayerFacts(
+        weights=_sum(counted[key] for key in tensors),
+        cache=cache_of_layer(index, inside, config),
+        experts=_sum(counted[key] for key in routed),
+        experts_per_token=min(count, int(_scalar(_first(_with_ffn(config), _TOP_K_KEYS)) or count)),
+        expert_count=count,
+    )
+
+
+def _stale_head(key: str) -> bool:
+    """A checkpoint may store a copy that a tied model drops."""
+    return "lm_head" in key
+
+
+def _with_ffn(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("ffn_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def _expert_count(routed: Iterable[str], tensors: Mapping[str, TensorInfo]) -> int:
+    """Stacked experts are the first dimension of their tensors; separate ones are numbered."""
+    numbered = [int(match[1]) for key in routed if (match := re.search(r"experts\.(\d+)\.", key))]
+    stacked = [info.shape[0] for key in routed if len((info := tensors[key]).shape) == 3]
+    return max([*(number + 1 for number in numbered), *stacked], default=1)
+
+
+def _count(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Weights:
+    numbers = math.prod(info.shape)
+    module, _, part = key.rpartition(".")
+    scales = tensors.get(f"{module}.scales")
+    if scales is not None and part == "weight":
+        group = _group_size(module, config)
+        return Weights(info.nbytes, info.nbytes, 0, math.prod(scales.shape) * group)
+    if scales is not None and part in ("scales", "biases"):
+        if info.dtype in _FLOATING:
+            return Weights(info.nbytes, 0, numbers, 0)
+        return Weights(info.nbytes, info.nbytes, 0, 0)
+    if part.endswith("_blocks"):
+        return Weights(info.nbytes, info.nbytes, 0, 2 * info.nbytes)  # two 4-bit numbers to a byte
+    if info.dtype.startswith("F8_E4M3"):
+        return Weights(2 * numbers, 0, numbers, numbers)  # unpacked to bfloat16 as it is loaded
+    if info.dtype in _FLOATING:
+        return Weights(info.nbytes, 0, numbers, numbers)
+    return Weights(info.nbytes, info.nbytes, 0, 0)
+
+
+def _group_size(module: str, config: Mapping[str, Any]) -> int:
+    settings = config.get("quantization") or config.get("quantization_config") or {}
+    own = settings.get(module)
+    return int((own if isinstance(own, dict) else settings).get("group_size") or settings.get("group_size") or 64)
+
+
+def _main_dtype(tensors: Iterable[TensorInfo]) -> str:
+    sizes: dict[str, int] = {}
+    for info in tensors:
+        if info.dtype in _DTYPE_NAMES:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    return _DTYPE_NAMES[max(sizes, key=lambda name: sizes[name])] if sizes else "bfloat16"
+
+
+def _sum(parts: Iterable[Weights]) -> Weights:
+    return sum(parts, Weights())
+
+
+def _first(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+def _scalar(value: Any) -> Any:
+    """The largest, where a configuration has one number per layer."""
+    return max(value) if isinstance(value, list) and value else value

@@ -1,0 +1,1 @@
+"""What `chorus doctor` looks at."""

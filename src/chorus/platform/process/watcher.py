@@ -1,0 +1,102 @@
+"""Looks after processes by their beats, and kills those that are dead without having ended.
+
+What happens then is what always happens when a process ends: whoever waits for it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, verdict
+
+log = logging.getLogger("chorus.watch")
+
+LOOK_SECONDS = 0.5
+LATE_SECONDS = 1.0
+"""A watcher that comes so much later than it meant to was itself held up, and so perhaps was everybody."""
+
+
+@dataclass
+class Watched:
+    name: str
+    monitor: Monitor
+    silence: float
+    pid: int | None = None
+    """None: the beat tells it, for a process that somebody else started for us."""
+    place: int = 0
+    death: str = ""
+    """Why it was killed, once it was."""
+    seen: Seen | None = None
+    process: psutil.Process | None = field(default=None, repr=False)
+
+    @property
+    def beat(self) -> Beat:
+        return self.monitor.read(self.place)
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self._watched: list[Watched] = []
+        self.served_at: float | None = None
+        """When all were first seen to serve."""
+
+    def add(self, watched: Watched) -> None:
+        self._watched.append(watched)
+
+    def drop(self, watched: Watched) -> None:
+        self._watched.remove(watched)
+
+    def drop_all(self) -> None:
+        self._watched.clear()
+
+    @property
+    def all_serve(self) -> bool:
+        return bool(self._watched) and all(watched.beat.phase is Phase.SERVING for watched in self._watched)
+
+    async def run(self) -> None:
+        """For ever."""
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            for watched in self._watched:
+                look(watched, now, late=now - due > LATE_SECONDS)
+            if self.served_at is None and self.all_serve:
+                self.served_at = now
+            due = now + LOOK_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def look(watched: Watched, now: float, late: bool = False) -> None:
+    """One look at one process, at whose end it may have been killed; `late`: what went before does not count."""
+    beat = watched.beat
+    watched.seen = Seen.at(now, beat) if late or watched.seen is None else watched.seen.then(beat, now)
+    found = verdict(watched.seen, _state(watched, beat), now, watched.silence)
+    if found is Verdict.ALIVE or watched.death or watched.process is None:
+        return
+    doing = watched.seen.beat.phase.name.lower()
+    watched.death = f"{found.value}: no sign of life for {_quiet(watched.seen, now):.1f} s while {doing}"
+    log.error("%s (process %d) is %s; killing it", watched.name, watched.process.pid, watched.death)
+    with contextlib.suppress(psutil.Error):
+        watched.process.kill()
+
+
+def _quiet(seen: Seen, now: float) -> float:
+    return now - (min(seen.since, seen.loop_since) if seen.beat.loop_tick else seen.since)
+
+
+def _state(watched: Watched, beat: Beat) -> State:
+    try:
+        if watched.process is None and (pid := watched.pid or beat.pid):
+            watched.process = psutil.Process(pid)
+        status = watched.process.status() if watched.process else psutil.STATUS_RUNNING
+    except psutil.Error:
+        return State.GONE
+    if status == psutil.STATUS_STOPPED:
+        return State.STOPPED
+    return State.GONE if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else State.RUNNING

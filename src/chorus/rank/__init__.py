@@ -1,0 +1,1 @@
+"""One rank: loads its part of the model, runs steps on it, owns its caches."""

@@ -1,0 +1,1 @@
+"""The keys, values and states of sequences, alone and in batches."""

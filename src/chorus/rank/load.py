@@ -1,0 +1,233 @@
+"""Brings one rank's part of a model into memory: only its own tensors are read, each once, none left random."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from chorus import platform
+from chorus.models import ModelError
+from chorus.models.description import context_length
+from chorus.models.layer_names import files_for_layers, layers_of_names
+from chorus.models.preshard.folder import Division, is_preshard, open_preshard
+from chorus.models.tensors import read_header, weight_files, weight_map
+from chorus.platform.dtype import DtypePolicy, choose_dtype, planned_policy
+from chorus.platform.memory import device_memory
+from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
+from chorus.rank.tensor.divide import TensorPlan, shard_model
+from chorus.rank.tensor.preshard import load_stored_slices
+from chorus.rank.tensor.stored_slices import LateSlices, SliceReader, stored_parameters
+from chorus.rank.upstream import weights as upstream
+from chorus.rank.upstream.decoders import build
+
+log = logging.getLogger("chorus.rank")
+
+
+class LoadError(Exception):
+    """The model cannot be loaded as asked: names the thing and the remedy."""
+
+
+@dataclass(frozen=True)
+class LoadedShard:
+    stage: Stage
+    config: dict[str, Any]
+    policy: DtypePolicy
+    weight_bytes: int
+    context_length: int
+    vocabulary: int
+
+
+Progress = Callable[[int, int], None]
+"""Bytes read so far, bytes in all."""
+
+
+def load_shard(
+    path: Path,
+    layers: Callable[[int], range],
+    *,
+    dtype: str = "auto",
+    policy: str | None = None,
+    memory_fraction: float = 0.8,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> LoadedShard:
+    """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline).
+
+    `policy` is what a plan decided about the number type; without one, `dtype` and the free memory decide.
+    """
+    own, mapping = layers(total := stored_layers(path)), weight_map(path)
+    # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
+    # trips over those, so they are hidden whole.
+    hidden = _partial_tensors(path, mapping, own)
+    _check_files(path, mapping, own, total)
+    try:
+        lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code, wanted=lambda name: name not in hidden)
+        stage = Stage(lazy.model, own.start, own.stop)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise LoadError(f"cannot load the model in {path}: {error}") from error
+    _check_complete(path, lazy, own)
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
+
+
+def load_slices(
+    path: Path,
+    plan: TensorPlan,
+    group: mx.distributed.Group,
+    layers: Callable[[int], range] = range,
+    *,
+    dtype: str = "auto",
+    policy: str | None = None,
+    memory_fraction: float = 0.8,
+    trust_remote_code: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> LoadedShard:
+    """Load this rank's slice of every layer that `layers(total)` names (tensor; with fewer than all, hybrid); what
+    other ranks hold is not read from disk.
+    """
+    whole = range(total := stored_layers(path))
+    own = layers(total)
+    slices = LateSlices()
+    _check_files(path, weight_map(path), whole, total)
+    try:
+        if stored_apart := is_preshard(path):
+            lazy = load_stored_slices(path, plan, group, trust_remote_code=trust_remote_code)
+            _check_complete(path, lazy, whole)
+        else:
+            lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
+            _check_complete(path, lazy, whole)
+            shard_model(lazy.model, lazy.config, plan, group, read=slices.note)
+        stage = Stage(lazy.model, own.start, own.stop)
+        if not stored_apart:
+            slices.read(lazy.model, SliceReader(stored_parameters(path, lazy.config)))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise LoadError(f"cannot load the model in {path}: {error}") from error
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
+
+
+def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequence[int] | None) -> Path:
+    """Where this rank's tensors are: the model's folder, or of a presharded one the part that was made for it."""
+    if not is_preshard(path):
+        return path
+    try:
+        return open_preshard(path, rank, Division.of(split, weights))
+    except ModelError as error:
+        raise LoadError(str(error)) from error
+
+
+def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
+    missing = sorted(name for name, _ in tree_flatten(lazy.model.parameters()) if name not in lazy.loaded)
+    if missing:
+        raise LoadError(f"{path} lacks {len(missing)} tensors of layers {own.start}-{own.stop - 1}, first {missing[0]}")
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """In which number type: as a plan decided, or where there is none by our own rule."""
+
+    dtype: str
+    planned: str | None
+    memory_fraction: float
+
+    def policy(self, model: nn.Module) -> DtypePolicy:
+        available = device_memory(mx).available
+        if self.planned is None:
+            return _choose_dtype(model, self.dtype, int(available * self.memory_fraction))
+        chosen = planned_policy(self.planned)
+        needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
+        if needed > available:
+            raise LoadError(
+                f"the plan unpacks the weights to {needed / 2**20:.0f} MiB and {available / 2**20:.0f} MiB are free: "
+                "end other programs, or start with --dtype stored"
+            )
+        return chosen
+
+
+def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Numbers, progress: Progress) -> LoadedShard:
+    policy = numbers.policy(lazy.model)
+    _apply(lazy.model, policy)
+    weight_bytes = _read(path, lazy.model, progress)
+    config = lazy.config
+    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config))
+
+
+def _check_files(path: Path, mapping: Mapping[str, str], own: range, total: int) -> None:
+    """A truncated file is told by the tensor it lacks, before anything is read."""
+    names = files_for_layers(mapping, own, total) if mapping else [f.name for f in weight_files(path)]
+    try:
+        for name in names:
+            if (path / name).is_file():
+                read_header(path / name)
+    except ModelError as error:
+        raise LoadError(str(error)) from error
+
+
+def _partial_tensors(path: Path, mapping: Mapping[str, str], own: range) -> set[str]:
+    """The tensors of far layers of which some lie in a file that is not there."""
+    absent = {file for file in set(mapping.values()) if not (path / file).is_file()}
+    indices = layers_of_names(mapping)
+    partial = {layer for name, layer in indices.items() if mapping[name] in absent} - set(own)
+    return {name for name, layer in indices.items() if layer in partial}
+
+
+def stored_layers(path: Path) -> int:
+    """How many layers the model in a folder has, without reading any of them."""
+    try:
+        config = upstream.read_config(path)
+        return config_layers(config) or layer_count(build(config))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"cannot read the model in {path}: {error}") from error
+
+
+def vocabulary(config: dict[str, Any]) -> int:
+    """How many token ids there are; 0 where the configuration does not say."""
+    text = {**config, **(config.get("text_config") or {})}
+    return int(text.get("vocab_size") or 0)
+
+
+def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
+    parameters = tree_flatten(model.parameters())
+    stored = sum(array.nbytes for _, array in parameters)
+    elements = upstream.count_elements(model)
+    floating = next((a.dtype for _, a in parameters if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
+    return choose_dtype(
+        backend=platform.device.backend(),
+        stored_dtype=str(floating).rpartition(".")[2],
+        quantized=upstream.is_quantized(model),
+        stored_bytes=stored,
+        dequantized_float32_bytes=elements * 4,
+        dequantized_bf16_bytes=elements * 2,
+        budget=budget,
+        wanted=wanted,
+    )
+
+
+def _apply(model: nn.Module, policy: DtypePolicy) -> None:
+    """Only changes the graph; nothing is read or computed yet."""
+    if policy.dtype != "stored":
+        # Scales first, so that dequantizing happens in the final precision and loses nothing.
+        model.set_dtype(getattr(mx, policy.dtype))
+    if policy.dequantize:
+        upstream.dequantize(model, getattr(mx, policy.dtype))
+
+
+def _read(path: Path, model: nn.Module, progress: Progress) -> int:
+    """Compute the parameters one by one, so that the peak stays one tensor above the shard itself."""
+    parameters = tree_flatten(model.parameters())
+    total = sum(array.nbytes for _, array in parameters)
+    done = 0
+    for name, array in parameters:
+        try:
+            mx.eval(array)
+        except RuntimeError as error:
+            raise LoadError(f"cannot read tensor {name} from {path}: {error}") from error
+        done += array.nbytes
+        progress(done, total)
+    mx.clear_cache()
+    return total

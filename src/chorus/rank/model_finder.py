@@ -1,0 +1,34 @@
+"""Where a rank looks for the model it is told to load: a leader elsewhere cannot know the folders of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from chorus.cluster.agent.model_files import NoModel, named_model
+from chorus.messages.proto import rank_pb2 as wire
+
+ModelFinder = Callable[[wire.LoadRequest], Path]
+
+
+def leaders_path(request: wire.LoadRequest) -> Path:
+    """For ranks of one machine, started by the same user as their leader."""
+    return Path(request.model_path)
+
+
+def model_finder(path: Path | None, own_store: bool, trust_remote_code: bool = False) -> ModelFinder:
+    """A folder that the agent chose; or the store, by name, for leaders that nobody has authenticated. Those may ask
+    for a model's own code only where the owner of this machine has allowed it.
+    """
+    if path:
+        return lambda request: path
+    return (lambda request: _in_own_store(request, trust_remote_code)) if own_store else leaders_path
+
+
+def _in_own_store(request: wire.LoadRequest, trust_remote_code: bool) -> Path:
+    if request.trust_remote_code and not trust_remote_code:
+        raise ValueError(f"{request.model} may not run its own code here: start this rank with --trust-remote-code")
+    try:
+        return named_model(request.model)
+    except NoModel as error:
+        raise ValueError(str(error)) from error

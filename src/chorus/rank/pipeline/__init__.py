@@ -1,0 +1,1 @@
+"""A run of layers of any mlx-lm decoder."""

@@ -1,0 +1,33 @@
+"""Sampled tokens that are still inside the graph, for forwards that are built before anybody has read them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from chorus.messages.rank import Drop, Step
+
+
+class GraphTokens:
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[mx.array, int]] = {}
+        """Where a sequence's last token is: the sampled array and the row in it."""
+
+    def of(self, step: Step) -> mx.array | None:
+        """What to feed where the step itself does not say; None when it does for every sequence."""
+        for operation in step.operations:
+            if isinstance(operation, Drop):
+                self._last.pop(operation.sequence, None)
+        if all(feed.tokens for feed in step.feeds):
+            return None
+        parts = [self._last[feed.sequence] if not feed.tokens else (_array(feed.tokens), 0) for feed in step.feeds]
+        first = parts[0][0]
+        if len(first) == len(parts) and all(array is first and row == i for i, (array, row) in enumerate(parts)):
+            return first[:, None]
+        return mx.concatenate([array[row : row + 1] for array, row in parts])[:, None]
+
+    def note(self, step: Step, tokens: mx.array) -> None:
+        self._last.update({number: (tokens, row) for row, number in enumerate(step.sequences)})
+
+
+def _array(tokens: tuple[int, ...]) -> mx.array:
+    return mx.array(tokens, dtype=mx.uint32)

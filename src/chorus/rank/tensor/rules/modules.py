@@ -1,0 +1,112 @@
+"""What a module becomes once its parameters are divided.
+
+Each class here stands in front of the module's own class, so that the module keeps its parameters' names, its
+attributes and its type. What it must know is part of the class, not of the instance: unpacking a quantized layer makes
+a new instance, and that one must behave alike.
+"""
+
+from __future__ import annotations
+
+from functools import cache as memoize
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from chorus.rank.tensor.rules.shares import Range
+from chorus.rank.upstream.weights import PLAIN_FORMS
+
+# What mlx-lm's own division makes of linear layers.
+PLAIN_FORMS[nn.QuantizedAllToShardedLinear] = nn.AllToShardedLinear
+PLAIN_FORMS[nn.QuantizedShardedToAllLinear] = nn.ShardedToAllLinear
+
+
+def become(module: nn.Module, form: type, **constants: Any) -> None:
+    """Put `form` in front of the module's class, and in front of the class it would have once unpacked."""
+    key = tuple(sorted(constants.items()))
+    original: Any = type(module)
+    module.__class__ = _in_front(form, original, key)
+    unpacked: Any = PLAIN_FORMS.get(original)
+    if unpacked is not None:
+        PLAIN_FORMS[type(module)] = _in_front(form, unpacked, key)
+
+
+@memoize
+def _in_front(form: type, original: Any, constants: tuple[tuple[str, Any], ...]) -> type:
+    return type(original.__name__, (form, original), {"__module__": original.__module__, **dict(constants)})
+
+
+class Grouped:
+    """A layer of upstream's that speaks with the group; its own class keeps that to the instance."""
+
+    group: mx.distributed.Group
+
+
+class Summed:
+    """A block whose output every rank has computed a part of."""
+
+    group: mx.distributed.Group
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        part = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return mx.distributed.all_sum(part, group=self.group)
+
+
+class Padded:
+    """A matrix that kept foreign columns of a shared quantization group at its ends."""
+
+    foreign: Range
+
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        widths = [(0, 0)] * (x.ndim - 1) + [self.foreign]
+        return super().__call__(mx.pad(x, widths), *args, **kwargs)  # type: ignore[misc]
+
+
+class WideNorm:
+    """A norm over the full width, of which this rank has a part."""
+
+    group: mx.distributed.Group
+    width: int
+
+    def __call__(self, x: mx.array) -> mx.array:
+        wide = x.astype(mx.float32)
+        squares = mx.distributed.all_sum(wide.square().sum(axis=-1, keepdims=True), group=self.group)
+        scale = mx.rsqrt(squares / self.width + self.eps)  # type: ignore[attr-defined]
+        return (wide * scale).astype(x.dtype) * self["weight"]  # type: ignore[index]
+
+
+class SplitVocabulary:
+    """Rows of the vocabulary: looking up one gives zeros on all ranks but its owner, logits are gathered."""
+
+    group: mx.distributed.Group
+    rows: tuple[Range, ...]
+    """Of every rank."""
+
+    @property
+    def own(self) -> Range:
+        return self.rows[self.group.rank()]
+
+    def gathered(self, logits: mx.array) -> mx.array:
+        widest = max(stop - start for start, stop in self.rows)
+        start, stop = self.own
+        if stop - start < widest:
+            logits = mx.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, widest - (stop - start))])
+        everybody = mx.distributed.all_gather(logits[None], group=self.group)
+        parts = [everybody[rank, ..., : stop - start] for rank, (start, stop) in enumerate(self.rows)]
+        return mx.concatenate(parts, axis=-1)
+
+
+class SplitHead(SplitVocabulary):
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.gathered(super().__call__(x))  # type: ignore[misc]
+
+
+class SplitEmbedding(SplitVocabulary):
+    def __call__(self, tokens: mx.array) -> mx.array:
+        start, stop = self.own
+        ours = (tokens >= start) & (tokens < stop)
+        found = super().__call__(mx.where(ours, tokens - start, 0))  # type: ignore[misc]
+        return mx.distributed.all_sum(mx.where(ours[..., None], found, mx.zeros_like(found)), group=self.group)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.gathered(super().as_linear(x))  # type: ignore[misc]

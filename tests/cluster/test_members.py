@@ -1,0 +1,127 @@
+"""Nodes as a coordinator keeps them: found at any of their addresses, renewed in time, forgotten when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import socket
+import ssl
+from collections.abc import AsyncIterator
+
+from chorus.cluster.agent import peers
+from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes
+from chorus.cluster.discovery import Announcement
+from chorus.security.identity import Identity, make_request, own_key
+from tests.cluster.harness import Cluster
+
+SECONDS = 120.0
+
+
+@contextlib.asynccontextmanager
+async def _coordinator(made: Cluster, *ports: int) -> AsyncIterator[Nodes]:
+    """One that hears announcements from the test alone."""
+    identity = made.authority.coordinator("test")
+    nodes = Nodes(made.authority, identity, "test", [("127.0.0.1", port) for port in ports], discover=False)
+    await nodes.start()
+    try:
+        yield nodes
+    finally:
+        await nodes.stop()
+
+
+def _announced(made: Cluster, node_id: str, port: int, *addresses: str) -> Announcement:
+    return Announcement(node_id, node_id, "1", "", made.token.tag, addresses or ("127.0.0.1",), port)
+
+
+async def _until(check: object) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not check():  # type: ignore[operator]
+            await asyncio.sleep(0.02)
+
+
+def test_a_node_is_found_at_whichever_of_its_addresses_answers_and_stale_announcements_hold_up_nobody(
+    nodes: Cluster,
+) -> None:
+    """The stale ones lead to a port where somebody takes the connection and never says a word."""
+    _, port = nodes.agent("one")
+
+    async def found() -> tuple[str, tuple[str, int]]:
+        with socket.create_server(("127.0.0.1", 0), backlog=2 * MAX_ANNOUNCED) as silent:
+            async with _coordinator(nodes) as coordinator:
+                for number in range(2 * MAX_ANNOUNCED):
+                    if number == MAX_ANNOUNCED // 2:
+                        coordinator._heard(_announced(nodes, "real", port, "127.99.0.1", "127.99.0.2", "127.0.0.1"))
+                    coordinator._heard(_announced(nodes, f"stale-{number}", silent.getsockname()[1]))
+                (node,) = await coordinator.gather(1, (), SECONDS)
+                assert len(coordinator._keepers) <= MAX_ANNOUNCED
+                return node.name, node.address
+
+    assert asyncio.run(found()) == ("one", ("127.0.0.1", port))
+
+
+def test_an_announcement_that_is_over_is_followed_no_more(nodes: Cluster) -> None:
+    agent, port = nodes.agent("one")
+
+    async def left() -> int:
+        async with _coordinator(nodes) as coordinator:
+            coordinator._heard(_announced(nodes, "hint", port))
+            await coordinator.gather(1, (), SECONDS)
+            coordinator._unheard("hint")
+            assert coordinator.present, "a node that is there stays, announced or not"
+            await asyncio.to_thread(agent.stop)
+            await _until(lambda: not coordinator._keepers)
+            return len(coordinator.problems())
+
+    assert asyncio.run(left()) == 0
+
+
+def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes: Cluster) -> None:
+    """The new one is shown once nobody is connected that saw the other."""
+    agent, port = nodes.agent("one")
+    folder = nodes.folder / "state-one" / "identity"
+
+    async def join() -> None:
+        async with _coordinator(nodes, port) as coordinator:
+            await coordinator.gather(1, (), SECONDS)
+
+    asyncio.run(join())
+    agent.stop()
+    request = make_request(own_key(folder), "one")
+    # It began a day ago, for the sake of clocks that are behind.
+    (folder / "cert.pem").write_bytes(nodes.authority.sign(request, "one", life=datetime.timedelta(days=2)))
+    aged = Identity(folder)
+    assert aged.is_due("one")
+
+    agent, _ = nodes.agent("one", "--name", "uno", port=port)
+    agent.wait_for("one is in the cluster")
+
+    async def renewed() -> str:
+        async with _coordinator(nodes, port) as coordinator:
+            (node,) = await coordinator.gather(1, (), SECONDS)
+            assert node.name == "one", "the certificate says its name"
+            await _until(lambda: not aged.is_due("uno"))
+            assert coordinator.present == [node], "whoever is connected stays so"
+            return node.node_id
+
+    same = asyncio.run(renewed())
+    agent.wait_for("showing the new certificate")
+    assert asyncio.run(_shown(nodes, port)) == aged.certificate
+    assert (aged.member.node_id, aged.member.name) == (same, "uno")
+    asyncio.run(join())
+
+
+async def _shown(made: Cluster, port: int) -> bytes:
+    """By the control port."""
+    identity = made.authority.coordinator("test")
+    met = await peers.ask(("127.0.0.1", port), identity)
+    pem = await asyncio.to_thread(_certificate_at, met.card.control_port, identity)
+    return pem.encode()
+
+
+def _certificate_at(port: int, identity: Identity) -> str:
+    context = identity.client_context(["h2"], named=False)
+    with socket.create_connection(("127.0.0.1", port), 30) as plain, context.wrap_socket(plain) as secure:
+        found = secure.getpeercert(binary_form=True)
+        assert found
+        return ssl.DER_cert_to_PEM_cert(found)

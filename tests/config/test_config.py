@@ -1,0 +1,204 @@
+"""Settings from every form that people already have: each loads to the tree in golden/, each broken one says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorus.config.older_projects import MEANINGLESS, RENAMED
+from chorus.config.sources import ConfigError, Loaded, find_device, known_keys, load, load_settings, use_cache_dir
+
+HERE = Path(__file__).parent
+GOLDEN = sorted(path for path in (HERE / "golden").iterdir() if not path.name.endswith(".tree.json"))
+BROKEN = {
+    "a_word.yaml": "expected a mapping of settings at the top, got a str",
+    "backend_unknown.json": "backend: expected one of any, auto, grpc, ring, mpi, nccl, jaccl, jaccl-ring, got 'gloo'",
+    "capability_unknown.yaml": "devices[0].capabilities.memory: no such setting; did you mean memory_gb?",
+    "custom_without_shares.yaml": "sharding.strategy: custom needs sharding.custom_proportions or sharding.layers; "
+    "expected one of them",
+    "device_without_hostname.yaml": "devices[0].hostname: missing; expected a value",
+    "device_without_id.yaml": "devices[0].device_id: missing; expected a value",
+    "envs_without_value.json": "envs[0]: expected NAME=VALUE, got 'MLX_METAL_FAST_SYNCH'",
+    "host_port_is_a_word.json": "[1][0]: expected a port from 1 to 65535 after the colon, got '10.0.0.2:http'",
+    "host_unknown_key.json": "hosts[0].ip: no such key, did you mean ips?; expected ssh, ips, rdma",
+    "host_unreachable.json": "[0]: expected ssh or ips, so that the host can be reached",
+    "hostfile_missing.yaml": "cluster.hostfile: {folder}/nowhere.json: cannot be read: No such file or directory",
+    "hosts_empty.json": "hosts: expected a list with at least one host, got []",
+    "hosts_of_two_kinds.json": "[1]: expected an address as in the first, got ['10.0.0.2:5000']",
+    "layers_and_split_differ.yaml": "sharding.layers: differs from engine.split; expected one of them",
+    "layers_are_words.yaml": "sharding.layers: expected numbers of layers like [20, 7, 3], got ['twenty', 'seven']",
+    "matrix_diagonal.json": "[0][0]: expected null, a rank's place for itself, got 'rdma_en5'",
+    "matrix_not_square.json": "[0]: expected 2 RDMA devices, one per rank, got [None, 'rdma_en5', 'rdma_en4']",
+    "memory_negative.yaml": "devices[0].capabilities.memory_gb: should be greater than 0, got -16",
+    "model_without_name.yaml": "model.name: expected a folder, a Hugging Face id or a catalog name, got None",
+    "not_json.json": "line 1, column {column}: no JSON here: ",
+    "not_yaml.yaml": "line 3, column 2: no YAML or JSON here: ",
+    "port_is_a_word.yaml": "api.port: should be a valid integer, unable to parse string as an integer, got 'http'",
+    "port_too_large.json": "devices[0].port: should be less than or equal to 65535, got 70000",
+    "provider_unknown.yaml": "model.provider: expected one of huggingface, hf, mlx-community, local, catalog, "
+    "got 'ollama'",
+    "ranks_and_devices_differ.yaml": "engine.ranks: expected 1, the number of devices, got 3",
+    "role_unknown.json": "devices[0].role: should be 'coordinator' or 'worker', got 'master'",
+    "same_address_twice.json": "hosts: 10.0.0.1:5000 is given 2 times; expected a port for each rank",
+    "same_device_twice.yaml": "devices: device_id a is given 2 times; expected each once",
+    "section_is_a_number.yaml": "api: expected a mapping of settings, got 8100",
+    "shares_do_not_add_up.yaml": "sharding.custom_proportions: the proportions must add up to 1 and add up to 1.1, "
+    "got [0.7, 0.4]",
+    "shares_for_other_devices.yaml": "sharding.custom_proportions: expected 2 proportions, one per rank, got 3",
+    "split_for_other_ranks.yaml": "engine.split: split 20,7,3 has 3 entries for 2 ranks",
+    "strategy_unknown.yaml": "sharding.strategy: should be 'auto', 'balanced', 'uniform', 'memory_proportional', "
+    "'compute_proportional' or 'custom', got 'fastest'",
+    "twice.yaml": "no YAML or JSON here: api is given twice, again in line 3",
+    "two_coordinators.json": "devices: role: a and b are coordinators; expected one",
+    "unknown_section.yaml": "shardin: no such setting; did you mean sharding?",
+    "unknown_setting.yaml": "engine.transprot: no such setting; did you mean engine.transport?",
+}
+
+
+def load_golden(path: Path) -> Loaded:
+    if path.suffix == ".env":
+        variables = {key: value for key, value in dotenv_values(path).items() if value is not None}
+        return load(environment=variables, folder=path.parent)
+    return load(path, environment={}, folder=path.parent)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_a_form_in_use_loads_to_its_tree(path: Path) -> None:
+    loaded = load_golden(path)
+    tree = loaded.settings.model_dump(mode="json", exclude_defaults=True)
+    if "hostfile" in tree.get("cluster", {}):
+        tree["cluster"]["hostfile"] = Path(tree["cluster"]["hostfile"]).name
+    expected = json.loads((HERE / "golden" / f"{path.name}.tree.json").read_text())
+    assert {"settings": tree, "warnings": list(loaded.warnings)} == expected
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((HERE / "broken").iterdir())])
+def test_a_broken_file_gives_one_line_with_file_key_and_expectation(name: str) -> None:
+    file = HERE / "broken" / name
+    with pytest.raises(ConfigError) as caught:
+        load(file, environment={}, folder=file.parent)
+    message = str(caught.value)
+    assert "\n" not in message
+    # Python words its complaint about JSON differently from version to version.
+    expected = BROKEN[name].format(folder=file.parent, column=message.partition("column ")[2].partition(":")[0])
+    assert message.startswith(f"{file}: {expected}")
+    if not expected.endswith(": "):
+        assert message == f"{file}: {expected}"
+
+
+def test_at_least_25_broken_files_are_tried() -> None:
+    assert len(BROKEN) >= 25
+
+
+@pytest.mark.parametrize("path", [path for path in GOLDEN if path.suffix == ".env"], ids=lambda path: path.name)
+def test_the_same_variables_work_from_a_dotenv_file(path: Path, tmp_path: Path) -> None:
+    for file in GOLDEN:
+        shutil.copy(file, tmp_path)
+    shutil.copy(path, tmp_path / ".env")
+    assert load(environment={}, folder=tmp_path).settings == load_golden(path).settings
+
+
+def test_each_source_goes_over_the_one_below_it(tmp_path: Path) -> None:
+    (tmp_path / "chorus.yaml").write_text("api: {port: 1, host: file, max_tokens: 5, request_timeout_seconds: 9}\n")
+    (tmp_path / ".env").write_text("API_PORT=2\nCHORUS_API__HOST=dotenv\nDEFAULT_MAX_TOKENS=6\n")
+    loaded = load(
+        overrides={"api": {"port": 4, "host": None}},
+        environment={"API_PORT": "3", "API_HOST": "environment"},
+        folder=tmp_path,
+    )
+    api, origins = loaded.settings.api, loaded.origins
+    assert (api.port, api.host, api.max_tokens, api.request_timeout_seconds) == (4, "environment", 6, 9)
+    assert origins["api.port"] == "command line"
+    assert origins["api.host"] == "environment: API_HOST"
+    assert origins["api.max_tokens"] == ".env: DEFAULT_MAX_TOKENS"
+    assert origins["api.request_timeout_seconds"] == str(tmp_path / "chorus.yaml")
+    assert origins["log.level"] == "default"
+
+
+def test_every_setting_has_an_origin(tmp_path: Path) -> None:
+    assert set(load(environment={}, folder=tmp_path).origins) == set(known_keys())
+
+
+def test_our_own_name_goes_over_an_older_one_in_the_same_place(tmp_path: Path) -> None:
+    variables = {"CHORUS_API__PORT": "1", "API_PORT": "2"}
+    assert load_settings(environment=variables, folder=tmp_path).api.port == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"API_PORT": "http"}, "environment: API_PORT: should be a valid integer, unable to parse"),
+        ({"CHORUS_API__PRT": "1"}, "environment: CHORUS_API__PRT: no such setting; did you mean api.port?"),
+        ({"NUM_DEVICES": "0"}, "environment: NUM_DEVICES: should be greater than or equal to 1, got '0'"),
+        ({"DISTRIBUTED_BACKEND": "gloo"}, "environment: DISTRIBUTED_BACKEND: should be 'auto', 'grpc', 'ring'"),
+        ({"MLX_DISTRIBUTED_HOSTFILE": "no.json"}, "environment: MLX_DISTRIBUTED_HOSTFILE: "),
+        ({"WORKER_HOSTS": "a,b", "WORKER_SSH": "x@a"}, "environment: WORKER_SSH: expected one login for each of the 2"),
+        ({"WORKER_HOSTS": "a:http"}, "environment: WORKER_HOSTS: expected a port from 1 to 65535 after the colon"),
+        ({"WORKER_HOSTS": "a", "NUM_DEVICES": "5"}, "environment: NUM_DEVICES: expected 2, the number of devices, got"),
+        ({"MINIMAX_PIPELINE_SPLIT": "22,x"}, "environment: MINIMAX_PIPELINE_SPLIT: must be numbers separated"),
+        ({"MINIMAX_PIPELINE_SPLIT": "22,0"}, "environment: MINIMAX_PIPELINE_SPLIT: split 22,0: every rank needs"),
+    ],
+)
+def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(environment=variables, folder=tmp_path)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_variable_is_not_given(tmp_path: Path) -> None:
+    assert load_settings(environment={"API_PORT": "", "CHORUS_API__HOST": " "}, folder=tmp_path).api.port == 8100
+
+
+def test_devices_of_a_higher_source_are_not_held_to_the_ranks_of_a_lower_one(tmp_path: Path) -> None:
+    (tmp_path / "chorus.yaml").write_text((HERE / "golden" / "devices_exact_layers.yaml").read_text())
+    settings = load_settings(environment={"WORKER_HOSTS": "10.0.0.9"}, folder=tmp_path)
+    assert [device.device_id for device in settings.devices] == ["localhost", "10.0.0.9"]
+    assert settings.engine.ranks == 2
+    assert settings.engine.split is None
+
+
+def test_a_coordinator_that_is_not_first_is_warned_about(tmp_path: Path) -> None:
+    file = tmp_path / "chorus.yaml"
+    file.write_text("devices: [{device_id: a, hostname: x}, {device_id: b, hostname: y, role: coordinator}]\n")
+    (warning,) = load(file, environment={}, folder=tmp_path).warnings
+    assert warning.endswith("b is the coordinator but not the first device; rank 0, which leads, is a")
+
+
+def test_one_device_is_found_with_its_rank() -> None:
+    settings = load_golden(HERE / "golden" / "devices.json").settings
+    assert find_device(settings, "mini2") == (1, settings.devices[1])
+    with pytest.raises(ConfigError, match=r"no device mini3, did you mean mini2\?; expected one of: studio, mini2"):
+        find_device(settings, "mini3")
+
+
+def test_the_cache_folder_reaches_the_processes_we_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHORUS_CACHE", raising=False)
+    use_cache_dir(load_settings(environment={"MODEL_CACHE_DIR": str(tmp_path)}, folder=tmp_path))
+    from chorus.platform.paths import cache_dir
+
+    assert cache_dir() == tmp_path
+
+
+@given(key=st.sampled_from(sorted(known_keys())), position=st.integers(0, 40), letter=st.sampled_from("xqz"))
+def test_a_slip_in_any_key_suggests_a_known_one(
+    key: str, position: int, letter: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    section, _, name = key.rpartition(".")
+    place = position % (len(name) + 1)
+    slip = name[:place] + letter + name[place:]
+    tree = {section: {slip: 1}} if section else {slip: 1}
+    with pytest.raises(ConfigError, match="did you mean"):
+        load(overrides=tree, environment={}, folder=tmp_path_factory.getbasetemp())
+
+
+def test_every_setting_and_variable_is_documented() -> None:
+    page = (HERE.parents[1] / "docs" / "configuration.md").read_text()
+    for name in (*known_keys(), *RENAMED, *MEANINGLESS, "WORKER_HOSTS", "WORKER_SSH"):
+        assert f"`{name}`" in page, name

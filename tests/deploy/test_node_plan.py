@@ -1,0 +1,64 @@
+"""Which layers a cluster's nodes get, and which files each of them is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chorus.cluster.transfer.share import share_folder
+from chorus.config.engine import EngineSpec
+from chorus.config.tree import ShardingConfig
+from chorus.deploy.nodes.plan import is_given, wish_of
+from chorus.deploy.nodes.serve import needed_files
+
+
+def spec(split: tuple[int, ...] | None = None) -> EngineSpec:
+    return EngineSpec(address="unix:/x", model_path=Path("/m"), split=split)
+
+
+def test_a_split_for_these_ranks_is_kept_as_it_is() -> None:
+    assert is_given(spec((20, 7, 3)), 3)
+    assert not is_given(spec((20, 7, 3)), 2)
+    assert not is_given(spec(), 2)
+
+
+def test_after_a_loss_the_layers_are_divided_anew(caplog: pytest.LogCaptureFixture) -> None:
+    wish = wish_of(spec((20, 7, 3)), ShardingConfig(), 2)
+    assert (wish.strategy, wish.layers) == ("balanced", None)
+    assert "is not for 2 ranks" in caplog.text
+
+
+def test_the_strategy_of_the_configuration_holds() -> None:
+    assert wish_of(spec(), ShardingConfig(strategy="memory_proportional"), 2).strategy == "memory_proportional"
+    assert wish_of(spec(), ShardingConfig(), 2).strategy == "balanced"
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Four layers, one file each, and the embedding in a file of its own."""
+    names = {f"model.layers.{layer}.w": f"model-{layer}.safetensors" for layer in range(4)}
+    names["model.embed_tokens.weight"] = "model-e.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (tmp_path / "config.json").write_text("{}")
+    for file in names.values():
+        (tmp_path / file).write_bytes(b"x" * 10)
+    return tmp_path
+
+
+def test_a_node_is_sent_only_the_files_that_hold_its_layers(sharded: Path) -> None:
+    share = share_folder("m", sharded)
+    middle = {file.name for file in needed_files(share, range(1, 3), 4, everything=False)}
+    described = {"config.json", "model.safetensors.index.json"}
+    assert middle == described | {"model-1.safetensors", "model-2.safetensors"}
+    first = {file.name for file in needed_files(share, range(1), 4, everything=False)}
+    assert first == described | {"model-0.safetensors", "model-e.safetensors"}
+    assert len(needed_files(share, range(1), 4, everything=True)) == len(share.files)
+
+
+def test_the_same_files_have_the_same_share_and_others_do_not(sharded: Path) -> None:
+    before = share_folder("m", sharded).digest
+    assert share_folder("m", sharded).digest == before
+    (sharded / "config.json").write_text("[]")
+    assert share_folder("m", sharded).digest != before

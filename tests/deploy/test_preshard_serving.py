@@ -1,0 +1,124 @@
+"""Serving from one folder per rank, by real processes: the same text, and no rank reads what another one holds."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chorus.cli.models_preshard import write_parts
+from chorus.models import LocalModel, tensor_index
+from chorus.models.preshard.folder import WEIGHTS_FILE, Division
+from chorus.models.values import ignore_progress
+from tests.support.architectures import ARCHITECTURES
+from tests.support.server import ChorusServer
+from tests.support.tiny_model import override, write_random_model, write_tiny_model
+
+PROMPTS = ("once upon a time", "the answer is", "a b c")
+# Wide enough that weights outweigh whatever else a process reads.
+WIDE = override(
+    ARCHITECTURES["llama"],
+    {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 1024,
+        "max_position_embeddings": 1024,
+    },
+)
+PIPELINE, TENSOR = Division("pipeline", (6, 2)), Division("tensor", (3, 1))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    folder = tmp_path_factory.mktemp("wide") / "wide"
+    return LocalModel(str(folder), "test/wide", write_random_model(folder, WIDE, tokenizer=True))
+
+
+@pytest.fixture(scope="module")
+def texts(model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    with ChorusServer(model.path, ["--threads", "1"], tmp_path_factory.mktemp("original")) as server:
+        return [server.text(prompt) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """What a rank reads besides weights: programs and libraries."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model = write_tiny_model(folder / "tiny", "llama", vocab_size=512)
+    with ChorusServer(model, ["--threads", "1", "--ranks", "2"], folder) as server:
+        return _bytes_read(server.process_named("chorus.rank"))
+
+
+@pytest.fixture(scope="module", params=[PIPELINE, TENSOR], ids=lambda division: division.parallel)
+def parts(
+    request: pytest.FixtureRequest, model: LocalModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Division, Path]]:
+    folder = tmp_path_factory.mktemp("cut") / "parts"
+    write_parts(model, request.param, folder, ignore_progress)
+    yield request.param, folder
+    shutil.rmtree(folder)
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(info.nbytes for info in tensor_index(folder).values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts reads as Linux does")
+def test_the_text_is_the_same_and_each_rank_reads_its_own_bytes_only(
+    parts: tuple[Division, Path], texts: list[str], noise: int, tmp_path: Path
+) -> None:
+    division, folder = parts
+    with ChorusServer(folder, ["--threads", "1", "--transport", _transport(division)], tmp_path) as server:
+        info = server.get("/model/info")
+        assert info["id"] == "test/wide"
+        assert info["parallel"] == division.parallel
+        assert [server.text(prompt) for prompt in PROMPTS] == texts
+        own = weight_bytes(folder / "rank-1")
+        assert _bytes_read(server.process_named("chorus.rank")) - noise == pytest.approx(own, rel=0.1)
+
+
+def test_another_plan_is_refused_before_anything_starts(parts: tuple[Division, Path], tmp_path: Path) -> None:
+    division, folder = parts
+    other = "tensor" if division.parallel == "pipeline" else "pipeline"
+    for arguments, words in (
+        (["--split", "5,3"], f"was made for {division} and the plan is now the split 5,3; make it again"),
+        (["--ranks", "3"], f"was made for 2 ranks ({division}), not for 3"),
+        (["--parallel", other, "--ranks", "2"], f"was made for {division}, not for parallel {other}"),
+    ):
+        server = ChorusServer(folder, arguments, tmp_path)
+        assert server.wait_for_exit() == 1
+        assert words in server.log
+
+
+def test_a_damaged_part_is_refused_by_its_rank_with_the_file_named(
+    parts: tuple[Division, Path], tmp_path: Path
+) -> None:
+    division, folder = parts
+    copied = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    file = copied / "rank-1" / WEIGHTS_FILE
+    with file.open("r+b") as stream:
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+    server = ChorusServer(copied, ["--threads", "1", "--transport", _transport(division)], tmp_path)
+    assert server.wait_for_exit() == 1
+    assert "rank 1" in server.log
+    assert f"{file} does not match its checksum; copy the folder again" in server.log
+
+
+def _transport(division: Division) -> str:
+    return "grpc" if division.parallel == "pipeline" else "ring"
+
+
+def _bytes_read(process: psutil.Process) -> int:
+    counters = dict(line.split(": ") for line in Path(f"/proc/{process.pid}/io").read_text().splitlines())
+    return int(counters["rchar"])

@@ -1,0 +1,217 @@
+"""What is started again, when, and for how long: decided without any process, then seen with a few."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from chorus.cluster.agent.ranks import NoPort, Ranks
+from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Life, Program, RestartPolicy, Restarts, Supervisor
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
+from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.output import RotatingLog
+from tests.support.ports import listening_port
+
+DEADLINE = 60.0
+POLICY = RestartPolicy(pauses=(0.0, 0.0, 0.0))
+
+
+def test_what_never_started_is_not_tried_again() -> None:
+    assert Restarts().pause(EXIT_CANNOT_START, 0) is None
+
+
+def test_what_has_run_is_tried_again_with_growing_pauses_and_then_given_up() -> None:
+    restarts = Restarts()
+    assert restarts.pause(-9, 0) == 0
+    pauses = [restarts.pause(EXIT_CANNOT_START, moment) for moment in range(7)]
+    assert pauses == [1, 2, 4, 8, 16, 32, None]
+
+
+def test_a_port_is_waited_for_longer_than_a_closed_connection_can_keep_it() -> None:
+    assert sum(RestartPolicy().pauses) > 60
+
+
+def test_a_start_that_succeeds_begins_the_count_anew() -> None:
+    restarts = Restarts()
+    for moment in (0.0, 1000.0, 2000.0):
+        assert restarts.pause(EXIT_RANK_LOST, moment, Life(loading=1, served=900)) == 0
+        assert [restarts.pause(EXIT_CANNOT_START, moment) for _ in range(3)] == [1, 2, 4]
+
+
+def test_tries_that_waited_long_are_forgotten_where_asked() -> None:
+    restarts = Restarts(RestartPolicy(refused_within_seconds=300))
+    restarts.pause(EXIT_RANK_LOST, 0)
+    assert {restarts.pause(EXIT_CANNOT_START, 600.0 * n) for n in range(20)} == {1}
+
+
+def test_what_is_lost_again_and_again_is_started_after_growing_pauses_and_then_given_up() -> None:
+    restarts = Restarts()
+    assert [restarts.pause(1, moment) for moment in range(8)] == [0, 1, 2, 4, 8, 16, 32, None]
+
+
+def test_what_takes_minutes_to_load_and_then_ends_is_given_up_too() -> None:
+    restarts, life = Restarts(), Life(loading=300, served=90)
+    assert [restarts.pause(-11, 390.0 * n, life) for n in range(8)] == [0, 1, 2, 4, 8, 16, 32, None]
+
+
+def test_what_has_served_longer_than_it_took_to_load_is_lost_anew() -> None:
+    restarts = Restarts()
+    assert {restarts.pause(-11, 390.0 * n, Life(loading=300, served=301)) for n in range(20)} == {0}
+    assert {restarts.pause(-11, 390.0 * n, Life(loading=2, served=61)) for n in range(20)} == {0}
+
+
+def test_what_has_served_may_start_again_though_it_could_not_say_so_by_its_exit_code() -> None:
+    assert Restarts().pause(EXIT_CANNOT_START, 0, Life(loading=2, served=1)) == 1
+
+
+def test_a_rank_that_was_only_left_by_its_leader_has_run_and_was_not_lost() -> None:
+    restarts = Restarts()
+    restarts.has_run()
+    assert restarts.pause(EXIT_CANNOT_START, 0) == 1
+    restarts.has_run()
+    assert restarts.pause(EXIT_CANNOT_START, 0) == 1
+    assert restarts.lost == 0
+
+
+class Scripted(Group):
+    """Ends, or fails to start, as it is told; then runs for good."""
+
+    def __init__(self, *endings: int | Exception) -> None:
+        super().__init__("ranks", [Program("rank 0", ())], Lifeline(), 0)
+        self.endings = list(endings)
+        self.starts = 0
+        self.lasting = asyncio.Event()
+
+    async def start(self) -> None:
+        self.starts += 1
+        if self.endings and isinstance(self.endings[0], Exception):
+            raise self.endings.pop(0)  # type: ignore[misc]
+
+    async def ended(self) -> tuple[str, int]:
+        if not self.endings:
+            self.lasting.set()
+            await asyncio.Event().wait()
+        return "rank 0", self.endings.pop(0)  # type: ignore[return-value]
+
+
+async def supervise(ranks: Scripted) -> None:
+    """Until the group lasts, or is given up."""
+    supervisor = Supervisor(ranks, Scripted(), POLICY)
+    running = asyncio.create_task(supervisor.run())
+    lasting = asyncio.create_task(ranks.lasting.wait())
+    async with asyncio.timeout(DEADLINE):
+        await asyncio.wait([running, lasting], return_when=asyncio.FIRST_COMPLETED)
+        supervisor.stop()
+        lasting.cancel()
+        await running
+
+
+def test_a_group_that_served_survives_starts_that_fail() -> None:
+    async def act() -> None:
+        ranks = Scripted(EXIT_RANK_LOST, CannotStartNow("node one is draining"), EXIT_CANNOT_START)
+        await supervise(ranks)
+        assert ranks.starts == 4
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(
+    ("endings", "said", "starts"),
+    [
+        ([EXIT_CANNOT_START], "rank 0 cannot start", 1),
+        ([EXIT_RANK_LOST, *[CannotStartNow("node one is draining")] * 4], "node one is draining", 5),
+        ([EXIT_RANK_LOST] * 5, "rank 0 ended 5 times in a row, last with exit code 71", 5),
+    ],
+)
+def test_a_group_is_given_up_with_its_reason(endings: list[int | Exception], said: str, starts: int) -> None:
+    async def act() -> None:
+        ranks = Scripted(*endings)
+        with pytest.raises(GaveUp, match=said):
+            await supervise(ranks)
+        assert ranks.starts == starts
+
+    asyncio.run(act())
+
+
+def program(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """What an agent runs in place of a rank."""
+    monkeypatch.setattr("chorus.cluster.agent.ranks.python", lambda *_: [sys.executable, "-c", code])
+
+
+def test_ranks_that_start_at_once_get_different_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(monkeypatch, "import sys; sys.stdin.read()")
+
+    async def act() -> None:
+        first = listening_port()
+        ranks = Ranks("127.0.0.1", range(first, first + 8), RotatingLog(tmp_path / "node.log"))
+        started = await asyncio.gather(*(ranks.start("s", number, "m", [], {}) for number in range(3)))
+        assert len({rank.port for rank in started}) == 3
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_a_fixed_port_that_a_rank_has_had_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(monkeypatch, "pass")
+
+    async def act() -> None:
+        port = listening_port()
+        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(NoPort, match=f"port {port} is taken"):
+            await ranks.start("s", 1, "m", [], {}, port)
+        await ranks.start("s", 1, "m", [], {}, port)
+        with socket.create_server(("127.0.0.1", port)):
+            again = asyncio.create_task(ranks.start("t", 1, "m", [], {}, port))
+            async with asyncio.timeout(DEADLINE):
+                while f"port {port} of this node's rank is taken: trying again" not in caplog.text:
+                    await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(again, DEADLINE)).port == port
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_ranks_end_when_their_coordinator_no_longer_says_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection may well be open: a coordinator that stands still keeps it."""
+    program(monkeypatch, "import time; time.sleep(600)")
+
+    async def act() -> None:
+        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        await ranks.start("s", 1, "m", [], {})
+        with ranks.watched("s") as heard:
+            monkeypatch.setattr("chorus.cluster.agent.ranks.LEASE_SECONDS", DEADLINE)
+            await ranks.end_forgotten()
+            assert [state.running for state in ranks.states()] == [True]
+            heard()
+            monkeypatch.setattr("chorus.cluster.agent.ranks.LEASE_SECONDS", 0.0)
+            await ranks.end_forgotten()
+            assert ranks.states() == []
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_only_sessions_whose_coordinator_has_left_are_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, "import time; time.sleep(600)")
+
+    async def act() -> None:
+        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        await asyncio.gather(*(ranks.start(session, 1, "m", [], {}) for session in ("left", "watched", "new")))
+        with ranks.watched("left"):
+            pass
+        with ranks.watched("watched"):
+            assert await ranks.end_abandoned() == 1
+            assert {state.session for state in ranks.states()} == {"watched", "new"}
+        await ranks.close()
+
+    asyncio.run(act())

@@ -1,0 +1,171 @@
+"""What `chorus up` decides before and while it talks to hosts; hosts themselves are in tests/e2e/hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chorus.cluster.agent.process import AgentOptions
+from chorus.cluster.logs import follow, tail
+from chorus.config.tree import DeviceConfig
+from chorus.deploy.services import agent_command, launchd, systemd
+from chorus.deploy.ssh import launch
+from chorus.deploy.ssh.hosts import Facts, HostPlan, plan_hosts, problems
+from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
+from chorus.deploy.ssh.shell import Login, is_this_machine
+from chorus.platform.process.mark import mark
+from chorus.platform.process.output import RotatingLog
+from chorus.security.token import Token
+from tests.cluster.harness import eventually
+
+PLAN = HostPlan("mini", "10.0.0.2", None, "python3", 1, 50150, 50051)
+FACTS = Facts("/home/a", (3, 12, 1), (), {"mlx": "0.32.4"}, (), 10 << 30, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("192.168.1.10", True),
+        ("studio", True),
+        ("STUDIO.local", True),
+        ("studio.lan", True),
+        ("mini", False),
+        ("192.168.1.11", False),
+    ],
+)
+def test_this_machine_is_known_by_address_name_and_loopback(host: str, expected: bool) -> None:
+    resolved = {"studio.lan": {"192.168.1.10"}, "mini": {"192.168.1.11"}}.get(host, set())
+    assert is_this_machine(host, {"127.0.0.1", "192.168.1.10"}, {"studio", "studio.local"}, resolved) is expected
+
+
+def test_logins_are_read_as_people_write_them() -> None:
+    assert Login.parse("anna@mini.local:2222") == Login("mini.local", "anna", 2222)
+    assert Login.parse("mini") == Login("mini", None, None)
+
+
+def test_a_host_without_problems_has_none() -> None:
+    assert problems(PLAN, FACTS, {"mlx": "0.32.4"}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"python": (3, 9, 0)}, "Python 3.9.0"),
+        ({"missing": ("mlx", "grpc")}, "lacks mlx, grpc"),
+        ({"versions": {"mlx": "0.31.0"}}, "mlx is 0.31.0 there and 0.32.4 here"),
+        ({"taken": (50151,)}, "port 50151 is taken"),
+        ({"disk_free": 1 << 20}, "1 MiB of disk"),
+        ({"writable": False}, "/home/a cannot be written"),
+    ],
+)
+def test_every_problem_of_a_host_is_named(change: dict[str, object], said: str) -> None:
+    found = problems(PLAN, replace(FACTS, **change), {"mlx": "0.32.4"})  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert said in found[0]
+
+
+def test_ports_that_our_own_agent_has_are_no_problem() -> None:
+    assert problems(PLAN, replace(FACTS, taken=(50150,), running={"agent": 7}), {}) == []
+
+
+def test_devices_of_one_host_get_doors_of_their_own() -> None:
+    devices = [DeviceConfig(device_id=f"d{n}", hostname=host, port=5000 + n) for n, host in enumerate("aba")]
+    assert [plan.door_port for plan in plan_hosts(devices, 100, 16)] == [100, 100, 116]
+
+
+def test_the_same_code_gives_the_same_wheel() -> None:
+    files = package_files()
+    assert content_hash(files) == content_hash(dict(reversed(files.items())))
+    assert content_hash({**files, "chorus/__init__.py": b""}) != content_hash(files)
+    small = {name: data for name, data in files.items() if name.count("/") == 1}
+    wheel = build_wheel(small)
+    assert hashlib.sha256(wheel).digest() == hashlib.sha256(build_wheel(small)).digest()
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        assert archive.testzip() is None
+        assert archive.read("chorus/__init__.py") == files["chorus/__init__.py"]
+        record = next(name for name in archive.namelist() if name.endswith("RECORD"))
+        assert len(archive.read(record).splitlines()) == len(archive.namelist())
+
+
+def test_a_started_process_outlives_its_starter_and_is_started_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-c", "import time; print('now ready', flush=True); time.sleep(600)"]
+    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", "ready$", *command]
+    try:
+        first = subprocess.run(start, capture_output=True, text=True, timeout=60, check=True)
+        assert first.stdout.strip() == "now ready"
+        pid = json.loads((tmp_path / "agent.pid").read_text())["pid"]
+        assert psutil.pid_exists(pid)
+        again = subprocess.run(start, capture_output=True, text=True, timeout=60, check=True)
+        assert "runs already" in again.stdout
+        (tmp_path / "config.json").write_text('{"model": "other"}')
+        subprocess.run(start, capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads((tmp_path / "agent.pid").read_text())["pid"] != pid, "another configuration: started anew"
+    finally:
+        ended = launch.stop(tmp_path)
+    assert list(ended) == ["agent"]
+    assert eventually(lambda: not psutil.pid_exists(ended["agent"]))
+    assert not list(tmp_path.glob("*.pid"))
+
+
+def test_a_process_that_ends_instead_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", "ready$", *command]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "no such model" in done.stdout
+
+
+def test_a_number_that_another_process_got_is_not_ours() -> None:
+    own = psutil.Process().pid
+    assert launch.alive({"pid": own, "mark": mark(own)})
+    assert not launch.alive({"pid": own, "mark": mark(1)})
+
+
+def test_service_files_hold_no_token(tmp_path: Path) -> None:
+    token = Token.new()
+    options = AgentOptions(name="mini", state=tmp_path, logs=tmp_path / "my logs", token=token)
+    command = agent_command(options, ["10.0.0.1"], "0.0.0.0:50150")
+    for file in (launchd(command, {"HF_HOME": "/models"}), systemd(command, {"HF_HOME": "/models"})):
+        assert token.text.encode() not in file
+        assert b"HF_HOME" in file
+        assert b"my logs" in file
+        assert b"10.0.0.1" in file
+
+
+def test_logs_are_rotated_and_followed_across(tmp_path: Path) -> None:
+    log = RotatingLog(tmp_path / "mini_server.log", max_bytes=100, keep=2)
+    for number in range(30):
+        log.write(f"line number {number:02}\n".encode())
+    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert set(sizes) == {"mini_server.log", "mini_server.log.1", "mini_server.log.2"}
+    assert all(size <= 100 for size in sizes.values())
+    text, position = tail(log.path, 2)
+    assert text.splitlines()[-1] == b"line number 29"
+
+    async def read_three() -> bytes:
+        found = b""
+        async for data in follow(log.path, position, poll_seconds=0.01):
+            found += data
+            if found.count(b"\n") >= 3:
+                return found
+            log.write(b"x" * 60 + b"\n")
+        raise AssertionError
+
+    log.write(b"y" * 60 + b"\n")
+    assert asyncio.run(asyncio.wait_for(read_three(), 20)).count(b"\n") >= 3

@@ -1,0 +1,221 @@
+"""Alive, not just running: what stands still is replaced, what fails for good is tried once, the past is not heard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from chorus.messages.proto import rank_pb2 as wire
+from chorus.messages.proto import rank_pb2_grpc
+from tests.cluster.harness import Cluster, Process, cluster, complete, eventually, url_of
+from tests.support.server import ChorusServer
+from tests.support.tiny_model import write_tiny_model
+
+DEADLINE = 60.0
+PROMPT = "The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("alive") / "tiny", "llama", vocab_size=512)
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    with ChorusServer(tiny, ["--ranks", "2"], tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+def answered(url: str) -> str | None:
+    """The text of an answer; None where there is none yet."""
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    with contextlib.suppress(httpx.HTTPError):
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=5)
+        if answer.status_code == 200:
+            return str(answer.json()["choices"][0]["text"])
+    return None
+
+
+def running(processes: list[psutil.Process], part: str) -> list[psutil.Process]:
+    """Those of them that run this part of Chorus; some may end meanwhile."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found += [process] if part in " ".join(process.cmdline()) else []
+    return found
+
+
+@pytest.mark.parametrize("part", ["chorus.engine", "chorus.api", "chorus.rank"])
+def test_a_process_that_stands_still_is_replaced_and_requests_are_answered_again(
+    server: ChorusServer, part: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Finding 5."""
+    text = answered(server.url)
+    frozen = server.process_named(part)
+    stopped_at = time.monotonic()
+    frozen.suspend()
+
+    def again() -> bool:
+        there = running(server.processes(), part)
+        return bool(there) and frozen not in there and answered(server.url) == text
+
+    assert eventually(again, DEADLINE), f"{frozen} still stands there\n{server.log}"
+    record_property("seconds", time.monotonic() - stopped_at)
+
+
+class Leader:
+    """As a following rank sees one."""
+
+    def __init__(self, addresses: list[str], session: int) -> None:
+        self._addresses = addresses
+        self._session = session
+        self._rank = rank_pb2_grpc.RankStub(grpc.insecure_channel(addresses[1]))
+        self._steps: queue.SimpleQueue[wire.Step] = queue.SimpleQueue()
+        self._number = 0
+
+    def load(self, model: Path) -> None:
+        request = message(
+            wire.LoadRequest,
+            session=self._session,
+            model_path=str(model),
+            split=[3, 4],
+            weights=[1],
+            ranks=2,
+            dtype="auto",
+            memory_fraction=0.5,
+            transport="grpc",
+            parallel="pipeline",
+            compression="off",
+            addresses=self._addresses,
+            step_timeout_seconds=DEADLINE,
+        )
+        for _ in self._rank.Load(request, timeout=DEADLINE, wait_for_ready=True):
+            pass
+        self.link = self._rank.Run(
+            iter(self._steps.get, None), metadata=(("chorus-session", str(self._session)),), timeout=600
+        )
+
+    def step(self, *, decode: bool = False, **feed: Any) -> str:
+        """What the rank says against it; empty: it did as it was told."""
+        self._number += 1
+        feeds = [message(wire.Feed, **feed)]
+        self._steps.put(wire.Step(number=self._number, feeds=feeds, decode=decode, logits=decode))
+        try:
+            return str(next(self.link).error)
+        except grpc.RpcError as error:
+            return f"the rank is gone: {error.details()}"
+
+
+def message(kind: Any, **fields: Any) -> Any:
+    """With the fields that the code under test knows."""
+    return kind(**{name: value for name, value in fields.items() if name in kind.DESCRIPTOR.fields_by_name})
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Process]:
+    process = Process("rank", ["-m", "chorus.rank", "--rank", "1", "--listen", f"unix:{tmp_path}/1"], tmp_path, {})
+    yield process
+    process.end()
+
+
+def test_an_old_leaders_end_leaves_the_new_ones_sequences_alone(rank: Process, tiny: Path, tmp_path: Path) -> None:
+    """Finding 14."""
+    addresses = [f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"]
+    old, new = Leader(addresses, 1), Leader(addresses, 2)
+    for leader in (old, new):
+        leader.load(tiny)
+        assert leader.step(sequence=1, tokens=[5, 6, 7], partial=True, begins=True) == ""
+    old.link.cancel()
+    # gRPC ends a cancelled stream with an error or without one, whichever comes first.
+    rank.wait_for("leader (of before )?is gone", DEADLINE)
+    assert new.step(sequence=1, tokens=[8], decode=True) == ""
+    assert new.step(sequence=1, tokens=[9], decode=True) == ""
+
+
+def test_a_prompt_that_a_rank_has_lost_is_an_error_and_never_goes_on_from_nothing(
+    rank: Process, tiny: Path, tmp_path: Path
+) -> None:
+    """Finding 14, its second part."""
+    leader = Leader([f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"], 1)
+    leader.load(tiny)
+    assert leader.step(sequence=1, tokens=[5, 6, 7], partial=True, begins=True) == ""
+    assert "sequence 2 is not known here" in leader.step(sequence=2, tokens=[8], partial=True)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as made:
+        yield made
+
+
+def ranks_of(agent: Process) -> list[psutil.Process]:
+    return running(agent.children(), "chorus.rank")
+
+
+def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(
+    nodes: Cluster, tiny: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Findings 16 and 5."""
+    agent, port = nodes.agent("one")
+    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
+    text = complete(url_of(server))
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.wait()
+    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
+    most = 0
+
+    def serves() -> bool:
+        nonlocal most
+        most = max(most, len(ranks_of(agent)))
+        return "ready  " in server.log
+
+    assert eventually(serves, 240), server.log
+    url = url_of(server)
+    assert complete(url) == text
+    assert most == 1, f"{most} ranks at once, one of a coordinator that is gone\n{agent.log}"
+
+    (frozen,) = ranks_of(agent)
+    stopped_at = time.monotonic()
+    frozen.suspend()
+
+    def again() -> bool:
+        return frozen not in ranks_of(agent) and answered(url) is not None and complete(url) == text
+
+    assert eventually(again, DEADLINE), agent.log + server.log
+    record_property("seconds", time.monotonic() - stopped_at)
+
+
+def test_a_front_end_that_can_never_start_ends_the_start_with_its_reason(tiny: Path, tmp_path: Path) -> None:
+    """Finding 19, its last part."""
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny, broken)
+    (broken / "tokenizer.json").write_text('{"model": 1}')
+    server = ChorusServer(broken, [], tmp_path)
+    assert server.wait_for_exit() == 1
+    assert "ready  " not in server.log, "ready was printed, and nothing would have been answered"
+    assert "starting the front end again" not in server.log
+    assert "tokenizer" in server.log.splitlines()[-1]
+
+
+def test_a_library_that_cannot_be_loaded_is_one_clear_line(tiny: Path, tmp_path: Path) -> None:
+    """Finding 19's class: what fails the same way each time is tried once."""
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('libmlx.so: cannot open shared object file')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    server = ChorusServer(tiny, ["--ranks", "2"], tmp_path, {"PYTHONPATH": path})
+    assert server.wait_for_exit() == 1
+    assert "libmlx.so: cannot open" in server.log.splitlines()[-1]
+    assert "starting the ranks again" not in server.log
+    assert "Traceback" not in server.log

@@ -1,0 +1,194 @@
+"""Three hosts with addresses, users and home folders of their own, brought together in all the ways there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.hosts.namespaces import Host, block_multicast
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+ASK = """
+import openai, sys
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=300)
+question = [{"role": "user", "content": "What is the capital of France?"}]
+answer = client.chat.completions.create(model="default_model", messages=question, temperature=0, max_tokens=16)
+print(answer.choices[0].message.content)
+"""
+COMMANDS = ("-m", "chorus.cli")
+
+
+def write_config(hosts: list[Host], model: str) -> Path:
+    first = hosts[0]
+    config = first.home / "three.json"
+    devices = [
+        {"device_id": f"host{h.number}", "hostname": h.address, "ssh": f"{h.user}@{h.address}", "python": str(h.python)}
+        for h in hosts
+    ]
+    devices[0].pop("ssh")
+    config.write_text(json.dumps({"model": model, "devices": devices, "engine": {"split": [10, 12, 8]}}))
+    config.chmod(0o644)
+    return config
+
+
+def test_up_serves_over_three_hosts_and_down_leaves_nothing(hosts: list[Host], model_on_first: str) -> None:
+    first = hosts[0]
+    config = write_config(hosts, model_on_first)
+    ports, files = [host.listening() for host in hosts], [host.files() for host in hosts]
+    up = first.chorus("up", "-c", str(config), "--json")
+    assert up.returncode == 0, up.stdout + up.stderr
+    told = json.loads(up.stdout.strip().splitlines()[-1])
+    assert set(told["seconds"]) == {"connect", "check", "sync", "agents", "load"}
+    print("phases, first time:", told["seconds"])
+    assert "Paris" in ask(first, "http://127.0.0.1:8100")
+    held = [{" ".join(p.cmdline()[1:3]) for p in host.own_processes()} for host in hosts]
+    assert all(any("chorus.rank" in command for command in commands) for commands in held[1:]), held
+    status = first.chorus("status", "-c", str(config), "--json")
+    assert status.returncode == 0, status.stderr
+    nodes = json.loads(status.stdout)["nodes"]
+    assert {node["name"] for node in nodes} == {"host2", "host3"}
+    logs = first.chorus("logs", "host2", "-c", str(config))
+    assert "holds layers 8-19" in logs.stdout, logs.stdout + logs.stderr
+    asked = first.chorus("test", "-c", str(config))
+    assert "Paris" in asked.stdout, asked.stdout + asked.stderr
+
+    again = first.chorus("up", "-c", str(config), "--json")
+    assert again.returncode == 0, again.stderr
+    assert "every host has this Chorus already" in again.stderr
+    assert [{p.pid for p in host.own_processes()} for host in hosts]
+
+    down = first.chorus("down", "-c", str(config))
+    assert down.returncode == 0, down.stdout + down.stderr
+    nothing_runs(hosts, ports)
+
+    warm = first.chorus("up", "-c", str(config), "--json")
+    assert warm.returncode == 0, warm.stderr
+    print("phases, caches warm:", json.loads(warm.stdout.strip().splitlines()[-1])["seconds"])
+    purge = first.chorus("down", "-c", str(config), "--purge")
+    assert purge.returncode == 0, purge.stdout + purge.stderr
+    nothing_runs(hosts, ports)
+    for host, before in zip(hosts, files, strict=True):
+        left = {file for file in host.files() - before if not file.startswith(f"{host.home}/.cache")}
+        assert not left, f"{host.user} has files left: {sorted(left)[:10]}"
+
+
+def test_down_without_up_is_no_error(hosts: list[Host], model_on_first: str) -> None:
+    first = hosts[0]
+    down = first.chorus("down", "-c", str(write_config(hosts, model_on_first)))
+    assert down.returncode == 0, down.stderr
+    assert down.stdout.count("nothing was running") == 3
+
+
+def test_up_says_all_that_is_wrong_before_it_touches_anything(hosts: list[Host], model_on_first: str) -> None:
+    first, second, third = hosts
+    config = json.loads(write_config(hosts, model_on_first).read_text())
+    config["devices"][1]["python"] = "/no/such/python"
+    ghost = {"device_id": "ghost", "hostname": third.address, "port": 50052, "ssh": f"nobody@{third.address}"}
+    config["devices"].append(ghost)
+    config.pop("engine")
+    file = first.home / "wrong.json"
+    file.write_text(json.dumps(config))
+    unreachable = first.chorus("up", "-c", str(file))
+    assert unreachable.returncode == 1
+    assert "ssh-copy-id" in unreachable.stderr
+    config["devices"].pop()
+    file.write_text(json.dumps(config))
+    busy = third.start(third.folder / "busy.log", str(third.python), "-m", "http.server", "50151")
+    eventually(lambda: "0.0.0.0:50151" in third.listening())
+    wrong = first.chorus("up", "-c", str(file))
+    busy.terminate()
+    assert wrong.returncode == 1
+    assert "/no/such/python" in wrong.stderr, wrong.stderr
+    assert "50151" in wrong.stderr
+    assert not (second.home / ".chorus").exists()
+    assert not (third.home / ".chorus").exists()
+
+
+def test_three_hosts_find_each_other_by_multicast(hosts: list[Host], model_on_first: str) -> None:
+    serve_by_token(hosts, model_on_first, [], [], ["--nodes", "2"])
+
+
+def test_without_multicast_the_coordinator_is_told_the_nodes(hosts: list[Host], model_on_first: str) -> None:
+    for host in hosts:
+        block_multicast(host)
+    peers = [word for host in hosts[1:] for word in ("--peer", host.address)]
+    serve_by_token(hosts, model_on_first, [], [], peers)
+
+
+def test_without_multicast_the_nodes_are_told_the_coordinator(hosts: list[Host], model_on_first: str) -> None:
+    for host in hosts:
+        block_multicast(host)
+    serve_by_token(hosts, model_on_first, ["--peer", hosts[0].address], [], ["--nodes", "2"])
+
+
+def serve_by_token(
+    hosts: list[Host], model: str, join_words: list[str], token_words: list[str], serve_words: list[str]
+) -> None:
+    first = hosts[0]
+    ports = [host.listening() for host in hosts]
+    token = first.chorus("token", "new", *token_words).stdout.strip()
+    assert token.startswith("chorus2-")
+    logs = [host.folder / f"chorus-{host.number}.log" for host in hosts]
+    agents = [
+        host.start(
+            log,
+            str(host.python),
+            *COMMANDS,
+            "join",
+            "--name",
+            f"host{host.number}",
+            *join_words,
+            CHORUS_TOKEN=token,
+            PYTHONPATH=str(first.source),
+        )
+        for host, log in zip(hosts[1:], logs[1:], strict=True)
+    ]
+    server = first.start(
+        logs[0],
+        str(first.python),
+        "-m",
+        "chorus.cli.serve_cluster",
+        model,
+        "--port",
+        "0",
+        *serve_words,
+        PYTHONPATH=str(first.source),
+    )
+    shown = lambda: "\n".join(log.read_text(errors="replace") for log in logs)  # noqa: E731
+    found = eventually(lambda: re.search(r"ready .* at +(http://\S+)/v1", logs[0].read_text()) or server.poll(), 240)
+    assert isinstance(found, re.Match), shown()
+    assert "Paris" in ask(first, found[1])
+    assert token not in shown()
+    for process in (server, *agents):
+        process.terminate()
+    for process in (server, *agents):
+        assert process.wait(40) == 0, shown()
+    nothing_runs(hosts, ports)
+
+
+def ask(host: Host, url: str) -> str:
+    done = host.run(str(host.python), "-c", ASK, url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def nothing_runs(hosts: list[Host], ports: list[set[str]]) -> None:
+    for host, before in zip(hosts, ports, strict=True):
+        eventually(lambda host=host: not host.own_processes(), 10)
+        assert not [" ".join(p.cmdline()) for p in host.own_processes()], host.user
+        assert host.listening() == before
+        assert not [file for file in host.files() if file.endswith(("/pipe", ".sock"))]
+
+
+def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := check()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found

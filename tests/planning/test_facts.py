@@ -1,0 +1,175 @@
+"""Facts from names and shapes alone, against what upstream's models and caches really hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from chorus.models import ModelError
+from chorus.models.tensors import TensorInfo
+from chorus.planning.costs import Node, Workload, stage_table
+from chorus.planning.facts import ModelFacts, Weights, facts_of, read_facts
+from chorus.planning.tensor import TENSOR_ARCHITECTURES
+from chorus.platform.dtype import DtypePolicy
+from chorus.rank.load import load_shard
+from chorus.rank.pipeline.stage import Stage
+from chorus.rank.tensor import rules
+from chorus.rank.upstream import decoders
+from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
+from tests.support.architectures.build import instantiate, single_cache
+from tests.support.tiny_model import write_random_model, write_tiny_model
+
+TEXT = [name for name in ARCHITECTURES if name not in UNSUPPORTED]
+TOKENS = 1000
+ODD_CACHES = {
+    "deepseek_v41": "compresses keys by a rule of its own: counted as full keys",
+    "iquestloopcoder": "the second pass keeps a window only: counted as full keys",
+    "longcat_flash_ngram": "keeps two token ids besides",
+}
+NOT_SPLIT = {"iquestloopcoder", "nanbeige"}
+STORED = DtypePolicy("stored", False, "")
+
+
+def facts_of_tiny(name: str) -> tuple[Any, ModelFacts]:
+    model = instantiate(ARCHITECTURES[name], 0, mx.float32)
+    tensors = {
+        key: TensorInfo(
+            Path("model.safetensors"),
+            "U32" if "uint" in str(array.dtype) else "F32",
+            tuple(array.shape),
+            0,
+            array.nbytes,
+        )
+        for key, array in tree_flatten(model.parameters())
+    }
+    return model, facts_of(ARCHITECTURES[name], tensors, name)
+
+
+def kept_numbers(cache: Any) -> int:
+    """How many numbers upstream's own cache would keep of a long sequence."""
+    if hasattr(cache, "caches"):
+        return sum(kept_numbers(part) for part in cache.caches)
+    if type(cache).__name__ == "ArraysCache":
+        return sum(array.size for array in cache.cache if array is not None)
+    if cache.keys is None:
+        return 0
+    limit = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None) or TOKENS
+    width = sum(array.shape[1] * array.shape[3] for array in (cache.keys, cache.values))
+    return width * min(limit, TOKENS)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_the_cache_is_counted_as_upstream_keeps_it(name: str) -> None:
+    model, facts = facts_of_tiny(name)
+    if name in ODD_CACHES:
+        pytest.skip(ODD_CACHES[name])
+    caches = single_cache(model)
+    model(mx.array([[5, 17, 99, 3, 42, 60, 7]]), cache=caches)
+    assert sum(layer.cache.numbers(TOKENS) for layer in facts.layers) == sum(map(kept_numbers, caches))
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT if name not in NOT_SPLIT])
+def test_the_bytes_of_each_stage_are_predicted(name: str) -> None:
+    _, facts = facts_of_tiny(name)
+    node = Node("here", "metal", 1 << 40, 1e12, 1e11)
+    table = stage_table(facts, node, Workload(context=256))
+    layers = len(facts.layers)
+    for first, last in ((0, 2), (2, 4), (4, layers)):
+        stage = Stage(instantiate(ARCHITECTURES[name], 0, mx.float32), first, last)
+        held = sum(array.nbytes for _, array in tree_flatten(stage.model.parameters()))
+        assert table.weights[first, last] == pytest.approx(held, rel=0.05), (first, last)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "dtype", "dequantized"),
+    [
+        (None, "stored", False),
+        (None, "bfloat16", False),
+        ({"bits": 4, "group_size": 32}, "stored", False),
+        ({"bits": 4, "group_size": 32}, "float32", True),
+        ({"bits": 8, "group_size": 64}, "bfloat16", True),
+    ],
+)
+def test_bytes_after_the_dtype_policy_are_those_that_are_loaded(
+    quantize: dict[str, int] | None, dtype: str, dequantized: bool, tmp_path: Path
+) -> None:
+    folder = write_tiny_model(tmp_path / "model", "qwen3", quantize=quantize, dtype="bfloat16", tokenizer=False)
+    facts = read_facts(folder)
+    assert facts.quantized == (quantize is not None)
+    node = Node("here", "cpu", 1 << 40, 1e12, 1e11)
+    table = stage_table(facts, node, Workload(context=256, dtype=dtype))
+    for first, last in ((0, 3), (3, 7), (0, 7)):
+        loaded = load_shard(folder, lambda _, run=range(first, last): run, dtype=dtype)
+        assert table.policy(first, last).dequantize == dequantized == loaded.policy.dequantize
+        assert table.weights[first, last] == pytest.approx(loaded.weight_bytes, rel=0.01)
+
+
+def test_mixed_bits_are_counted_per_tensor(tmp_path: Path) -> None:
+    four = read_facts(
+        write_tiny_model(tmp_path / "four", "llama", quantize={"bits": 4, "group_size": 32}, tokenizer=False)
+    )
+    eight = read_facts(
+        write_tiny_model(tmp_path / "eight", "llama", quantize={"bits": 8, "group_size": 32}, tokenizer=False)
+    )
+    assert four.total.elements == eight.total.elements
+    assert eight.total.packed == 2 * four.total.packed
+
+
+def test_only_the_routed_part_of_experts_counts_as_read() -> None:
+    _, facts = facts_of_tiny("qwen3_moe")
+    sparse, dense = facts.layers[1], facts.layers[0]
+    assert (sparse.expert_count, sparse.experts_per_token) == (4, 2)
+    assert sparse.active_elements == sparse.weights.elements - sparse.experts.elements / 2
+    assert sparse.read_share(1) == 0.5
+    assert sparse.read_share(64) == pytest.approx(1)
+    assert dense.experts == Weights()
+
+
+def test_vision_parts_and_layers_beyond_the_declared_are_not_counted() -> None:
+    def tensor(*shape: int) -> TensorInfo:
+        count = 1
+        for size in shape:
+            count *= size
+        return TensorInfo(Path("f"), "BF16", shape, 0, 2 * count)
+
+    config = {"model_type": "kimi_vl", "text_config": {"num_hidden_layers": 1, "hidden_size": 4, "vocab_size": 8}}
+    tensors = {
+        "vision_tower.encoder.layers.0.mlp.weight": tensor(1000, 1000),
+        "language_model.model.embed_tokens.weight": tensor(8, 4),
+        "language_model.model.layers.0.mlp.weight": tensor(4, 4),
+        "language_model.model.layers.1.mtp_block.weight": tensor(4, 4),
+        "language_model.model.norm.weight": tensor(4),
+        "language_model.lm_head.weight": tensor(8, 4),
+    }
+    facts = facts_of(config, tensors, "model")
+    assert len(facts.layers) == 1
+    assert facts.total.elements == 32 + 16 + 4 + 32
+    assert not facts.tied
+
+
+def test_a_model_without_layers_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"strange has no tensors named like layers"):
+        facts_of({"model_type": "x"}, {"weight": TensorInfo(Path("f"), "F32", (1,), 0, 4)}, "strange")
+
+
+def test_facts_need_headers_only(tmp_path: Path) -> None:
+    """The weights may be anything: only their places in the file are looked at."""
+    folder = write_random_model(tmp_path / "model", ARCHITECTURES["llama"])
+    before = read_facts(folder)
+    file = folder / "model.safetensors"
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    with file.open("r+b") as stream:
+        stream.seek(8 + length)
+        stream.write(b"\xff" * (file.stat().st_size - 8 - length))
+    assert read_facts(folder) == before
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == len(before.layers)
+
+
+def test_the_planner_offers_tensor_parallel_only_where_there_is_a_rule() -> None:
+    modules = {decoders.architecture_name({"model_type": name}) for name in TENSOR_ARCHITECTURES - {"gemma3"}}
+    assert modules == set(rules.registered())
