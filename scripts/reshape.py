@@ -41,7 +41,7 @@ chorus.api.sampling_fields -> chorus.api.openai.sampling
 chorus.api.server -> chorus.api.server.process
 chorus.api.settings -> chorus.config.front_end
 chorus.api.sites -> chorus.api.server.sites
-chorus.api.tls -> chorus.api.server.tls
+chorus.api.tls -> chorus.security.tls
 chorus.api.tools -> chorus.serving.prompt.tools
 chorus.cli.join_service -> chorus.deploy.services
 chorus.cli.processes -> chorus.deploy.programs
@@ -219,6 +219,16 @@ tests.tensor -> tests.rank.tensor
 """
 
 MOVED_NAMES = """
+chorus.api.settings:ApiKey -> chorus.security.key_rules:ApiKey
+chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
+chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
+chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
+chorus.cluster.supervisor:Life -> chorus.platform.process.restarts:Life
+chorus.cluster.supervisor:NEVER_SERVED -> chorus.platform.process.restarts:NEVER_SERVED
+chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:RestartPolicy
+chorus.cluster.supervisor:Restarts -> chorus.platform.process.restarts:Restarts
+chorus.cluster.supervisor:describe_exit -> chorus.platform.process.restarts:describe_exit
+chorus.cluster.supervisor:python -> chorus.platform.process.restarts:python
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 

@@ -12,9 +12,8 @@ import pytest
 
 from chorus.api.auth import Meter, find_key
 from chorus.api.errors import ApiError
-from chorus.config.front_end import ApiKey
 from chorus.security.key_file import add_key
-from chorus.security.key_rules import key_hash, needs_keys, new_key, refusal_to_listen
+from chorus.security.key_rules import ApiKey, key_hash, needs_keys, new_key, refusal_to_listen
 from tests.api.conftest import ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from cryptography import x509
 
-from chorus.api.server.tls import Certificate, CertificateError
 from chorus.security.https import OwnCertificate, authority_file
+from chorus.security.tls import Certificate, CertificateError
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import DEADLINE
 from tests.support.server import ChorusServer

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent.ranks import NoPort, Ranks
-from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Life, Program, RestartPolicy, Restarts, Supervisor
+from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Program, Supervisor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
+from chorus.platform.process.restarts import Life, RestartPolicy, Restarts
 from tests.support.ports import listening_port
 
 DEADLINE = 60.0

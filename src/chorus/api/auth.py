@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chorus.api.errors import ApiError
 from chorus.api.server.access import record_of
 from chorus.api.server.protocol import SCOPE_KEY
-from chorus.config.front_end import ApiKey
 from chorus.security.key_file import LiveKeys
-from chorus.security.key_rules import key_hash
+from chorus.security.key_rules import ApiKey, key_hash
 
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})

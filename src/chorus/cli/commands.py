@@ -10,6 +10,9 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from chorus.cli.output import fail
+from chorus.errors import ChorusError
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -80,6 +83,13 @@ class Commands(TyperGroup):
         super().__init__(**options)
         for entry in ENTRIES:
             self.add_command(LateCommand(entry))
+
+    def invoke(self, context: Any) -> Any:
+        """The one place where what went wrong becomes the one line that its reader sees."""
+        try:
+            return super().invoke(context)
+        except ChorusError as error:
+            fail(str(error))
 
 
 class LateCommand(TyperCommand):

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from chorus.cli.output import fail
-from chorus.cli.serve import engine_spec
 from chorus.config.hostfile import BACKENDS, split_address
 from chorus.config.sources import ConfigError, load_settings
-from chorus.deploy.programs import CannotLaunch, rank_addresses, rank_programs
+from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs
 from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import Launch
 from chorus.localai.errors import LoadFailed

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
-console = Console(stderr=True, highlight=False)
+from chorus.platform.terminal import console as console
 
 
 def fail(message: str) -> NoReturn:

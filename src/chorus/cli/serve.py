@@ -8,15 +8,13 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from chorus.cli.options import environment_of
 from chorus.cli.output import fail
 from chorus.cluster import status
-from chorus.config.engine import EngineSpec
-from chorus.config.grammar import GrammarLimits
 from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
@@ -29,10 +27,16 @@ from chorus.deploy.front_end import (
 )
 from chorus.deploy.local_plan import local_plan
 from chorus.deploy.preshard import with_own_division
-from chorus.deploy.programs import CannotLaunch, front_end_program, rank_addresses, rank_programs
+from chorus.deploy.programs import (
+    CannotLaunch,
+    engine_address,
+    engine_spec,
+    front_end_program,
+    rank_addresses,
+    rank_programs,
+)
 from chorus.deploy.supervisor import GaveUp, Group, Supervisor
 from chorus.models import LocalModel, ModelError
-from chorus.platform import cores, mpi
 from chorus.platform.files import write_if_possible
 from chorus.platform.process import logs
 from chorus.platform.process.lifeline import Lifeline
@@ -196,53 +200,3 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket,
             await run_announced(supervisor, address, model, access.url(listener))
     finally:
         lifeline.cut()
-
-
-def engine_address(folder: Path) -> str:
-    return f"unix:{folder}/engine.sock"
-
-
-def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tuple[str, ...]) -> EngineSpec:
-    engine = settings.engine
-    return EngineSpec(
-        address=engine_address(folder),
-        model_path=model.path,
-        ranks=ranks,
-        parallel=engine.served_parallel,
-        split=engine.split,
-        weights=engine.weights,
-        transport=choose_transport(engine.transport, engine.served_parallel),
-        compression=engine.compression,
-        start_timeout_seconds=engine.start_timeout_seconds,
-        step_timeout_seconds=engine.step_timeout_seconds,
-        threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
-        dtype=engine.dtype,
-        memory_fraction=engine.memory_fraction,
-        context=engine.context,
-        max_batch=engine.max_batch,
-        max_queue=engine.max_queue,
-        prefill_chunk=engine.prefill_chunk,
-        lanes=engine.lanes,
-        grammars=GrammarLimits(
-            memory_mb=engine.grammar_memory_mb,
-            compile_seconds=engine.grammar_compile_seconds,
-            mask_seconds=engine.grammar_mask_seconds,
-            max_bytes=engine.max_grammar_bytes,
-        ),
-        trust_remote_code=engine.trust_remote_code,
-        failure_file=folder / "failure",
-        step_log=engine.step_log and engine.step_log.resolve(),
-        log_level=settings.log.level,
-        log_json=settings.log.json_lines,
-    )
-
-
-def choose_transport(wanted: str, parallel: str) -> Any:
-    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring; where
-    stages have several ranks, mpi: nothing else can.
-    """
-    if wanted != "auto":
-        return wanted
-    if parallel == "pipeline":
-        return "grpc"
-    return "mpi" if parallel == "hybrid" or (mpi.launcher() and mpi.library()) else "ring"

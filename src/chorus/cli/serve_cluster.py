@@ -12,7 +12,6 @@ import typer
 
 from chorus.cli.options import environment_of, parse_peer
 from chorus.cli.output import console, fail
-from chorus.cli.serve import engine_address, engine_spec
 from chorus.cluster import status
 from chorus.cluster.coordinator.record import recorded
 from chorus.cluster.logs_copy import copied_output
@@ -21,7 +20,7 @@ from chorus.deploy.front_end import ENGINE_GRACE_SECONDS, Access, api_settings, 
 from chorus.deploy.front_end import listen as listen_for_clients
 from chorus.deploy.nodes.serve import ClusterOptions, ranks_on_nodes
 from chorus.deploy.preshard import with_own_division
-from chorus.deploy.programs import CannotLaunch, front_end_program
+from chorus.deploy.programs import CannotLaunch, engine_address, engine_spec, front_end_program
 from chorus.deploy.supervisor import GaveUp, Group, Supervisor
 from chorus.models import LocalModel, ModelError
 from chorus.platform.process import logs

@@ -18,10 +18,11 @@ from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, parse_host
 from chorus.config.sources import ConfigError
 from chorus.deploy.by_hand import lead_with_api
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
-from chorus.deploy.supervisor import Group, Program, Restarts, describe_exit, python
+from chorus.deploy.supervisor import Group, Program
 from chorus.platform.process import logs
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.restarts import Restarts, describe_exit, python
 from chorus.security.node_folder import DOOR_PORT, BadName
 from chorus.security.token import BadToken
 from chorus.transport.channel import is_private

@@ -75,15 +75,6 @@ class Limits(_Settings):
     """How long a client may leave what waits for it unread."""
 
 
-class ApiKey(_Settings):
-    """Only the hash of a key is kept. Keys are long and random, so a plain SHA-256 cannot be searched."""
-
-    id: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    max_concurrent: int | None = Field(default=None, ge=1)
-
-
 class ApiSettings(_Settings):
     host: str = "127.0.0.1"
     port: Port = 8100

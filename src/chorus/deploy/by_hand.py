@@ -7,21 +7,20 @@ import contextlib
 import socket
 from dataclasses import replace
 
-from chorus.cli.output import fail
-from chorus.cli.serve import engine_address, engine_spec
 from chorus.config.hostfile import DEFAULT_PORT, Hostfile, split_address
 from chorus.config.sources import ConfigError, Settings, load_settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
+    CannotServe,
     api_settings,
     find_access,
     find_model,
     listen,
     run_announced,
 )
-from chorus.deploy.programs import CannotLaunch, front_end_program, rank_programs
-from chorus.deploy.supervisor import GaveUp, Group, Supervisor
+from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
+from chorus.deploy.supervisor import Group, Supervisor
 from chorus.models import LocalModel
 from chorus.platform.process.lifeline import Lifeline
 from chorus.transport.channel import is_private
@@ -50,14 +49,11 @@ def lead_with_api(
         }
         settings = load_settings(None, overrides, environment={})
     except (ConfigError, ValueError) as error:
-        fail(str(error))
+        raise CannotServe(str(error)) from None
     access = find_access(settings, insecure=False)
     with contextlib.closing(listen(host, port or DEFAULT_PORT)) as listener:
         found = find_model(model)
-        try:
-            asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, access))
-        except (GaveUp, CannotLaunch) as error:
-            fail(str(error))
+        asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, access))
 
 
 async def _lead(

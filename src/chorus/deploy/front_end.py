@@ -15,18 +15,19 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.api.server.tls import Certificate, CertificateError
-from chorus.cli.output import console, fail
 from chorus.config.front_end import ApiSettings, Limits, SamplingDefaults
 from chorus.config.sources import ApiConfig, Settings
 from chorus.deploy.supervisor import Supervisor
+from chorus.errors import ChorusError
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
 from chorus.models.hub.parts import resolve_description
+from chorus.platform.terminal import console
 from chorus.security.key_file import KeyFileError, default_key_file, load_keys
 from chorus.security.key_rules import refusal_to_listen
+from chorus.security.tls import Certificate, CertificateError
 from chorus.text.parsers import choose
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 ENGINE_GRACE_SECONDS = 5.0
 # The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
 LOOK_EVERY_SECONDS = 0.2
+
+
+class CannotServe(ChorusError):
+    """The API cannot be offered as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +68,18 @@ class Access:
 
 
 def find_access(settings: Settings, insecure: bool) -> Access:
-    """Ends the command where the keys do not allow serving, or the API's settings are wrong."""
+    """Raises CannotServe where the keys do not allow serving, or the API's settings are wrong."""
     api = settings.api
     try:
         keys = load_keys(default_key_file())
     except KeyFileError as error:
-        fail(str(error))
+        raise CannotServe(str(error)) from None
     if refusal := refusal_to_listen(api.host, keys, insecure):
-        fail(refusal)
+        raise CannotServe(refusal)
     try:
         choose(None, api.tool_parser)
     except ValueError as error:
-        fail(f"api.tool_parser: {error}")
+        raise CannotServe(f"api.tool_parser: {error}") from None
     return _with_certificate(api, default_key_file() if keys else None)
 
 
@@ -84,7 +89,7 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
         try:
             Certificate(*files)
         except CertificateError as error:
-            fail(f"api.tls_certificate: {error}")
+            raise CannotServe(f"api.tls_certificate: {error}") from None
         return Access(keys_file, *files)
     if not api.https:
         return Access(keys_file)
@@ -94,7 +99,7 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
     try:
         own = OwnCertificate((*api.hosts, api.host))
     except OSError as error:
-        fail(f"cannot make a certificate: {error}")
+        raise CannotServe(f"cannot make a certificate: {error}") from None
     console.print(f"clients trust this server by {authority_file()}, e.g. curl --cacert {authority_file()} …")
     return Access(keys_file, own.file, own.file, own)
 
@@ -105,7 +110,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port")
+        raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
 
 
 def find_model(name: str, for_nodes: bool = False) -> LocalModel:
@@ -120,7 +125,7 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
         try:
             return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
         except ModelError as error:
-            fail(str(error))
+            raise CannotServe(str(error)) from None
 
 
 def api_settings(

@@ -4,23 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from chorus.cluster import status
 from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
-from chorus.deploy.supervisor import Program, python
+from chorus.config.grammar import GrammarLimits
+from chorus.config.sources import Settings
+from chorus.deploy.supervisor import Program
+from chorus.errors import ChorusError
+from chorus.models import LocalModel
 from chorus.planning.layout import check_transport, shape
 from chorus.planning.split import BadSplit
-from chorus.platform import mpi
+from chorus.platform import cores, mpi
+from chorus.platform.process.restarts import python
 
 
-class CannotLaunch(Exception):
+class CannotLaunch(ChorusError):
     """Something that launching needs is not installed: names it and the fix."""
 
 
 def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
     """Ranks of one machine meet on Unix sockets: no port to choose, nobody else can connect."""
     return tuple(f"unix:{folder}/rank{rank}.sock" for rank in range(ranks)) if ranks > 1 else ()
+
+
+def engine_address(folder: Path) -> str:
+    return f"unix:{folder}/engine.sock"
+
+
+def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tuple[str, ...]) -> EngineSpec:
+    engine = settings.engine
+    return EngineSpec(
+        address=engine_address(folder),
+        model_path=model.path,
+        ranks=ranks,
+        parallel=engine.served_parallel,
+        split=engine.split,
+        weights=engine.weights,
+        transport=choose_transport(engine.transport, engine.served_parallel),
+        compression=engine.compression,
+        start_timeout_seconds=engine.start_timeout_seconds,
+        step_timeout_seconds=engine.step_timeout_seconds,
+        threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
+        dtype=engine.dtype,
+        memory_fraction=engine.memory_fraction,
+        context=engine.context,
+        max_batch=engine.max_batch,
+        max_queue=engine.max_queue,
+        prefill_chunk=engine.prefill_chunk,
+        lanes=engine.lanes,
+        grammars=GrammarLimits(
+            memory_mb=engine.grammar_memory_mb,
+            compile_seconds=engine.grammar_compile_seconds,
+            mask_seconds=engine.grammar_mask_seconds,
+            max_bytes=engine.max_grammar_bytes,
+        ),
+        trust_remote_code=engine.trust_remote_code,
+        failure_file=folder / "failure",
+        step_log=engine.step_log and engine.step_log.resolve(),
+        log_level=settings.log.level,
+        log_json=settings.log.json_lines,
+    )
+
+
+def choose_transport(wanted: str, parallel: str) -> Any:
+    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring; where
+    stages have several ranks, mpi: nothing else can.
+    """
+    if wanted != "auto":
+        return wanted
+    if parallel == "pipeline":
+        return "grpc"
+    return "mpi" if parallel == "hybrid" or (mpi.launcher() and mpi.library()) else "ring"
 
 
 def rank_programs(spec: EngineSpec) -> list[Program]:

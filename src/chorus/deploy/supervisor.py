@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chorus.errors import ChorusError
 from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.supervisor")
@@ -51,75 +51,11 @@ class Program:
         return f"{self.name} cannot start; its last log line says why"
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
-    pauses: tuple[float, ...] = (1, 2, 4, 8, 16, 32)
-    """Between tries of what has run before and cannot start now, or is lost again and again. Together they are longer
-    than the minute for which a connection that was closed may keep its port."""
-    refused_within_seconds: float = math.inf
-    """Tries longer ago than this are forgotten."""
-    settled_seconds: float = 60.0
-    """What has served for so long, and for longer than it took to load, was not lost again but anew."""
-
-
-@dataclass(frozen=True)
-class Life:
-    """One start of something: how many seconds it took to serve, and how many it served."""
-
-    loading: float = 0.0
-    served: float = 0.0
-
-
-NEVER_SERVED = Life()
-
-
-class Restarts:
-    """Decides, by how something ended, whether and when it is started again."""
-
-    def __init__(self, policy: RestartPolicy | None = None) -> None:
-        self._policy = policy or RestartPolicy()
-        self._lost = 0
-        self._refused: list[float] = []
-        self._ran = False
-
-    def pause(self, code: int, now: float, life: Life = NEVER_SERVED) -> float | None:
-        """Seconds until the next start; None: give up.
-
-        What could never start will not on a second try. What has run before may only wait for its port, or a node.
-        What is lost is started again at once; lost again before it has settled, after ever longer pauses.
-        """
-        policy = self._policy
-        if life.served:
-            self.has_run()
-        if life.served >= max(policy.settled_seconds, life.loading):
-            self._lost = 0
-        if code == EXIT_CANNOT_START:
-            self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
-            if not self._ran or len(self._refused) >= len(policy.pauses):
-                return None
-            self._refused.append(now)
-            return policy.pauses[len(self._refused) - 1]
-        self.has_run()
-        self._lost += 1
-        pauses = (0.0, *policy.pauses)
-        return pauses[self._lost - 1] if self._lost <= len(pauses) else None
-
-    def has_run(self) -> None:
-        """It has come up, so that it may again."""
-        self._ran = True
-        self._refused.clear()
-
-    @property
-    def lost(self) -> int:
-        """How often in a row it was lost before it had settled."""
-        return self._lost
-
-
-class GaveUp(Exception):
+class GaveUp(ChorusError):
     """A process keeps ending; says which, how, and where to look."""
 
 
-class CannotStartNow(Exception):
+class CannotStartNow(ChorusError):
     """What served before cannot be started this time; says why."""
 
 
@@ -283,18 +219,6 @@ class Supervisor:
             said = reason or f"{name} ended with {describe_exit(code)}"
             log.warning("%s: starting the %s again%s", said, group.name, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
-
-
-def describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
-
-
-def python(*arguments: str) -> list[str]:
-    return [sys.executable, *arguments]
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.deploy.supervisor import Group, Program, RestartPolicy, Restarts, describe_exit
+from chorus.deploy.supervisor import Group, Program
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.platform.process.beats import SILENCE_SECONDS
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.restarts import RestartPolicy, Restarts, describe_exit
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
 

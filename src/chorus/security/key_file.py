@@ -9,10 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from chorus.config.front_end import ApiKey
 from chorus.platform.files import Version, version, write_whole
 from chorus.platform.paths import private_folder
-from chorus.security.key_rules import key_hash, new_key
+from chorus.security.key_rules import ApiKey, key_hash, new_key
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,20 @@ import ipaddress
 import secrets
 from collections.abc import Sequence
 
+from pydantic import BaseModel, ConfigDict, Field
+
 _PREFIX = "chorus-"
+
+
+class ApiKey(BaseModel):
+    """Only the hash of a key is kept. Keys are long and random, so a plain SHA-256 cannot be searched."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    max_concurrent: int | None = Field(default=None, ge=1)
 
 
 def new_key() -> str:

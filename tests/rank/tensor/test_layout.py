@@ -9,10 +9,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from chorus.cli.plan import plan
-from chorus.cli.serve import choose_transport
 from chorus.config.engine import EngineSpec
 from chorus.config.sources import load_settings
-from chorus.deploy.programs import CannotLaunch, rank_programs
+from chorus.deploy.programs import CannotLaunch, choose_transport, rank_programs
 from chorus.planning.layout import Layout, check_transport, hybrid_note, shape
 from chorus.planning.split import BadSplit
 from tests.support.tiny_model import write_tiny_model

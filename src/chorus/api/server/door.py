@@ -12,7 +12,7 @@ from typing import Any
 
 from chorus.api.server.connections import Pool
 from chorus.api.server.protocol import LINGER_SECONDS, BoundedHttp
-from chorus.api.server.tls import Certificate
+from chorus.security.tls import Certificate
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from chorus.api.app import create_app
 from chorus.api.server.connections import Pool
 from chorus.api.server.door import Door
 from chorus.api.server.protocol import BoundedHttp, SharedState
-from chorus.api.server.tls import Certificate, CertificateError
 from chorus.api.service import Service
 from chorus.config.front_end import ApiSettings, SettingsError
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
+from chorus.security.tls import Certificate, CertificateError
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.tokenizer import ServedTokenizer
 

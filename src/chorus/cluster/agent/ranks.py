@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import psutil
 
 from chorus.cluster.logs import pump
-from chorus.deploy.supervisor import RestartPolicy, python
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
+from chorus.platform.process.restarts import RestartPolicy, python
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.agent")
