@@ -111,7 +111,7 @@ def test_code_of_a_model_folder_gets_the_real_generation_and_tokenizers(lean: di
     ],
 )
 def test_whatever_is_touched_first_is_the_real_thing(use: str) -> None:
-    run(["-c", f"{EMPTY_TRANSFORMERS}\nfrom chorus.rank import upstream_lean\nupstream_lean.install()\n{use}"])
+    run(["-c", f"{EMPTY_TRANSFORMERS}\nfrom chorus.rank.upstream import lean\nlean.install()\n{use}"])
 
 
 def test_the_modules_that_the_package_replaces_by_functions_are_known() -> None:
@@ -120,7 +120,7 @@ def test_the_modules_that_the_package_replaces_by_functions_are_known() -> None:
 
 
 def test_the_lean_start_refuses_to_come_late() -> None:
-    code = f"{EMPTY_TRANSFORMERS}\nimport mlx_lm.models\nfrom chorus.rank import upstream_lean\nupstream_lean.install()"
+    code = f"{EMPTY_TRANSFORMERS}\nimport mlx_lm.models\nfrom chorus.rank.upstream import lean\nlean.install()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "is imported already" in done.stderr
