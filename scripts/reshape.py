@@ -455,7 +455,7 @@ DOTTED = re.compile(r"(?<![\w./])(?:chorus|tests)(?:\.[A-Za-z_]\w*)+")
 SLASHED = re.compile(r"(?<![\w/])(src/chorus|chorus|tests)((?:/[a-z_0-9]+)+)(\.py\b|/|\b)")
 
 
-IMPORT_IN_TEXT = re.compile(r"\bfrom ((?:chorus|tests)[\w.]*) import (\w+)")
+IMPORT_IN_TEXT = re.compile(r"(?:\b|(?<=\\n))from ((?:chorus|tests)[\w.]*) import (\w+)")
 
 
 def imported_in_text(match: re.Match[str]) -> str:
