@@ -173,6 +173,19 @@ chorus.shard.upstream_weights -> chorus.rank.upstream.weights
 chorus.shard.wire -> chorus.messages.rank_wire
 chorus.text.grammar.limits -> chorus.config.grammar
 chorus.text.grammar.source -> chorus.messages.grammar
+chorus.text.parsers.family -> chorus.text.parsers.toolkit.family
+chorus.text.parsers.jsoncall -> chorus.text.parsers.toolkit.jsoncall
+chorus.text.parsers.jsonscan -> chorus.text.parsers.toolkit.jsonscan
+chorus.text.parsers.lark -> chorus.text.parsers.toolkit.lark
+chorus.text.parsers.members -> chorus.text.parsers.toolkit.members
+chorus.text.parsers.outline -> chorus.text.parsers.toolkit.outline
+chorus.text.parsers.pieces -> chorus.text.parsers.toolkit.pieces
+chorus.text.parsers.regexes -> chorus.text.parsers.toolkit.regexes
+chorus.text.parsers.source -> chorus.text.parsers.toolkit.source
+chorus.text.parsers.strings -> chorus.text.parsers.toolkit.strings
+chorus.text.parsers.tagged -> chorus.text.parsers.toolkit.tagged
+chorus.text.parsers.tagged_grammar -> chorus.text.parsers.toolkit.tagged_grammar
+chorus.text.parsers.values -> chorus.text.parsers.toolkit.values
 tests.agents -> tests.cluster
 tests.agents.conftest -> tests.cluster.conftest
 tests.agents.dockerfile -> tests.deploy.dockerfile
@@ -267,6 +280,7 @@ FOLDERS = {
     "src/chorus/security": "Who is who: the cluster's token and authority, identities of nodes, API keys.",
     "src/chorus/serving": "What every front end shares: prompts, text over the engine link, answers.",
     "src/chorus/serving/prompt": "From a conversation to the prompt that a model's template makes of it.",
+    "src/chorus/text/parsers/toolkit": "What parsers and grammars of tool calls are made of.",
     "tests/cli": "",
     "tests/cluster": "",
     "tests/config": "",
@@ -292,7 +306,7 @@ __all__ = ["nodes", "tiny"]
 }
 """Fixtures that tests of two folders use now."""
 
-TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".lark", ""}
+TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".lark", ".patch", ""}
 SEARCHED = ("src", "tests", "benchmarks", "scripts", "docs", "backends", ".ci")
 
 

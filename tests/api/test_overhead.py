@@ -26,7 +26,7 @@ from chorus.api.server.protocol import SharedState
 from chorus.config.front_end import Limits
 from chorus.serving.answer import AnswerDelta
 from chorus.serving.tokenizer import ServedTokenizer
-from chorus.text.parsers.pieces import Content, Reasoning, ToolCallArguments, ToolCallStart
+from chorus.text.parsers.toolkit.pieces import Content, Reasoning, ToolCallArguments, ToolCallStart
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import DEADLINE
 

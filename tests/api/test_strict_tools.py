@@ -23,8 +23,8 @@ from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce, check_enforceable, strict_calls
 from chorus.text.grammar.forms import llguidance_form
 from chorus.text.parsers import choose
-from chorus.text.parsers.pieces import ToolCallArguments, ToolCallStart
 from chorus.text.parsers.registry import FAMILIES
+from chorus.text.parsers.toolkit.pieces import ToolCallArguments, ToolCallStart
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import TOOL_TEMPLATE, ApiProcess
 from tests.api.grammar_engine import _allowed, grammar_tokenizer, obey

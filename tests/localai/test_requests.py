@@ -28,7 +28,7 @@ from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving.answer import AnswerDelta
 from chorus.serving.measure import BadField
 from chorus.text.parsers import choose
-from chorus.text.parsers.pieces import Content, Reasoning
+from chorus.text.parsers.toolkit.pieces import Content, Reasoning
 
 LIMITS = ApiConfig()
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -9,7 +9,7 @@ from typing import TypeVar
 from chorus.config.front_end import SamplingDefaults
 from chorus.messages.engine import Sampling, draw_seed
 from chorus.messages.grammar import Grammar
-from chorus.text.parsers.pieces import OutputParser
+from chorus.text.parsers.toolkit.pieces import OutputParser
 
 Value = TypeVar("Value")
 

@@ -18,8 +18,8 @@ from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce
 from chorus.text.errors import TextError
 from chorus.text.parsers import ParserFamily
-from chorus.text.parsers.lark import TooLarge
-from chorus.text.parsers.pieces import OutputParser
+from chorus.text.parsers.toolkit.lark import TooLarge
+from chorus.text.parsers.toolkit.pieces import OutputParser
 
 
 @dataclass(frozen=True)

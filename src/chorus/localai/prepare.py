@@ -16,7 +16,7 @@ from chorus.serving.answer import Answer
 from chorus.serving.errors import ContextExceeded
 from chorus.serving.generation import TextGeneration, TextRequest, answer_budget
 from chorus.text.errors import TextError
-from chorus.text.parsers.pieces import OutputParser
+from chorus.text.parsers.toolkit.pieces import OutputParser
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from chorus.messages.engine import TokenLogprobs
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving.answer import AnswerDelta, AnswerEnd
 from chorus.text.detokenizer import REPLACEMENT
-from chorus.text.parsers.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
+from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 
 class TokenTexts(Protocol):

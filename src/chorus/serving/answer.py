@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from chorus.messages.engine import Timing, TokenLogprobs
 from chorus.serving.generation import Finished, TextGeneration, Usage
-from chorus.text.parsers.pieces import Content, OutputParser, Piece, Reasoning, ToolCallStart
+from chorus.text.parsers.toolkit.pieces import Content, OutputParser, Piece, Reasoning, ToolCallStart
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chorus.text.parsers.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
+from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 BlockKind = Literal["text", "reasoning", "call"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from chorus.messages.grammar import Grammar, Part
-from chorus.text.parsers.lark import Lark
+from chorus.text.parsers.toolkit.lark import Lark
 
 _RULE_NAME = re.compile(r"[\w-]+")
 # One space, or a line break with its indentation: all that printed JSON needs.

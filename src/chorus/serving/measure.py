@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic_core import from_json
 
-from chorus.text.parsers.values import referred
+from chorus.text.parsers.toolkit.values import referred
 
 _JOINING = ("anyOf", "oneOf", "allOf")
 # Where a schema holds others: one, a list of them, or some by name.

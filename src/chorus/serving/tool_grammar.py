@@ -8,11 +8,11 @@ from typing import Any
 from chorus.messages.grammar import Grammar
 from chorus.serving.grammar import FreeText, tidy
 from chorus.text.parsers import ParserFamily
-from chorus.text.parsers.lark import Lark
-from chorus.text.parsers.outline import OutlineParser, tools_by_name
-from chorus.text.parsers.regexes import containing, literal
-from chorus.text.parsers.strings import Inexpressible
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.lark import Lark
+from chorus.text.parsers.toolkit.outline import OutlineParser, tools_by_name
+from chorus.text.parsers.toolkit.regexes import containing, literal
+from chorus.text.parsers.toolkit.strings import Inexpressible
+from chorus.text.parsers.toolkit.values import Tool
 
 # The family of parsers whose models write a header before every part of an answer.
 CHANNELS = "harmony"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chorus.text.parsers.values import Tool, as_json, python_literal, tidy_path
+from chorus.text.parsers.toolkit.values import Tool, as_json, python_literal, tidy_path
 
 
 def typed(text: str, schema: Any) -> Any:

@@ -19,7 +19,7 @@ from chorus.serving.prompt.voice import CannotForce, with_known_roles
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce
 from chorus.text.errors import TemplateError
-from chorus.text.parsers.lark import TooLarge
+from chorus.text.parsers.toolkit.lark import TooLarge
 
 _EMPTY_MESSAGE = 16
 

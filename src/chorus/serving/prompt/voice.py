@@ -19,7 +19,7 @@ from chorus.serving.tool_grammar import (
     strict_calls,
 )
 from chorus.text.parsers import ParserFamily
-from chorus.text.parsers.pieces import OutputParser
+from chorus.text.parsers.toolkit.pieces import OutputParser
 
 # Longer than any tag that opens a model's reasoning, with the line breaks after it.
 _TAIL_TOKENS = 24

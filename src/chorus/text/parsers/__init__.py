@@ -1,7 +1,8 @@
 """Streaming output parsers: a model's text in, in any cuts; content, reasoning and tool calls out."""
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.pieces import (
+from chorus.text.parsers.registry import FAMILIES, choose
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.pieces import (
     Content,
     OutputParser,
     Piece,
@@ -10,7 +11,6 @@ from chorus.text.parsers.pieces import (
     ToolCallStart,
     merged,
 )
-from chorus.text.parsers.registry import FAMILIES, choose
 
 __all__ = [
     "FAMILIES",

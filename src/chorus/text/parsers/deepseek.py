@@ -6,15 +6,15 @@ separator and the bare object; V3.2 writes tags. The first two are read by one p
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import bare_arguments, valid_name
-from chorus.text.parsers.lark import Lark, named_json, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.strings import Inexpressible
-from chorus.text.parsers.tagged import TaggedArguments, Tags, attribute, named_by
-from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import bare_arguments, valid_name
+from chorus.text.parsers.toolkit.lark import Lark, named_json, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Markers, Steps, one
+from chorus.text.parsers.toolkit.strings import Inexpressible
+from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, attribute, named_by
+from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.toolkit.values import Tool
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chorus.text.parsers.family import ParserFamily
 from chorus.text.parsers.gemma_grammar import calls_grammar
-from chorus.text.parsers.jsoncall import take_name
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Steps, one
-from chorus.text.parsers.values import as_json, escaped, quoted
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import take_name
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Steps, one
+from chorus.text.parsers.toolkit.values import as_json, escaped, quoted
 
 _DEEPEST = 64
 _COLON = one(":")

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorus.text.parsers import regexes
-from chorus.text.parsers.lark import CallsGrammar, Lark, repeated
-from chorus.text.parsers.members import checked_name, free_members, members, members_of
-from chorus.text.parsers.strings import ANNOTATIONS, OTHER_TYPES, Inexpressible, Strings, apart
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit import regexes
+from chorus.text.parsers.toolkit.lark import CallsGrammar, Lark, repeated
+from chorus.text.parsers.toolkit.members import checked_name, free_members, members, members_of
+from chorus.text.parsers.toolkit.strings import ANNOTATIONS, OTHER_TYPES, Inexpressible, Strings, apart
+from chorus.text.parsers.toolkit.values import Tool
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_-]*/"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_$@.-]+")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import JsonCall, bare_arguments, take_name
-from chorus.text.parsers.lark import CallsGrammar, Lark, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags
-from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import JsonCall, bare_arguments, take_name
+from chorus.text.parsers.toolkit.lark import CallsGrammar, Lark, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Markers, Steps, one
+from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags
+from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.toolkit.values import Tool
 
 
 def _tags(prefix: str) -> Tags:

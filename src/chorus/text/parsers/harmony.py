@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import bare_arguments
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.outline import StreamingParser
-from chorus.text.parsers.source import CutOff, Markers, Steps
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import bare_arguments
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.outline import StreamingParser
+from chorus.text.parsers.toolkit.source import CutOff, Markers, Steps
+from chorus.text.parsers.toolkit.values import Tool
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import JsonCall
-from chorus.text.parsers.lark import json_call, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Steps, one
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import JsonCall
+from chorus.text.parsers.toolkit.lark import json_call, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Steps, one
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

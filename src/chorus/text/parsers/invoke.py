@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Malformed, Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, named_by
-from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Malformed, Markers, Steps, one
+from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, named_by
+from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.toolkit.values import Tool
 
 _name_of = named_by("name")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import bare_arguments, valid_name
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import bare_arguments, valid_name
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Markers, Steps, one
+from chorus.text.parsers.toolkit.values import Tool
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

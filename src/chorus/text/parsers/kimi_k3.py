@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import bare_arguments
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Markers, Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, attribute, named_by
-from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import bare_arguments
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Markers, Steps, one
+from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, attribute, named_by
+from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.toolkit.values import Tool
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _TOOLS, _TOOLS_END = f"{_OPEN}tools{_SEP}", f"{_CLOSE}tools{_SEP}"

@@ -5,11 +5,11 @@ A bare object is a call only where an answer may begin, and only if it names one
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import JsonCall, bare_arguments, take_name
-from chorus.text.parsers.lark import json_call, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Markers, Steps, one
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import JsonCall, bare_arguments, take_name
+from chorus.text.parsers.toolkit.lark import json_call, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Markers, Steps, one
 
 _PYTHON_TAG = "<|python_tag|>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import JsonCall, bare_arguments, take_name
-from chorus.text.parsers.lark import json_call, named_json, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Malformed, Markers, Steps, one
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import JsonCall, bare_arguments, take_name
+from chorus.text.parsers.toolkit.lark import json_call, named_json, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Malformed, Markers, Steps, one
 
 _OPEN, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

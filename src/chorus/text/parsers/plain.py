@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Malformed, Steps
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Malformed, Steps
 
 
 class PlainParser(OutlineParser):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.jsoncall import take_name
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.members import Member, any_members, checked_name, members
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Steps, one
-from chorus.text.parsers.strings import Inexpressible
-from chorus.text.parsers.values import (
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.jsoncall import take_name
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.members import Member, any_members, checked_name, members
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Steps, one
+from chorus.text.parsers.toolkit.strings import Inexpressible
+from chorus.text.parsers.toolkit.values import (
     NO_VALUE,
     STRING,
     Tool,

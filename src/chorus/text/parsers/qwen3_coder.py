@@ -5,13 +5,13 @@ The outer pair is left out by the model at times; a function alone is a call too
 
 from __future__ import annotations
 
-from chorus.text.parsers.family import ParserFamily
-from chorus.text.parsers.lark import Lark, repeated
-from chorus.text.parsers.outline import OutlineParser
-from chorus.text.parsers.source import Steps, one
-from chorus.text.parsers.tagged import TaggedArguments, Tags, plain_name
-from chorus.text.parsers.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.family import ParserFamily
+from chorus.text.parsers.toolkit.lark import Lark, repeated
+from chorus.text.parsers.toolkit.outline import OutlineParser
+from chorus.text.parsers.toolkit.source import Steps, one
+from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, plain_name
+from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
+from chorus.text.parsers.toolkit.values import Tool
 
 _OPEN, _CLOSE, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _TAGS = Tags(parameter="<parameter=", header_end=">", value_end="</parameter>", call_end="</function>", own_lines=True)

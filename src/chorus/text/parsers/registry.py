@@ -19,7 +19,7 @@ from chorus.text.parsers import (
     pythonic,
     qwen3_coder,
 )
-from chorus.text.parsers.family import THINK, ParserFamily
+from chorus.text.parsers.toolkit.family import THINK, ParserFamily
 
 # The first whose signs a template shows is taken: the special ones before those that they resemble.
 FAMILIES: tuple[ParserFamily, ...] = (

@@ -13,7 +13,7 @@ from chorus.api.respond import WholeAnswer
 from chorus.messages.engine import TokenLogprobs
 from chorus.serving.answer import AnswerDelta
 from chorus.serving.blocks import Block
-from chorus.text.parsers.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
+from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 
 @dataclass

@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from chorus.text.parsers.jsonscan import pass_json, read_json
-from chorus.text.parsers.outline import Answer
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Source, Steps
-from chorus.text.parsers.values import dumped, encodable
+from chorus.text.parsers.toolkit.jsonscan import pass_json, read_json
+from chorus.text.parsers.toolkit.outline import Answer
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Source, Steps
+from chorus.text.parsers.toolkit.values import dumped, encodable
 
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 _NAME_KEYS = ("name", "function", "tool_name")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.text.parsers.strings import ANNOTATIONS, Inexpressible
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.strings import ANNOTATIONS, Inexpressible
+from chorus.text.parsers.toolkit.values import Tool
 
 _UNDERSTOOD = ANNOTATIONS | {
     "type",

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.text.parsers import regexes
-from chorus.text.parsers.lark import Lark
-from chorus.text.parsers.members import Member, any_members, checked_name, members
-from chorus.text.parsers.source import Malformed
-from chorus.text.parsers.strings import Inexpressible, Parts, Strings, apart
-from chorus.text.parsers.tagged import CDATA, CDATA_END, Tags
-from chorus.text.parsers.values import NULLABLE_STRING, STRING, Tool, as_json, is_path, quoted, tidy_path
+from chorus.text.parsers.toolkit import regexes
+from chorus.text.parsers.toolkit.lark import Lark
+from chorus.text.parsers.toolkit.members import Member, any_members, checked_name, members
+from chorus.text.parsers.toolkit.source import Malformed
+from chorus.text.parsers.toolkit.strings import Inexpressible, Parts, Strings, apart
+from chorus.text.parsers.toolkit.tagged import CDATA, CDATA_END, Tags
+from chorus.text.parsers.toolkit.values import NULLABLE_STRING, STRING, Tool, as_json, is_path, quoted, tidy_path
 
 _NAME = "/[A-Za-z0-9_.-]+/"
 _ANY_JSON = {"type": ["object", "array", "number", "boolean", "null"]}

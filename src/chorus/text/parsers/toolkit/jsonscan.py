@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Sink, Source, Steps
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Sink, Source, Steps
 
 _SPACE = frozenset(" \t\r\n")
 _SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chorus.text.parsers.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart, merged
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Source, Steps
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart, merged
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Source, Steps
+from chorus.text.parsers.toolkit.values import Tool
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from chorus.text.parsers import regexes
-from chorus.text.parsers.values import Tool, json_type
+from chorus.text.parsers.toolkit import regexes
+from chorus.text.parsers.toolkit.values import Tool, json_type
 
 OTHER_TYPES = ("object", "array", "number", "integer", "boolean", "null")
 # Keywords that say nothing of what a value is.

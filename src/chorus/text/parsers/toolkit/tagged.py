@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chorus.text.parsers.jsonscan import Document, read_ahead
-from chorus.text.parsers.outline import Answer
-from chorus.text.parsers.source import CutOff, Malformed, Markers, Sink, Source, Steps, one
-from chorus.text.parsers.values import (
+from chorus.text.parsers.toolkit.jsonscan import Document, read_ahead
+from chorus.text.parsers.toolkit.outline import Answer
+from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Sink, Source, Steps, one
+from chorus.text.parsers.toolkit.values import (
     NULLABLE_STRING,
     STRING,
     Tool,

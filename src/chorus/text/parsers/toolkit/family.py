@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.text.parsers.lark import CallsGrammar, Lark
-from chorus.text.parsers.outline import Request, tools_by_name
-from chorus.text.parsers.pieces import OutputParser
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.lark import CallsGrammar, Lark
+from chorus.text.parsers.toolkit.outline import Request, tools_by_name
+from chorus.text.parsers.toolkit.pieces import OutputParser
+from chorus.text.parsers.toolkit.values import Tool
 
 THINK = ("<think>", "</think>")
 

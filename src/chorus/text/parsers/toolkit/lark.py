@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chorus.text.parsers.values import Tool
+from chorus.text.parsers.toolkit.values import Tool
 
 _LARGEST = 4 * 1024 * 1024
 

@@ -1,0 +1,1 @@
+"""What parsers and grammars of tool calls are made of."""
