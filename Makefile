@@ -33,6 +33,8 @@ lint: $(VENV)/installed-dev ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/package_table.py --check
 
 format: $(VENV)/installed-dev ## Put style right.
 	$(BIN)/ruff check --fix .

@@ -1,1 +1,1 @@
-"""The HTTP front end: OpenAI's wire formats over the engine link. Imports no MLX."""
+"""The HTTP front end: OpenAI's and Anthropic's protocols over the engine link."""

@@ -1,4 +1,4 @@
-"""The `chorus` command: one file per command; each prints, parses and calls down."""
+"""The `chorus` command, a file per command: each parses, calls down and prints."""
 
 from __future__ import annotations
 

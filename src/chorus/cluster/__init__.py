@@ -1,0 +1,1 @@
+"""Machines that belong together: agents, a coordinator, model files between nodes, discovery, profiles."""

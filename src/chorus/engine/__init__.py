@@ -1,0 +1,1 @@
+"""The leader: takes requests, schedules steps, samples tokens, tells the front ends."""

@@ -1,1 +1,1 @@
-"""The gRPC front end that LocalAI talks to: its `Backend` service over the engine link. Imports no MLX."""
+"""The gRPC front end that LocalAI talks to: its `Backend` service over the engine link."""

@@ -1,4 +1,4 @@
-"""Finds, pulls, imports and checks model files. Imports no MLX."""
+"""Model files: found, pulled, imported, checked, cut into parts."""
 
 from __future__ import annotations
 

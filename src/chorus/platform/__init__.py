@@ -1,4 +1,4 @@
-"""What differs between Metal, CUDA and CPU machines. Importing this package imports no MLX."""
+"""What differs between systems and accelerators; importing this package imports no MLX."""
 
 from __future__ import annotations
 

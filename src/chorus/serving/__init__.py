@@ -1,1 +1,1 @@
-"""What every front end shares: the link to the engine, and text over it. Imports no MLX."""
+"""What every front end shares: from conversations to prompts, and text over the engine link."""

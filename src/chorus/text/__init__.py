@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizing, streaming detokenization, stop strings, parsers of answers, grammars."""

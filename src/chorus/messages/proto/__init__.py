@@ -1,0 +1,1 @@
+"""The protocols between processes, and the code that is generated from them."""
