@@ -25,7 +25,7 @@ class Options:
     model: str = QWEN2
     """What `single` serves; the other benchmarks fix their model."""
     before: str = ""
-    """Another checkout, which `grammar` compares this one with."""
+    """Another checkout, which `grammar` and `before` compare this one with."""
 
 
 @dataclass

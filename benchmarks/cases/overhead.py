@@ -9,7 +9,7 @@ from benchmarks.models import QWEN2, model_folder
 from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
-from benchmarks.servers import ServerFailed, chorus
+from benchmarks.servers import HttpServer, ServerFailed, chorus
 
 # The system counts CPU time in hundredths of a second: many tokens make that small.
 TOKENS_FACTOR = 4
@@ -21,19 +21,18 @@ def measure(run: Run) -> list[Goal]:
     prompts = Prompts(model, run.options.seed)
     with chorus(model, "--threads", "1", "--dtype", "float32") as server:
         common.warm(server, prompts)
-        front_ends = server.processes_running("chorus.api")
-        if len(front_ends) != 1:
-            raise ServerFailed(f"expected one front-end process, found {len(front_ends)}:\n{server.log_tail()}")
-        front_end = front_ends[0]
-
-        def measure_stream() -> None:
-            before = cpu_seconds(front_end)
-            answer = one_stream(server, prompts.of(common.SHORT_PROMPT), run.options.tokens * TOKENS_FACTOR)
-            spent = cpu_seconds(front_end) - before
-            run.samples.add(COST, "ms", server.name, 1000 * spent / answer.completion_tokens)
-
-        run.interleave(measure_stream)
+        run.interleave(lambda: measure_stream(run, server, prompts))
     return [Goal(COST, server.name, "<=", 1)]
+
+
+def measure_stream(run: Run, server: HttpServer, prompts: Prompts) -> None:
+    front_ends = server.processes_running("chorus.api")
+    if len(front_ends) != 1:
+        raise ServerFailed(f"expected one front-end process, found {len(front_ends)}:\n{server.log_tail()}")
+    before = cpu_seconds(front_ends[0])
+    answer = one_stream(server, prompts.of(common.SHORT_PROMPT), run.options.tokens * TOKENS_FACTOR)
+    spent = cpu_seconds(front_ends[0]) - before
+    run.samples.add(COST, "ms", server.name, 1000 * spent / answer.completion_tokens)
 
 
 BENCHMARK = Benchmark("overhead", "CPU time of the API process per generated token", measure)
