@@ -117,6 +117,7 @@ chorus.cluster.trust_lines -> chorus.security.lines
 chorus.cluster.trust_meet -> chorus.security.meet
 chorus.cluster.trust_names -> chorus.security.names
 chorus.cluster.watcher -> chorus.platform.process.watcher
+chorus.engine.requests -> chorus.messages.engine
 chorus.engine.spec -> chorus.config.engine
 chorus.frontend -> chorus.serving
 chorus.frontend.answer -> chorus.serving.answer
@@ -170,7 +171,7 @@ chorus.shard.token_relay -> chorus.rank.pipeline.token_relay
 chorus.shard.upstream -> chorus.rank.upstream.decoders
 chorus.shard.upstream_lean -> chorus.rank.upstream.lean
 chorus.shard.upstream_weights -> chorus.rank.upstream.weights
-chorus.shard.wire -> chorus.messages.rank_wire
+chorus.shard.wire -> chorus.messages.rank
 chorus.text.grammar.limits -> chorus.config.grammar
 chorus.text.grammar.source -> chorus.messages.grammar
 chorus.text.parsers.family -> chorus.text.parsers.toolkit.family
@@ -242,6 +243,10 @@ chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:Rest
 chorus.cluster.supervisor:Restarts -> chorus.platform.process.restarts:Restarts
 chorus.cluster.supervisor:describe_exit -> chorus.platform.process.restarts:describe_exit
 chorus.cluster.supervisor:python -> chorus.platform.process.restarts:python
+chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
+chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
+chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
+chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
@@ -251,8 +256,49 @@ TEXTS: dict[str, dict[str, str]] = {
     "tests/rank/tensor/test_parity.py": {"parents[2]": "parents[3]"},
     "tests/planning/test_plan_command.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
     "tests/deploy/test_one_device.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
+    "tests/api/test_engine_client.py": {
+        "= Request(prompt=": '= Request(id="", prompt=',
+        "stop_tokens=(2,))": "stop_tokens=frozenset({2}))",
+        "Request((1,), 1000 * number, Sampling(seed=1))": 'Request("", (1,), 1000 * number, sampling=Sampling(seed=1))',
+        "Progress((7,)), Progress((8,))": 'Progress("1:", (7,)), Progress("1:", (8,))',
+    },
+    "tests/api/test_grammar.py": {
+        "Request((1,), 400, Sampling(seed=seed), tuple(tokenizer.eos_ids),": (
+            'Request("1", (1,), 400, tokenizer.eos_ids, Sampling(seed=seed),'
+        ),
+        'request_to_wire("1", request).submit': "request_to_wire(request)",
+    },
+    "tests/engine/test_not_ready.py": {"= Request(prompt=": '= Request(id="", prompt='},
+    "tests/engine/test_leader.py": {
+        "def run(leader: Leader, *requests: Request) -> None:": (
+            "def run(leader: Leader, *requests: Request, constraints: dict[str, object] | None = None) -> None:"
+        ),
+        "scheduler.submit(request) is": "scheduler.submit(request, (constraints or {}).get(request.id)) is",
+        """            constraint=grammars.open(Grammar("json_schema", json.dumps(SCHEMA)), tokenizer.eos_ids),
+        )
+        for seed in range(8)
+    ]
+""": """        )
+        for seed in range(8)
+    ]
+    schema = Grammar("json_schema", json.dumps(SCHEMA))
+    constraints = {request.id: grammars.open(schema, tokenizer.eos_ids) for request in requests}
+""",
+        "run(leader, *requests, free)": "run(leader, *requests, free, constraints=constraints)",
+        'run(leader, Request("1:a", (5,), 20,': 'request = Request("1:a", (5,), 20,',
+        "seed=3), constraint=constraint))\n": 'seed=3))\n    run(leader, request, constraints={"1:a": constraint})\n',
+        ", constraint=slow)": ")",
+        ", constraint=quick)": ")",
+        """        Request("1:free", (5,), 8),
+    )
+""": """        Request("1:free", (5,), 8),
+        constraints={"1:slow": slow, "1:quick": quick},
+    )
+""",
+    },
 }
-"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file."""
+"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
+of what is one now and was two."""
 
 FOLDERS = {
     "src/chorus/api/server": "The listening socket, and what stands around every request.",

@@ -11,7 +11,7 @@ from llguidance.hf import from_tokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import AutoTokenizer
 
-from chorus.engine.service import grammar_from_wire
+from chorus.messages.engine import grammar_from_wire
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.grammar.forms import llguidance_form
 from tests.api.scripted_engine import Run, Script, say

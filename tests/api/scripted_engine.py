@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from chorus.engine.service import grammar_from_wire
+from chorus.messages.engine import grammar_from_wire
 from chorus.messages.grammar import GrammarError
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.messages.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server

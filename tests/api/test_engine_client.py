@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.messages.engine import GenerationRequest, Progress, Sampling
+from chorus.messages.engine import Progress, Request, Sampling
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import ContextExceeded, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
@@ -16,7 +16,7 @@ from chorus.text.stops import Stops
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say, say_until_cancelled
 
-REQUEST = GenerationRequest(prompt=(1, 2, 3), max_tokens=100, sampling=Sampling(seed=1), stop_tokens=(2,))
+REQUEST = Request(id="", prompt=(1, 2, 3), max_tokens=100, sampling=Sampling(seed=1), stop_tokens=frozenset({2}))
 
 
 def with_client(engine: ScriptedEngine, act: Callable[[EngineClient], Awaitable[None]], patience: float = 5.0) -> None:
@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> Iterator[ScriptedEngine]:
     engine.stop()
 
 
-async def tokens_of(client: EngineClient, request: GenerationRequest = REQUEST) -> list[int]:
+async def tokens_of(client: EngineClient, request: Request = REQUEST) -> list[int]:
     return [token async for progress in client.generate(request) for token in progress.tokens]
 
 
@@ -50,7 +50,7 @@ async def cancelled(run: Run) -> None:
 def test_many_requests_share_one_session(engine: ScriptedEngine) -> None:
     async def act(client: EngineClient) -> None:
         engine.default = lambda run: say([run.submit.max_tokens + number for number in range(50)])(run)
-        requests = [GenerationRequest((1,), 1000 * number, Sampling(seed=1)) for number in range(1, 17)]
+        requests = [Request("", (1,), 1000 * number, sampling=Sampling(seed=1)) for number in range(1, 17)]
         answers = await asyncio.gather(*(tokens_of(client, request) for request in requests))
         for request, answer in zip(requests, answers, strict=True):
             assert answer == [request.max_tokens + number for number in range(50)]
@@ -63,7 +63,7 @@ def test_progress_carries_the_finish_and_the_timing_last(engine: ScriptedEngine)
     async def act(client: EngineClient) -> None:
         engine.next(say([7, 8], cached=1))
         progress = [item async for item in client.generate(REQUEST)]
-        assert progress[:2] == [Progress((7,)), Progress((8,))]
+        assert progress[:2] == [Progress("1:", (7,)), Progress("1:", (8,))]
         assert progress[2].finish == "stop"
         assert progress[2].timing is not None
         assert (progress[2].timing.generated_tokens, progress[2].timing.cached_tokens) == (3, 1)

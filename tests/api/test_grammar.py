@@ -7,7 +7,7 @@ import json
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.messages.engine import GenerationRequest, Sampling, submit_command
+from chorus.messages.engine import Request, Sampling, request_to_wire
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
 from chorus.text.parsers import Content, choose, merged
@@ -18,8 +18,8 @@ SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": [
 
 
 def drawn(tokens: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, seed: int) -> str:
-    request = GenerationRequest((1,), 400, Sampling(seed=seed), tuple(tokenizer.eos_ids), grammar=grammar)
-    text, ended = draw(tokens, submit_command("1", request).submit)
+    request = Request("1", (1,), 400, tokenizer.eos_ids, Sampling(seed=seed), grammar=grammar)
+    text, ended = draw(tokens, request_to_wire(request))
     assert ended
     return tokenizer.decode(text, skip_special=False)
 

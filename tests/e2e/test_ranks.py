@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.engine.requests import Sampling
+from chorus.messages.engine import Sampling
 from chorus.text.tokenizer import Tokenizer
 from tests.support.margins import explain_difference, load_reference
 from tests.support.server import ChorusServer

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from chorus.engine.leader import Leader
-from chorus.engine.requests import Progress
 from chorus.engine.scheduler import Limits, Scheduler
+from chorus.messages.engine import Progress
 from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.runner import Runner
 from tests.support.tiny_model import write_tiny_model

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jsonschema
@@ -12,18 +12,19 @@ import psutil
 import pytest
 
 from chorus.engine.leader import Leader, Stop, Submit
-from chorus.engine.requests import Finish, Pooling, Progress, Request, Sampling
+from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling
 from chorus.messages.grammar import Grammar, GrammarError, Part
 from chorus.rank.load import LoadedShard
+from chorus.text.grammar.client import Constraint
 from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
 from tests.support.freeze import freeze
 from tests.support.grammars import GrammarHost
 
 
-def run(leader: Leader, *requests: Request) -> None:
+def run(leader: Leader, *requests: Request, constraints: Mapping[str, Constraint] | None = None) -> None:
     for request in requests:
-        assert leader.scheduler.submit(request) is None
+        assert leader.scheduler.submit(request, (constraints or {}).get(request.id)) is None
     while not leader.idle:
         leader.turn()
 
@@ -149,12 +150,13 @@ def test_a_schema_is_kept_at_any_temperature(make_leader: MakeLeader, grammars: 
             200,
             stop_tokens=tokenizer.eos_ids,
             sampling=Sampling(temperature=1.5, seed=seed),
-            constraint=grammars.open(Grammar("json_schema", json.dumps(SCHEMA)), tokenizer.eos_ids),
         )
         for seed in range(8)
     ]
+    schema = Grammar("json_schema", json.dumps(SCHEMA))
+    constraints = {request.id: grammars.open(schema, tokenizer.eos_ids) for request in requests}
     free = Request("1:free", (5, 6, 7), 20, sampling=Sampling(temperature=1.5, seed=1))
-    run(leader, *requests, free)
+    run(leader, *requests, free, constraints=constraints)
     finishes = {progress.id: progress.finish for progress in news if progress.finish}
     for request in requests:
         text = tokenizer.decode(tokens_of(news)[request.id])
@@ -183,7 +185,8 @@ def test_a_regular_expression_is_followed(make_leader: MakeLeader, grammars: Gra
     tokenizer = Tokenizer.load(tiny_model)
     leader, news = make_leader()
     constraint = grammars.open(Grammar("regex", "(yes|no)"), tokenizer.eos_ids)
-    run(leader, Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3), constraint=constraint))
+    request = Request("1:a", (5,), 20, tokenizer.eos_ids, Sampling(temperature=2.0, seed=3))
+    run(leader, request, constraints={"1:a": constraint})
     assert tokenizer.decode(tokens_of(news)["1:a"]) in ("yes", "no")
     assert news[-1].finish is Finish.STOP
 
@@ -198,9 +201,10 @@ def test_a_grammar_that_stands_still_ends_its_own_answer_and_no_other(
     freeze(first)
     run(
         leader,
-        Request("1:slow", (5,), 8, frozenset({2}), constraint=slow),
-        Request("1:quick", (5,), 8, frozenset({2}), constraint=quick),
+        Request("1:slow", (5,), 8, frozenset({2})),
+        Request("1:quick", (5,), 8, frozenset({2})),
         Request("1:free", (5,), 8),
+        constraints={"1:slow": slow, "1:quick": quick},
     )
     ends = {progress.id: progress for progress in news if progress.finish}
     assert (ends["1:slow"].finish, ends["1:slow"].field) == (Finish.REJECTED, "guided_regex")

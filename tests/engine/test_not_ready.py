@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from chorus.engine.leader import Command, Submit
-from chorus.engine.requests import Constraint
 from chorus.engine.service import ServiceThread
-from chorus.messages.engine import GenerationRequest, Sampling
+from chorus.messages.engine import Request, Sampling
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
+from chorus.text.grammar.client import Constraint
 from tests.support.ranks import Ranks
 
 DEADLINE = 60.0
-REQUEST = GenerationRequest(prompt=(1, 2, 3), max_tokens=4, sampling=Sampling(seed=1))
+REQUEST = Request(id="", prompt=(1, 2, 3), max_tokens=4, sampling=Sampling(seed=1))
 
 
 class Face:

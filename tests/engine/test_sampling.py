@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chorus.engine.requests import Sampling
 from chorus.engine.sampling import Draw, sample, seed_word
+from chorus.messages.engine import Sampling
 
 VOCABULARY = 64
 

@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorus.engine.requests import Finish, Progress, Request
 from chorus.engine.scheduler import Limits, Scheduler
+from chorus.messages.engine import Finish, Progress, Request
 from chorus.messages.rank import Drop, Step
 
 STOP = 9

@@ -9,8 +9,8 @@ from typing import Any
 from chorus.config.engine import EngineSpec
 from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.requests import Progress, Request, Sampling
 from chorus.engine.scheduler import Limits, Scheduler
+from chorus.messages.engine import Progress, Request, Sampling
 from chorus.rank.runner import Runner
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from chorus.engine.requests import Sampling
 from chorus.engine.sampling import Draw, _filter, _noise
+from chorus.messages.engine import Sampling
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
 

@@ -23,8 +23,8 @@ def main(model: Path, pairs: dict[str, tuple[str, str]]) -> dict[str, Any]:
     from chorus.config.engine import EngineSpec
     from chorus.engine.group import form_group
     from chorus.engine.leader import Leader
-    from chorus.engine.requests import Progress, Request
     from chorus.engine.scheduler import Limits, Scheduler
+    from chorus.messages.engine import Progress, Request
     from chorus.rank.runner import Runner
     from chorus.transport.channel import secure
 

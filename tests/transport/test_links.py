@@ -6,8 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from chorus.messages.rank import Drop, Feed, Fork, Step
-from chorus.messages.rank_wire import step_from_wire, step_to_wire
+from chorus.messages.rank import Drop, Feed, Fork, Step, step_from_wire, step_to_wire
 from chorus.transport.channel import open_server
 from chorus.transport.collective import CannotJoin, check_devices
 from chorus.transport.frames import decode, encode

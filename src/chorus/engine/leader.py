@@ -20,15 +20,16 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from chorus.engine.requests import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
+from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Feed, Step
 from chorus.platform.process import beats
 from chorus.platform.process.output import LogFile
 from chorus.rank.runner import Runner
 from chorus.rank.tensor.graph_tokens import GraphTokens
+from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
 
@@ -36,6 +37,8 @@ log = logging.getLogger("chorus.engine")
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: Request
+    constraint: Constraint | None = None
+    """The request's grammar, opened; it belongs to the request from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,8 @@ class Leader:
                 match command:
                     case Stop():
                         return command
-                    case Submit(request):
-                        refused = self.scheduler.submit(request)
+                    case Submit(request, constraint):
+                        refused = self.scheduler.submit(request, constraint)
                         self._news.append(refused or Progress(request.id, accepted=True))
                     case Cancel(request_id):
                         if ended := self.scheduler.cancel(request_id):
@@ -243,10 +246,10 @@ class Leader:
         return Draw(request.sampling, sequence.position, request.prompt, sequence.output, mask)
 
     def _mask(self, sequence: Sequence, since: float) -> Mask | None:
-        if sequence.request.constraint is None:
+        if sequence.constraint is None:
             return None
         try:
-            return sequence.request.constraint.mask(since)
+            return sequence.constraint.mask(since)
         except GrammarError as error:
             self._news += self.scheduler.reject(sequence.number, error.told, error.field)
             return None
@@ -293,8 +296,8 @@ class Leader:
     def _advance_constraints(self, tokens: dict[int, int]) -> None:
         for number, token in tokens.items():
             sequence = self.scheduler.sequence(number)
-            if sequence and sequence.request.constraint:
-                sequence.request.constraint.advance(token)
+            if sequence and sequence.constraint:
+                sequence.constraint.advance(token)
 
     def _fail(self, step: Step, error: Exception) -> None:
         log.exception("step %d failed", step.number)

@@ -17,7 +17,6 @@ from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, Stop
-from chorus.engine.requests import Constraint
 from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
@@ -31,7 +30,7 @@ from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
-from chorus.text.grammar.client import Grammars
+from chorus.text.grammar.client import Constraint, Grammars
 
 log = logging.getLogger("chorus.engine")
 

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from chorus.engine.requests import Sampling, TokenLogprobs
+from chorus.messages.engine import Sampling, TokenLogprobs
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 XTC_SALT = 0x58544321
@@ -39,10 +39,10 @@ def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     logits = logits.astype(mx.float32)
     logits = _add_at(logits, _biases(draws))
     logits = _forbid(_penalize(logits, draws), draws)
-    if all(draw.sampling.greedy for draw in draws):
+    if all(_greedy(draw.sampling) for draw in draws):
         return mx.argmax(logits, axis=-1)
     noisy = _filter(logits / _column([d.sampling.temperature or 1.0 for d in draws]), draws) + _noise(logits, draws)
-    greedy = [draw.sampling.greedy for draw in draws]
+    greedy = [_greedy(draw.sampling) for draw in draws]
     if any(greedy):
         noisy = mx.where(_column(greedy), logits, noisy)
     return mx.argmax(noisy, axis=-1)
@@ -83,6 +83,20 @@ def seed_word(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=4).digest(), "little")
 
 
+def _greedy(rules: Sampling) -> bool:
+    return rules.temperature == 0.0
+
+
+def _penalized(rules: Sampling) -> bool:
+    return rules.repetition_penalty != 1.0 or rules.presence_penalty != 0.0 or rules.frequency_penalty != 0.0
+
+
+def _filtered(rules: Sampling) -> bool:
+    return not _greedy(rules) and (
+        rules.top_p < 1.0 or rules.top_k > 0 or rules.min_p > 0.0 or rules.xtc_probability > 0.0
+    )
+
+
 def _column(values: list[float] | list[bool] | list[int]) -> mx.array:
     return mx.array(values)[:, None]
 
@@ -103,7 +117,7 @@ def _biases(draws: Rows[Draw]) -> list[Entry]:
 
 
 def _penalize(logits: mx.array, draws: Rows[Draw]) -> mx.array:
-    if not any(draw.sampling.penalized for draw in draws):
+    if not any(_penalized(draw.sampling) for draw in draws):
         return logits
     repeated = [entry for row, draw in enumerate(draws) for entry in _repeated(row, draw)]
     if repeated:
@@ -147,7 +161,7 @@ def _counted(row: int, draw: Draw) -> list[Entry]:
 
 def _filter(scaled: mx.array, draws: Rows[Draw]) -> mx.array:
     """Top-k, then top-p, then min-p, as one threshold per row; what lies below it cannot be drawn. XTC comes last."""
-    if not any(draw.sampling.filtered for draw in draws):
+    if not any(_filtered(draw.sampling) for draw in draws):
         return scaled
     rules = [draw.sampling for draw in draws]
     vocabulary = scaled.shape[-1]

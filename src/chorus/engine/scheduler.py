@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 
-from chorus.engine.requests import Finish, Progress, Request, Timing, TokenLogprobs
+from chorus.messages.engine import Finish, Progress, Request, Timing, TokenLogprobs
 from chorus.messages.rank import Drop, Feed, Operation, Step
+from chorus.text.grammar.client import Constraint
 
 CATCH_UP = 4
 """A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""
@@ -42,6 +43,8 @@ class Sequence:
     number: int
     request: Request
     arrived: float
+    constraint: Constraint | None = None
+    """Which tokens its grammar allows next; closed when it ends."""
     fed: int = 0
     """Prompt tokens handed out in steps so far."""
     expected: int = 0
@@ -125,13 +128,13 @@ class Scheduler:
 
     # What the front ends ask.
 
-    def submit(self, request: Request) -> Progress | None:
+    def submit(self, request: Request, constraint: Constraint | None = None) -> Progress | None:
         """Queue a request; an answer at once means that it was not taken."""
         if refusal := self._refusal(request):
-            if request.constraint:
-                request.constraint.close()
+            if constraint:
+                constraint.close()
             return refusal
-        sequence = Sequence(self._next_sequence, request, self._clock())
+        sequence = Sequence(self._next_sequence, request, self._clock(), constraint)
         self._next_sequence += 1
         self._by_request[request.id] = sequence
         self._waiting.append(sequence)
@@ -147,7 +150,7 @@ class Scheduler:
     def reject(self, number: int, error: str, field: str) -> list[Progress]:
         """The request itself turned out to be one that cannot be served."""
         sequence = self._by_number.get(number)
-        return [replace(self._end(sequence, Finish.REJECTED, error=error), field=field)] if sequence else []
+        return [self._end(sequence, Finish.REJECTED, error=error)._replace(field=field)] if sequence else []
 
     def fail_all(self, error: str) -> list[Progress]:
         return [self._end(sequence, Finish.FAILED, error=error) for sequence in list(self._by_request.values())]
@@ -194,7 +197,7 @@ class Scheduler:
 
     def finish_embedding(self, number: int, embedding: tuple[float, ...]) -> list[Progress]:
         sequence = self._by_number.get(number)
-        return [replace(self._end(sequence, Finish.STOP), embedding=embedding)] if sequence else []
+        return [self._end(sequence, Finish.STOP)._replace(embedding=embedding)] if sequence else []
 
     @property
     def _admitted(self) -> list[Sequence]:
@@ -323,7 +326,7 @@ class Scheduler:
         if len(sequence.output) < sequence.request.max_tokens:
             return told
         ended = self._end(sequence, Finish.LENGTH)
-        return replace(told, finish=ended.finish, timing=ended.timing)
+        return told._replace(finish=ended.finish, timing=ended.timing)
 
     def _end(self, sequence: Sequence, finish: Finish, *, error: str = "") -> Progress:
         del self._by_request[sequence.request.id]
@@ -335,8 +338,8 @@ class Scheduler:
             next(lane for lane in self._lanes if sequence in lane.sequences).sequences.remove(sequence)
         if sequence.first_forward is not None:
             self._operations.append(Drop(sequence.number))
-        if sequence.request.constraint:
-            sequence.request.constraint.close()
+        if sequence.constraint:
+            sequence.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
 

@@ -8,17 +8,25 @@ import itertools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import grpc.aio
 
 from chorus.engine.leader import Cancel, Command, Submit
-from chorus.engine.requests import Constraint, Finish, Pooling, Progress, Request, Sampling
-from chorus.messages.grammar import Grammar, GrammarError, GrammarKind, Part, TooManyGrammars
+from chorus.messages.engine import (
+    Finish,
+    Progress,
+    Request,
+    embedding_from_wire,
+    progress_to_wire,
+    request_from_wire,
+)
+from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
+from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
 
@@ -27,14 +35,6 @@ LEAVE_SECONDS = 2.0
 MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
 
-
-GRAMMAR_KINDS: dict[wire.Grammar.Kind, GrammarKind] = {
-    wire.Grammar.JSON_SCHEMA: "json_schema",
-    wire.Grammar.REGEX: "regex",
-    wire.Grammar.LARK: "lark",
-    wire.Grammar.GBNF: "gbnf",
-}
-MAX_TOP_LOGPROBS = 20
 EMBED_CODES = {
     wire.REJECTED: grpc.StatusCode.INVALID_ARGUMENT,
     wire.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -65,6 +65,10 @@ class OpenSession:
     """Requests whose grammar is not ready yet: nobody else waits for it, and a cancel ends it."""
     refusal: str = ""
     """Why it was closed, where that was the engine's doing."""
+
+    def named(self, request: Request) -> Request:
+        """Ids are unique within a session; with its number, over all of them."""
+        return replace(request, id=f"{self.number}:{request.id}")
 
 
 class EngineService(engine_pb2_grpc.EngineServicer):
@@ -101,9 +105,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Embed(self, request: wire.EmbedRequest, context: grpc.aio.ServicerContext) -> wire.EmbedReply:
         """A session of one request: it shares the queue and its limits with all others."""
         session = await self._open(context)
-        pooling = Pooling.LAST if request.pooling == wire.EmbedRequest.LAST else Pooling.MEAN
+        embedding = session.named(embedding_from_wire(request))
         try:
-            self._hand_over(session, Request(f"{session.number}:e", tuple(request.prompt), 1, pooling=pooling))
+            self._hand_over(session, embedding)
             while event := await session.events.get():
                 for progress in event.progress:
                     if progress.finish == wire.STOP:
@@ -114,7 +118,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             raise AssertionError("abort always raises")
         finally:
             del self._sessions[session.number]
-            self._post(Cancel(f"{session.number}:e"))
+            self._post(Cancel(embedding.id))
 
     async def _open(self, context: grpc.aio.ServicerContext) -> OpenSession:
         if self._ending:
@@ -123,10 +127,10 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._sessions[session.number] = session
         return session
 
-    def _hand_over(self, session: OpenSession, request: Request) -> None:
-        if not self._post(Submit(request)):
-            if request.constraint:
-                request.constraint.close()
+    def _hand_over(self, session: OpenSession, request: Request, constraint: Constraint | None = None) -> None:
+        if not self._post(Submit(request, constraint)):
+            if constraint:
+                constraint.close()
             # All that is open on it shares this fate: the engine it was handed to will not answer.
             self._close(session, f"the engine is not ready: {self._engine.describe().detail}")
 
@@ -145,11 +149,11 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 session.events.put_nowait(None)
 
     def _submit(self, session: OpenSession, submit: wire.Submit) -> None:
-        request = request_from_wire(submit, session.number)
-        if submit.grammar.kind == wire.Grammar.NONE:
+        request = session.named(request_from_wire(submit))
+        if request.grammar is None:
             self._hand_over(session, request)
             return
-        task = asyncio.create_task(self._compile(session, request, grammar_from_wire(submit.grammar)))
+        task = asyncio.create_task(self._compile(session, request, request.grammar))
         session.compiling[submit.id] = task
         task.add_done_callback(lambda _: session.compiling.pop(submit.id, None))
 
@@ -167,7 +171,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             refuse(Finish.CANCELLED, "")
             raise
         else:
-            self._hand_over(session, replace(request, constraint=constraint))
+            self._hand_over(session, request, constraint)
 
     def _cancel(self, session: OpenSession, request_id: str) -> None:
         if task := session.compiling.get(request_id):
@@ -259,68 +263,3 @@ class ServiceThread:
         await self._stop.wait()
         self._service.close_all("the engine is stopping")
         await server.stop(grace=1.0)
-
-
-def request_from_wire(submit: wire.Submit, session: int) -> Request:
-    rules = submit.sampling
-    return Request(
-        id=f"{session}:{submit.id}",
-        prompt=tuple(submit.prompt),
-        max_tokens=submit.max_tokens,
-        stop_tokens=frozenset(submit.stop_tokens),
-        sampling=Sampling(
-            temperature=rules.temperature,
-            top_p=rules.top_p,
-            top_k=rules.top_k,
-            min_p=rules.min_p,
-            repetition_penalty=rules.repetition_penalty,
-            repetition_context=rules.repetition_context,
-            presence_penalty=rules.presence_penalty,
-            frequency_penalty=rules.frequency_penalty,
-            logit_bias=dict(rules.logit_bias),
-            seed=rules.seed,
-            xtc_probability=rules.xtc_probability,
-            xtc_threshold=rules.xtc_threshold,
-        ),
-        logprobs=min(submit.top_logprobs, MAX_TOP_LOGPROBS) if submit.logprobs else None,
-        owner=submit.owner,
-    )
-
-
-def grammar_from_wire(grammar: wire.Grammar) -> Grammar:
-    def read(parts: Iterable[wire.Grammar.Part]) -> tuple[Part, ...]:
-        return tuple(Part(part.name, GRAMMAR_KINDS[part.kind], part.source) for part in parts)
-
-    return Grammar(GRAMMAR_KINDS[grammar.kind], grammar.source, read(grammar.parts), read(grammar.origins))
-
-
-FINISH_TO_WIRE = {
-    None: wire.UNFINISHED,
-    Finish.STOP: wire.STOP,
-    Finish.LENGTH: wire.LENGTH,
-    Finish.CANCELLED: wire.CANCELLED,
-    Finish.REJECTED: wire.REJECTED,
-    Finish.FAILED: wire.FAILED,
-    Finish.OVERLOADED: wire.OVERLOADED,
-}
-
-
-def progress_to_wire(progress: Progress, request_id: str) -> wire.Progress:
-    return wire.Progress(
-        id=request_id,
-        tokens=progress.tokens,
-        finish=FINISH_TO_WIRE[progress.finish],
-        error=progress.error,
-        timing=wire.Timing(**asdict(progress.timing)) if progress.timing else None,
-        logprobs=[
-            wire.TokenLogprobs(
-                logprob=entry.logprob,
-                top_tokens=[token for token, _ in entry.top],
-                top_logprobs=[logprob for _, logprob in entry.top],
-            )
-            for entry in progress.logprobs
-        ],
-        embedding=progress.embedding,
-        accepted=progress.accepted,
-        field=progress.field,
-    )

@@ -12,7 +12,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from chorus.engine.leader import Leader
-from chorus.engine.requests import Request, Sampling
+from chorus.messages.engine import Request, Sampling
 from chorus.platform import device
 
 TOKEN = 1

@@ -1,24 +1,25 @@
-"""The values a front end exchanges with the engine, and their wire forms."""
+"""The link between a front end and the engine: requests one way, progress the other. Token ids only."""
 
 from __future__ import annotations
 
+import enum
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import NamedTuple
 
 from chorus.messages.grammar import Grammar, GrammarKind, Part
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
 
-EngineFinish = Literal["stop", "length", "cancelled"]
-Pooling = Literal["mean", "last"]
+MAX_TOP_LOGPROBS = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    seed: int
-    temperature: float = 1.0
+    """How tokens are drawn. Its fields are called as on the wire; what is left out is off, and without a temperature
+    the likeliest token is taken."""
+
+    temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -27,26 +28,49 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.0
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
+class Pooling(enum.StrEnum):
+    """How the hidden states of a prompt become one."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    """A front end may give the same one twice: its client puts a number before it, the engine that of the session."""
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling
-    stop_tokens: tuple[int, ...] = ()
-    label: str = ""
-    """Joined to the id the engine sees, so that its log lines can be matched with the front end's."""
-    logprobs: bool = False
-    top_logprobs: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    logprobs: int | None = None
+    """How many of the best candidates to report with each token; 0: the token's own log probability alone."""
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
+    """Wanted are the final hidden states of the prompt, pooled, and no tokens."""
     owner: str = ""
-    """Whom the request is counted for; the engine shares its turns fairly among owners."""
+    """Whom the request is counted for; turns are shared fairly among owners."""
+
+    @property
+    def longest(self) -> int:
+        return len(self.prompt) + self.max_tokens
 
 
-@dataclass(frozen=True)
+class Finish(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    OVERLOADED = "overloaded"
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     queue_seconds: float
     prompt_seconds: float
@@ -56,22 +80,30 @@ class Timing:
     generated_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of the model's own distribution; the best candidates first."""
+    """Of the model's own distribution."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    """Token and log probability of the best candidates, best first."""
 
 
 class Progress(NamedTuple):
-    """Made for every token, so of the kind of value that is made fastest."""
+    """What a step brought to one request. Made for every token, so of the kind of value that is made fastest."""
 
-    tokens: tuple[int, ...]
-    finish: EngineFinish | None = None
+    id: str
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+    error: str = ""
     timing: Timing | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, where they were asked for."""
+    embedding: tuple[float, ...] = ()
+    accepted: bool = False
+    """It is queued, and its grammar compiled."""
+    field: str = ""
+    """What the client calls what the error is about, where that is known."""
 
 
 def draw_seed() -> int:
@@ -79,42 +111,56 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def submit_command(request_id: str, request: GenerationRequest) -> pb.Command:
-    chosen = request.sampling
-    sampling = pb.Sampling(
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-        min_p=chosen.min_p,
-        repetition_penalty=chosen.repetition_penalty,
-        repetition_context=chosen.repetition_context,
-        presence_penalty=chosen.presence_penalty,
-        frequency_penalty=chosen.frequency_penalty,
-        logit_bias=chosen.logit_bias,
-        seed=chosen.seed,
-        xtc_probability=chosen.xtc_probability,
-        xtc_threshold=chosen.xtc_threshold,
-    )
-    submit = pb.Submit(
-        id=request_id,
+def request_to_wire(request: Request) -> pb.Submit:
+    return pb.Submit(
+        id=request.id,
         prompt=request.prompt,
         max_tokens=request.max_tokens,
-        stop_tokens=request.stop_tokens,
-        sampling=sampling,
-        logprobs=request.logprobs,
-        top_logprobs=request.top_logprobs,
+        stop_tokens=sorted(request.stop_tokens),
+        sampling=sampling_to_wire(request.sampling),
+        logprobs=request.logprobs is not None,
+        top_logprobs=request.logprobs,
+        grammar=grammar_to_wire(request.grammar) if request.grammar else None,
         owner=request.owner,
     )
-    if request.grammar:
-        submit.grammar.CopyFrom(_grammar(request.grammar))
-    return pb.Command(submit=submit)
 
 
-def _grammar(grammar: Grammar) -> pb.Grammar:
+def request_from_wire(submit: pb.Submit) -> Request:
+    return Request(
+        id=submit.id,
+        prompt=tuple(submit.prompt),
+        max_tokens=submit.max_tokens,
+        stop_tokens=frozenset(submit.stop_tokens),
+        sampling=sampling_from_wire(submit.sampling),
+        logprobs=min(submit.top_logprobs, MAX_TOP_LOGPROBS) if submit.logprobs else None,
+        grammar=grammar_from_wire(submit.grammar) if submit.grammar.kind else None,
+        owner=submit.owner,
+    )
+
+
+def embedding_to_wire(prompt: Sequence[int], pooling: Pooling) -> pb.EmbedRequest:
+    return pb.EmbedRequest(prompt=prompt, pooling=pb.EmbedRequest.Pooling.Value(pooling.upper()))
+
+
+def embedding_from_wire(message: pb.EmbedRequest) -> Request:
+    pooling = Pooling(pb.EmbedRequest.Pooling.Name(message.pooling).lower())
+    return Request("e", tuple(message.prompt), max_tokens=1, pooling=pooling)
+
+
+def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
+    return pb.Sampling(**{rule.name: getattr(sampling, rule.name) for rule in fields(Sampling)})
+
+
+def sampling_from_wire(message: pb.Sampling) -> Sampling:
+    values = {rule.name: getattr(message, rule.name) for rule in fields(Sampling)}
+    return Sampling(**values | {"logit_bias": dict(message.logit_bias)})
+
+
+def grammar_to_wire(grammar: Grammar) -> pb.Grammar:
     def kind(name: GrammarKind) -> pb.Grammar.Kind:
         return pb.Grammar.Kind.Value(name.upper())
 
-    def written(parts: tuple[Part, ...]) -> list[pb.Grammar.Part]:
+    def written(parts: Iterable[Part]) -> list[pb.Grammar.Part]:
         return [pb.Grammar.Part(name=part.name, kind=kind(part.kind), source=part.source) for part in parts]
 
     return pb.Grammar(
@@ -125,51 +171,69 @@ def _grammar(grammar: Grammar) -> pb.Grammar:
     )
 
 
-def cancel_command(request_id: str) -> pb.Command:
-    return pb.Command(cancel=pb.Cancel(id=request_id))
+_GRAMMAR_KINDS: dict[pb.Grammar.Kind, GrammarKind] = {
+    pb.Grammar.JSON_SCHEMA: "json_schema",
+    pb.Grammar.REGEX: "regex",
+    pb.Grammar.LARK: "lark",
+    pb.Grammar.GBNF: "gbnf",
+}
 
 
-def read_progress(message: pb.Progress, cancel_wanted: bool) -> Progress | EngineError:
-    """An outcome that is no answer becomes the error to raise; a cancel nobody asked for is one of them."""
-    match message.finish:
-        case pb.UNFINISHED:
-            return _moved(message, None)
-        case pb.STOP:
-            return _moved(message, "stop")
-        case pb.LENGTH:
-            return _moved(message, "length")
-        case pb.CANCELLED if cancel_wanted:
-            return _moved(message, "cancelled")
-        case pb.CANCELLED:
-            return EngineLost(message.error or "the engine cancelled the request; it may be shutting down")
-        case pb.REJECTED:
-            return RequestRejected(message.error or "the engine rejected the request", message.field)
-        case pb.OVERLOADED:
-            return EngineOverloaded(message.error or "the engine's queue is full; try again later")
-        case _:
-            return RequestFailed(message.error or "the engine failed the request")
+def grammar_from_wire(message: pb.Grammar) -> Grammar:
+    def read(parts: Iterable[pb.Grammar.Part]) -> tuple[Part, ...]:
+        return tuple(Part(part.name, _GRAMMAR_KINDS[part.kind], part.source) for part in parts)
+
+    return Grammar(_GRAMMAR_KINDS[message.kind], message.source, read(message.parts), read(message.origins))
 
 
-def _moved(message: pb.Progress, finish: EngineFinish | None) -> Progress:
-    tokens, logprobs = tuple(message.tokens), message.logprobs
+_FINISH_TO_WIRE: dict[Finish | None, pb.Finish] = {
+    None: pb.UNFINISHED,
+    **{finish: pb.Finish.Value(finish.name) for finish in Finish},
+}
+_FINISH_FROM_WIRE = {number: finish for finish, number in _FINISH_TO_WIRE.items()}
+
+
+def progress_to_wire(progress: Progress, request_id: str) -> pb.Progress:
+    """Under the id that the front end gave the request."""
+    _, tokens, finish, error, timing, logprobs, embedding, accepted, about = progress
+    if finish is None and not logprobs and not accepted:
+        return pb.Progress(id=request_id, tokens=tokens)
+    return pb.Progress(
+        id=request_id,
+        tokens=tokens,
+        finish=_FINISH_TO_WIRE[finish],
+        error=error,
+        timing=pb.Timing(**asdict(timing)) if timing else None,
+        logprobs=[
+            pb.TokenLogprobs(
+                logprob=entry.logprob,
+                top_tokens=[token for token, _ in entry.top],
+                top_logprobs=[logprob for _, logprob in entry.top],
+            )
+            for entry in logprobs
+        ],
+        embedding=embedding,
+        accepted=accepted,
+        field=about,
+    )
+
+
+def progress_from_wire(message: pb.Progress) -> Progress:
+    finish, logprobs = _FINISH_FROM_WIRE.get(message.finish, Finish.FAILED), message.logprobs
     if finish is None and not logprobs:
-        return Progress(tokens)
-    known = [
-        TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
-        for entry in logprobs
-    ]
-    return Progress(tokens, finish, _timing(message) if finish else None, tuple(known))
-
-
-def _timing(message: pb.Progress) -> Timing | None:
-    if not message.HasField("timing"):
-        return None
-    timing = message.timing
-    return Timing(
-        queue_seconds=timing.queue_seconds,
-        prompt_seconds=timing.prompt_seconds,
-        generation_seconds=timing.generation_seconds,
-        prompt_tokens=timing.prompt_tokens,
-        cached_tokens=timing.cached_tokens,
-        generated_tokens=timing.generated_tokens,
+        return Progress(message.id, tuple(message.tokens), accepted=message.accepted)
+    timing = message.timing if message.HasField("timing") else None
+    return Progress(
+        message.id,
+        tuple(message.tokens),
+        finish,
+        message.error,
+        Timing(*(getattr(timing, figure.name) for figure in fields(Timing))) if timing else None,
+        tuple(
+            TokenLogprobs(entry.logprob, tuple(zip(entry.top_tokens, entry.top_logprobs, strict=True)))
+            for entry in logprobs
+        ),
+        tuple(message.embedding),
+        message.accepted,
+        message.field,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chorus.messages.proto import rank_pb2 as pb
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -61,3 +63,42 @@ class Step:
     @property
     def tokens(self) -> int:
         return sum(max(1, len(feed.tokens)) for feed in self.feeds)
+
+
+def step_to_wire(step: Step) -> pb.Step:
+    return pb.Step(
+        number=step.number,
+        operations=[_operation_to_wire(operation) for operation in step.operations],
+        feeds=[
+            pb.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial, begins=feed.begins)
+            for feed in step.feeds
+        ],
+        decode=step.decode,
+        logits=step.logits,
+        lane=step.lane,
+    )
+
+
+def step_from_wire(message: pb.Step) -> Step:
+    return Step(
+        number=message.number,
+        operations=tuple(_operation_from_wire(operation) for operation in message.operations),
+        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial, feed.begins) for feed in message.feeds),
+        decode=message.decode,
+        logits=message.logits,
+        lane=message.lane,
+    )
+
+
+def _operation_to_wire(operation: Operation) -> pb.Operation:
+    match operation:
+        case Drop(sequence):
+            return pb.Operation(drop=sequence)
+        case Fork(source, target, length):
+            return pb.Operation(fork=pb.Fork(source=source, target=target, length=length))
+
+
+def _operation_from_wire(message: pb.Operation) -> Operation:
+    if message.WhichOneof("kind") == "fork":
+        return Fork(message.fork.source, message.fork.target, message.fork.length)
+    return Drop(message.drop)

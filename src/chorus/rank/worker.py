@@ -21,8 +21,7 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.messages.proto import rank_pb2 as wire
 from chorus.messages.proto import rank_pb2_grpc
-from chorus.messages.rank import Step
-from chorus.messages.rank_wire import step_from_wire
+from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import BadSplit
 from chorus.platform import device
 from chorus.platform.memory import device_memory, resident_memory

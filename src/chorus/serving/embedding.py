@@ -22,7 +22,7 @@ class Embedding:
     normalized: bool
 
 
-def embedding_of(model: Path, wanted: bool | None, pooling: Pooling | None = None) -> Embedding:
+def embedding_of(model: Path, wanted: bool | None, pooling: str | None = None) -> Embedding:
     """Sentence-transformers' files say it all; without them only the owner's word makes a model one for embeddings.
     The owner's word on pooling goes over the files'."""
     modules = _read_json(model / "modules.json")
@@ -30,13 +30,13 @@ def embedding_of(model: Path, wanted: bool | None, pooling: Pooling | None = Non
         raise NoEmbeddings("embeddings are switched off in this server's settings")
     if not isinstance(modules, list):
         if wanted:
-            return Embedding(pooling or "last", normalized=True)
+            return Embedding(Pooling(pooling or Pooling.LAST), normalized=True)
         raise NoEmbeddings(
             "the served model is not meant for embeddings: its folder has no modules.json "
             "(if it is all the same, set api.embeddings: true)"
         )
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
-    chosen = pooling or _pooling(_read_json(model / kinds.get("Pooling", "") / "config.json"))
+    chosen = Pooling(pooling) if pooling else _pooling(_read_json(model / kinds.get("Pooling", "") / "config.json"))
     return Embedding(chosen, "Normalize" in kinds)
 
 
@@ -52,9 +52,9 @@ def finish(values: Sequence[float], embedding: Embedding, dimensions: int | None
 def _pooling(config: Any) -> Pooling:
     settings = config if isinstance(config, dict) else {}
     if settings.get("pooling_mode_lasttoken"):
-        return "last"
+        return Pooling.LAST
     if settings.get("pooling_mode_mean_tokens", True):
-        return "mean"
+        return Pooling.MEAN
     named = next((name for name, chosen in settings.items() if name.startswith("pooling_mode") and chosen), "unknown")
     raise NoEmbeddings(f"the served model asks for {named}, and only the mean and the last token are supported")
 

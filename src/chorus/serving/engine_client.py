@@ -11,10 +11,19 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 
-from chorus.messages.engine import GenerationRequest, Pooling, Progress, cancel_command, read_progress, submit_command
+from chorus.messages.engine import (
+    Finish,
+    Pooling,
+    Progress,
+    Request,
+    embedding_to_wire,
+    progress_from_wire,
+    request_to_wire,
+)
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.messages.proto.engine_pb2_grpc import EngineStub
 from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
@@ -51,16 +60,15 @@ class EngineClient:
 
     async def embed(self, prompt: Sequence[int], pooling: Pooling, timeout: float) -> tuple[float, ...]:
         """The pooled final hidden state of a prompt, not normalized."""
-        kind = pb.EmbedRequest.Pooling.Value(pooling.upper())
         try:
-            reply = await self._stub().Embed(pb.EmbedRequest(prompt=prompt, pooling=kind), timeout=timeout)
+            reply = await self._stub().Embed(embedding_to_wire(prompt, pooling), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise _refusal(error, self.address) from None
         return tuple(reply.values)
 
-    def generate(self, request: GenerationRequest) -> EngineStream:
+    def generate(self, request: Request) -> EngineStream:
         """Nothing is submitted before the first item is asked for."""
-        return EngineStream(self, f"{next(self._numbers)}:{request.label}", request)
+        return EngineStream(self, replace(request, id=f"{next(self._numbers)}:{request.id}"))
 
     async def close(self) -> None:
         if self._session:
@@ -113,15 +121,15 @@ class _Session:
     def open_requests(self) -> int:
         return len(self._streams)
 
-    def submit(self, stream: EngineStream, request: GenerationRequest) -> None:
+    def submit(self, stream: EngineStream, request: Request) -> None:
         if self.broken:
             raise EngineLost(self.broken)
         self._streams[stream.id] = stream
-        self._outbox.put_nowait(submit_command(stream.id, request))
+        self._outbox.put_nowait(pb.Command(submit=request_to_wire(request)))
 
     def cancel(self, stream: EngineStream) -> None:
         if stream.id in self._streams:
-            self._outbox.put_nowait(cancel_command(stream.id))
+            self._outbox.put_nowait(pb.Command(cancel=pb.Cancel(id=stream.id)))
 
     def forget(self, stream: EngineStream) -> None:
         self._streams.pop(stream.id, None)
@@ -168,19 +176,21 @@ class _Session:
         stream = self._streams.get(message.id)
         if stream is None:
             return
-        if message.accepted:
+        progress = progress_from_wire(message)
+        if progress.accepted:
             stream.accept()
-            return
-        if message.finish != pb.UNFINISHED:
-            del self._streams[message.id]
-        stream.deliver(read_progress(message, stream.cancel_wanted))
+        elif progress.finish is None:
+            stream.deliver(progress)
+        else:
+            del self._streams[progress.id]
+            stream.deliver(_failure(progress, stream.cancel_wanted) or progress)
 
 
 class EngineStream(AsyncIterator[Progress]):
     """One request's progress. Ends after the item that carries a finish; raises an EngineError otherwise."""
 
-    def __init__(self, client: EngineClient, request_id: str, request: GenerationRequest) -> None:
-        self.id = request_id
+    def __init__(self, client: EngineClient, request: Request) -> None:
+        self.id = request.id
         self.cancel_wanted = False
         self._client = client
         self._request = request
@@ -258,6 +268,21 @@ class EngineStream(AsyncIterator[Progress]):
         if self._session:
             self.cancel()
             self._session.forget(self)
+
+
+def _failure(progress: Progress, cancel_wanted: bool) -> EngineError | None:
+    """The error to raise for an outcome that is no answer; a cancel nobody asked for is one of them."""
+    match progress.finish:
+        case Finish.CANCELLED if not cancel_wanted:
+            return EngineLost(progress.error or "the engine cancelled the request; it may be shutting down")
+        case Finish.REJECTED:
+            return RequestRejected(progress.error or "the engine rejected the request", progress.field)
+        case Finish.OVERLOADED:
+            return EngineOverloaded(progress.error or "the engine's queue is full; try again later")
+        case Finish.FAILED:
+            return RequestFailed(progress.error or "the engine failed the request")
+        case _:
+            return None
 
 
 def _refusal(error: grpc.aio.AioRpcError, address: str) -> EngineError:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from chorus.messages.engine import GenerationRequest, Sampling, Timing, TokenLogprobs
+from chorus.messages.engine import Finish, Request, Sampling, Timing, TokenLogprobs
 from chorus.messages.grammar import Grammar
 from chorus.serving.engine_client import EngineClient, EngineStream
 from chorus.serving.errors import ContextExceeded, EngineError
@@ -80,14 +80,13 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
         self._tokenizer = tokenizer
         self._request = request
         self._stream = client.generate(
-            GenerationRequest(
+            Request(
+                id=request.label,
                 prompt=request.prompt,
                 max_tokens=request.max_tokens,
+                stop_tokens=tokenizer.eos_ids,
                 sampling=request.sampling,
-                stop_tokens=tuple(sorted(tokenizer.eos_ids)),
-                label=request.label,
-                logprobs=request.logprobs,
-                top_logprobs=request.top_logprobs,
+                logprobs=request.top_logprobs if request.logprobs else None,
                 grammar=request.grammar,
                 owner=request.owner,
             )
@@ -128,7 +127,7 @@ class TextGeneration(AsyncIterator[Delta | Finished]):
             if used or piece:
                 yield Delta(piece, progress.tokens[:used], progress.logprobs[:used])
             if finished:
-                stopped = text.stopped or finished != "length"
+                stopped = text.stopped or finished is not Finish.LENGTH
                 timing = progress.timing or self._clock.timing(len(self._request.prompt), text.used)
                 # A stop token is counted by the engine and by nobody else.
                 generated = text.used if text.stopped else max(text.used, timing.generated_tokens)

@@ -12,8 +12,8 @@ import pytest
 from chorus.config.engine import EngineSpec
 from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.requests import Progress, Request, Sampling
 from chorus.engine.scheduler import Limits, Scheduler
+from chorus.messages.engine import Progress, Request, Sampling
 from chorus.rank.load import stored_layers
 from chorus.rank.runner import Runner
 from tests.support.ranks import Ranks
