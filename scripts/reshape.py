@@ -144,13 +144,14 @@ chorus.models.preshard -> chorus.models.preshard.folder
 chorus.models.preshard_write -> chorus.models.preshard.write
 chorus.models.quantized -> chorus.models.gguf.quantized
 chorus.platform.beats -> chorus.platform.process.beats
-chorus.platform.checks -> chorus.platform.doctor.checks
+chorus.platform.checks -> chorus.cluster.doctor.checks
 chorus.platform.exits -> chorus.platform.process.exits
 chorus.platform.lifeline -> chorus.platform.process.lifeline
 chorus.platform.logs -> chorus.platform.process.logs
 chorus.platform.output -> chorus.platform.process.output
+chorus.platform.probe -> chorus.cluster.doctor.probe
 chorus.platform.process_mark -> chorus.platform.process.mark
-chorus.platform.rdma_checks -> chorus.platform.doctor.rdma
+chorus.platform.rdma_checks -> chorus.cluster.doctor.rdma
 chorus.proto -> chorus.messages.proto
 chorus.shard -> chorus.rank
 chorus.shard.adapters -> chorus.rank.pipeline.special
@@ -234,9 +235,10 @@ tests.tensor -> tests.rank.tensor
 
 MOVED_NAMES = """
 chorus.api.settings:ApiKey -> chorus.security.key_rules:ApiKey
-chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
+chorus.cli.serve:choose_transport -> chorus.transport.auto:choose_transport
 chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
 chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
+chorus.cluster.agent_models:named_model -> chorus.models.resolve:named_model
 chorus.cluster.supervisor:Life -> chorus.platform.process.restarts:Life
 chorus.cluster.supervisor:NEVER_SERVED -> chorus.platform.process.restarts:NEVER_SERVED
 chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:RestartPolicy
@@ -247,6 +249,8 @@ chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
 chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
 chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
 chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
+chorus.shard.layout:hybrid_note -> chorus.transport.catalog:hybrid_note
+chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
@@ -316,7 +320,7 @@ FOLDERS = {
     "src/chorus/models/hub": "Models on Hugging Face: whole, or the part that one machine needs.",
     "src/chorus/models/preshard": "A model cut into one folder per rank.",
     "src/chorus/planning": "Who holds what: model facts, costs, strategies, the planner. No process.",
-    "src/chorus/platform/doctor": "What `chorus doctor` looks at.",
+    "src/chorus/cluster/doctor": "What `chorus doctor` looks at.",
     "src/chorus/platform/process": "The life of a process: what it writes, how it shows that it lives, how it ends.",
     "src/chorus/rank": "One rank: loads its part of the model, runs steps on it, owns its caches.",
     "src/chorus/rank/cache": "The keys, values and states of sequences, alone and in batches.",

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.harness import Cluster, cluster
+from tests.platform.conftest import blas_cache
 from tests.support.tiny_model import write_tiny_model
+
+__all__ = ["blas_cache"]
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_importing_mlx_lm_inside_the_guard_keeps_the_limit_of_open_files(run_pyt
 def test_the_platform_layer_imports_no_mlx(run_python: RunPython) -> None:
     code = """
         import sys
-        import chorus.platform.doctor.checks, chorus.platform.process.lifeline
+        import chorus.cluster.doctor.checks, chorus.platform.process.lifeline
         import chorus.platform.process.logs, chorus.cli.doctor
         print([name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")])
     """

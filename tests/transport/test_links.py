@@ -8,10 +8,11 @@ import pytest
 
 from chorus.messages.rank import Drop, Feed, Fork, Step, step_from_wire, step_to_wire
 from chorus.transport.channel import open_server
-from chorus.transport.collective import CannotJoin, check_devices
+from chorus.transport.collective import check_devices
 from chorus.transport.frames import decode, encode
 from chorus.transport.grpc_link import FrameSender, GrpcLink, tensor_service
 from chorus.transport.links import Inbox, LinkLost
+from chorus.transport.meeting import CannotJoin
 
 
 def frame(step: int):  # type: ignore[no-untyped-def]

@@ -207,7 +207,7 @@ def test_what_is_asked_for_holds_on_a_real_socket(wish: packing.Compression, sma
     server, address = open_server(f"unix:{tmp_path}/rank.sock", 4)
     server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
     server.start()
-    link = GrpcLink(FrameSender(address, 5, None, wish), inbox, 5)
+    link = GrpcLink(FrameSender(address, 5, compression=wish), inbox, 5)
     try:
         sent = [mx.random.normal((2, 700, 64)).astype(mx.bfloat16), mx.array([True, False])]
         link.send(12, sent)
@@ -225,7 +225,7 @@ def test_receipts_tell_the_speed_of_a_real_link(tmp_path: Path, monkeypatch: pyt
     server, address = open_server(f"unix:{tmp_path}/rank.sock", 4)
     server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
     server.start()
-    sender = FrameSender(address, 5, None, "auto")
+    sender = FrameSender(address, 5, compression="auto")
     link = GrpcLink(sender, inbox, 5)
     try:
         for step in range(6):

@@ -18,12 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import fail
+from chorus.cluster.doctor.checks import Finding, can_run, examine
+from chorus.cluster.doctor.probe import run_probe
+from chorus.cluster.doctor.rdma import Wanted, rdma_findings
 from chorus.config.sources import ConfigError, DeviceConfig, Settings, load_settings
 from chorus.models import ModelError, resolve
-from chorus.platform.doctor.checks import Finding, can_run, examine
-from chorus.platform.doctor.rdma import Wanted, rdma_findings
-from chorus.platform.probe import run_probe
 from chorus.platform.rdma import look
+from chorus.transport import catalog
 
 PARITY_SECONDS = 3600
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "missing": ("missing", "bold red")}
@@ -75,9 +76,9 @@ def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
 
 
 def wanted_of(settings: Settings, own_names: set[str]) -> Wanted | None:
-    """What jaccl needs of this machine; None where another transport is chosen."""
+    """What RDMA needs of this machine; None where another transport is chosen."""
     devices = settings.devices
-    if settings.engine.transport != "jaccl":
+    if settings.engine.transport != catalog.over_rdma().name:
         return None
     rank = settings.cluster.rank if settings.cluster.rank is not None else _own_rank(devices, own_names)
     own = devices[rank].rdma if rank is not None and rank < len(devices) else ()

@@ -25,6 +25,7 @@ from chorus.models import LocalModel
 from chorus.platform import cores
 from chorus.platform.process import logs
 from chorus.security.key_rules import needs_keys
+from chorus.transport import catalog
 from chorus.transport.channel import is_private
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ def localai(
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="Addresses of all ranks, in rank order (JSON).")] = None,
     rank: Annotated[int, typer.Option(min=0, help="This machine's place in the hostfile; 0 serves LocalAI.")] = 0,
-    coordinator: Annotated[str | None, typer.Option(help="jaccl: HOST:PORT of rank 0 where the ranks meet.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help=f"{catalog.over_rdma().name}: HOST:PORT of rank 0 where the ranks meet.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback address without a token.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let models whose options ask for it run their own Python.")
@@ -103,7 +106,11 @@ def follow(
     if rank == 0:
         fail("--worker needs --rank from 1 on: rank 0 is what LocalAI talks to, without --worker")
     worker.mlx_distributed(
-        named, rank, backend=backend or "ring", coordinator=coordinator, trust_remote_code=trust_remote_code
+        named,
+        rank,
+        backend=backend or catalog.by_hand()[0],
+        coordinator=coordinator,
+        trust_remote_code=trust_remote_code,
     )
 
 

@@ -20,15 +20,16 @@ from chorus.deploy.local_plan import context_of, workload
 from chorus.models import ModelError
 from chorus.planning.costs import Links, Workload
 from chorus.planning.facts import ModelFacts
-from chorus.planning.layout import hybrid_note
 from chorus.planning.nodes import LINK_KINDS, Machines, described, parse_nodes
 from chorus.planning.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
 from chorus.planning.planner import plan as make_plan
 from chorus.planning.remote_facts import find_facts
 from chorus.planning.wish import Wish
 from chorus.platform import cores
+from chorus.transport import catalog
 
 BAR_WIDTH = 30
+_HYBRID = catalog.offer(catalog.carrying("hybrid"))
 _PARTS = (
     ("weight_bytes", "cyan"),
     ("cache_bytes", "magenta"),
@@ -65,7 +66,7 @@ def plan(
         typer.Option(help="Tensor parallel: each machine's share, rank 0 first, e.g. 2,1; hybrid: within each stage."),
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="What the ranks will use; with mpi, auto may choose hybrid.")
+        str | None, typer.Option(help=f"What the ranks will use; with {_HYBRID}, auto may choose hybrid.")
     ] = None,
     strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(get_args(Strategy))}.")] = None,
     link: Annotated[
@@ -101,9 +102,9 @@ def plan(
 def _hybrid_notes(made: Plan) -> tuple[str, ...]:
     """Where it can run; also for equal machines, enough of them for two stages of two, which could do it too."""
     if made.parallel == "hybrid":
-        return (hybrid_note(),)
+        return (catalog.hybrid_note(),)
     equal = len({rank.memory_bytes for rank in made.ranks}) == 1
-    return (hybrid_note(),) if equal and len(made.ranks) >= 4 and len(made.ranks) % 2 == 0 else ()
+    return (catalog.hybrid_note(),) if equal and len(made.ranks) >= 4 and len(made.ranks) % 2 == 0 else ()
 
 
 def _refuse(error: DoesNotFit, json: bool) -> NoReturn:
@@ -200,7 +201,9 @@ def _options(made: Plan) -> str:
     if made.parallel == "tensor":
         return f"--parallel tensor --weights {numbers(made.weights)}"
     if made.parallel == "hybrid":
-        return f"--parallel hybrid --transport mpi --split {numbers(made.split)} --weights {numbers(made.weights)}"
+        transport = catalog.carrying("hybrid")[0]
+        division = f"--split {numbers(made.split)} --weights {numbers(made.weights)}"
+        return f"--parallel hybrid --transport {transport} {division}"
     return f"--split {numbers(made.split)}"
 
 

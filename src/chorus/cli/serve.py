@@ -40,6 +40,7 @@ from chorus.models import LocalModel, ModelError
 from chorus.platform.files import write_if_possible
 from chorus.platform.process import logs
 from chorus.platform.process.lifeline import Lifeline
+from chorus.transport import catalog
 
 
 def serve(
@@ -61,9 +62,12 @@ def serve(
     weights: Annotated[
         str | None, typer.Option(help="Tensor: each rank's share, rank 0 first, e.g. 2,1; hybrid: within each stage.")
     ] = None,
-    transport: Annotated[str | None, typer.Option(help="How ranks exchange tensors: auto, grpc, ring or mpi.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help=f"How ranks exchange tensors: {catalog.help_for('machine')}.")
+    ] = None,
     compression: Annotated[
-        str | None, typer.Option(help="Pack activations sent over grpc: auto (where a link is slow), off or on.")
+        str | None,
+        typer.Option(help=f"Pack activations sent over {catalog.packing()}: auto (where a link is slow), off or on."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
     dtype: Annotated[

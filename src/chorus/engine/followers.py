@@ -15,18 +15,20 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
-from chorus.messages.proto import rank_pb2 as wire
-from chorus.messages.proto import rank_pb2_grpc
+from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
+from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import BadSplit
 from chorus.platform.process.exits import EXIT_RANK_LOST
 from chorus.rank.load import LoadError
-from chorus.rank.tensor.divide import from_leader
+from chorus.rank.parallel import LeadingSide
 from chorus.security.names import split_member
+from chorus.transport import catalog
 from chorus.transport.channel import open_channel
-from chorus.transport.collective import CannotJoin, CollectiveLink
 from chorus.transport.grpc_link import session_metadata
-from chorus.transport.links import Link, LinkLost, Traffic
+from chorus.transport.links import LinkLost, Traffic
+from chorus.transport.meeting import CannotJoin
+from chorus.transport.security import PRIVATE, Security
 
 log = logging.getLogger("chorus.engine")
 
@@ -49,8 +51,9 @@ class CannotForm(Exception):
 class Follower:
     rank: int
     address: str
-    hello: wire.HelloReply = field(default_factory=wire.HelloReply)
-    loaded: wire.Loaded = field(default_factory=wire.Loaded)
+    security: Security = PRIVATE
+    hello: Greeting = field(default_factory=Greeting)
+    loaded: Loaded = field(default_factory=Loaded)
     finished_step: int = 0
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
@@ -59,9 +62,9 @@ class Follower:
     failure: str | None = None
 
     def __post_init__(self) -> None:
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, self.security)
         self._stub = rank_pb2_grpc.RankStub(self._channel)
-        self._steps: queue.Queue[wire.Step | None] = queue.Queue(QUEUE_LENGTH)
+        self._steps: queue.Queue[rank_pb2.Step | None] = queue.Queue(QUEUE_LENGTH)
         self._in_collective = False
         self._session = 0
 
@@ -71,7 +74,8 @@ class Follower:
 
     def greet(self, timeout: float) -> None:
         try:
-            self.hello = self._stub.Hello(wire.HelloRequest(version=__version__), timeout=timeout, wait_for_ready=True)
+            own = rank_pb2.HelloRequest(version=__version__)
+            self.hello = Greeting.from_wire(self._stub.Hello(own, timeout=timeout, wait_for_ready=True))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise CannotForm(f"{self.name} refused the leader: {error.details()}") from None
@@ -85,13 +89,12 @@ class Follower:
         if self.hello.rank != self.rank:
             raise CannotForm(f"{self.name} says it is rank {self.hello.rank}: start each address with its own rank")
 
-    def load(self, request: wire.LoadRequest, progress: Callable[[int, int], None], timeout: float) -> None:
-        self._in_collective, self._session = request.transport != "grpc", request.session
+    def load(self, request: LoadRequest, progress: Callable[[int, int], None], timeout: float) -> None:
+        self._in_collective, self._session = catalog.get(request.transport).collective, request.session
         try:
-            for message in self._stub.Load(request, timeout=timeout):
+            for message in map(LoadProgress.from_wire, self._stub.Load(request.to_wire(), timeout=timeout)):
                 progress(message.done_bytes, message.total_bytes)
-                if message.HasField("loaded"):
-                    self.loaded = message.loaded
+                self.loaded = message.loaded or self.loaded
         except grpc.RpcError as error:
             raise CannotForm(f"{self.name} cannot load: {error.details()}") from None
 
@@ -100,7 +103,7 @@ class Follower:
 
         def read() -> None:
             try:
-                for done in answers:
+                for done in map(Status.from_wire, answers):
                     if done.error:
                         raise RankLost(done.error)
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
@@ -115,7 +118,7 @@ class Follower:
 
         threading.Thread(target=read, name=f"rank-{self.rank}", daemon=True).start()
 
-    def send(self, message: wire.Step, timeout: float) -> None:
+    def send(self, message: rank_pb2.Step, timeout: float) -> None:
         try:
             self._steps.put(message, timeout=timeout)
         except queue.Full:
@@ -127,7 +130,7 @@ class Follower:
         """
         if self._in_collective or self.address.startswith("unix:"):
             return None
-        return self._stub.Unload.future(wire.UnloadRequest(session=self._session), timeout=UNLOAD_SECONDS)
+        return self._stub.Unload.future(rank_pb2.UnloadRequest(session=self._session), timeout=UNLOAD_SECONDS)
 
     def close(self) -> None:
         with contextlib.suppress(queue.Full):
@@ -138,10 +141,10 @@ class Follower:
 class FollowerGroup:
     """All ranks but the leader: sent every step, watched while the leader waits for them."""
 
-    depth = 1
-
-    def __init__(self, followers: Sequence[Follower], step_timeout: float) -> None:
-        self.followers = followers
+    def __init__(self, followers: Sequence[Follower], side: LeadingSide, step_timeout: float) -> None:
+        self.followers = tuple(followers)
+        self.stages, self.depth, self.lookahead = side.stages, side.depth, side.lookahead
+        self._side = side
         self._timeout = step_timeout
         self._lost = threading.Event()
         self._in_order = True
@@ -156,6 +159,7 @@ class FollowerGroup:
     def _lose(self) -> None:
         """A rank has failed. Called from the thread that reads its answers."""
         self._lost.set()
+        self._side.abandon("a rank is gone")
 
     def send(self, step: Step) -> None:
         message = step_to_wire(step)
@@ -167,21 +171,30 @@ class FollowerGroup:
             raise
 
     def receive(self, step: Step) -> list[mx.array] | None:
-        return None
+        with self.waiting():
+            try:
+                return self._side.receive(step)
+            except LinkLost as error:
+                self._in_order = False
+                raise RankLost(self._blame(step.number, str(error))) from error
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
-        return tokens
+        return self._side.share(tokens, outputs)
 
     def check(self) -> None:
         if self._lost.is_set():
             raise RankLost("; ".join(f.failure for f in self.followers if f.failure))
 
-    def lost(self, error: RuntimeError) -> RankLost:
-        """What it means when a step fails here: MLX says in its own words that a collective has lost its peer."""
-        self._in_order = False
-        # Who it was, its control link tells a moment later.
-        self._lost.wait(STUCK_SECONDS)
-        return RankLost(self._blame(0, str(error)))
+    @contextlib.contextmanager
+    def naming_the_lost(self) -> Iterator[None]:
+        """Around whole turns: MLX says in its own words that a collective has lost its peer."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._in_order = False
+            # Who it was, its control link tells a moment later.
+            self._lost.wait(STUCK_SECONDS)
+            raise RankLost(self._blame(0, str(error))) from error
 
     def close(self) -> None:
         self._left.set()
@@ -189,6 +202,7 @@ class FollowerGroup:
             unload_all(self.followers)
         for follower in self.followers:
             follower.close()
+        self._side.close()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -223,54 +237,6 @@ class FollowerGroup:
         return f"{what}; {late.name} finished step {late.finished_step}, the last of all"
 
 
-class PipelineFollowers(FollowerGroup):
-    """One chain of stages that ends at the leader's link."""
-
-    def __init__(
-        self, followers: Sequence[Follower], link: Link, stages: int, step_timeout: float, relay: CollectiveLink | None
-    ) -> None:
-        self.stages = stages
-        self.relay = relay
-        # One chunk in every stage and one on its way: more would only make cancelling slower.
-        self.depth = stages + 1
-        self._link = link
-        super().__init__(followers, step_timeout)
-
-    def _lose(self) -> None:
-        super()._lose()
-        self._link.abandon("a rank is gone")
-
-    def receive(self, step: Step) -> list[mx.array] | None:
-        if not step.feeds:
-            return None
-        with self.waiting():
-            try:
-                return self._link.receive(step.number)
-            except LinkLost as error:
-                self._in_order = False
-                raise RankLost(self._blame(step.number, str(error))) from error
-
-    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
-        if self.relay:
-            self.relay.send_tokens(tokens, first_stage=len(self.followers))
-        return tokens
-
-    def close(self) -> None:
-        super().close()
-        self._link.close()
-
-
-class TensorFollowers(FollowerGroup):
-    """Every rank runs every forward on its own slices; sampled tokens reach them inside the graph."""
-
-    def __init__(self, followers: Sequence[Follower], group: mx.distributed.Group, step_timeout: float) -> None:
-        super().__init__(followers, step_timeout)
-        self._group = group
-
-    def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
-        return from_leader(tokens, self._group, after=outputs)
-
-
 def unload_all(followers: Sequence[Follower]) -> None:
     """A rank that is still busy does it later: what it was asked for stays in its queue."""
     asked = [(follower, call) for follower in followers if (call := follower.unload()) is not None]
@@ -287,7 +253,7 @@ OTHERS_SECONDS = 5.0
 
 def load_all(
     followers: Sequence[Follower],
-    request: wire.LoadRequest,
+    request: LoadRequest,
     own: Callable[[], None],
     progress: Callable[[int, int, int], None],
     timeout: float,

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from chorus.config.engine import EngineSpec
-from chorus.engine.followers import (
-    CannotForm,
-    Follower,
-    FollowerGroup,
-    PipelineFollowers,
-    TensorFollowers,
-    load_all,
-)
-from chorus.messages.proto import rank_pb2 as wire
+from chorus.engine.followers import CannotForm, Follower, FollowerGroup, load_all
+from chorus.engine.leader import Followers, NoFollowers
+from chorus.messages.load import LoadRequest
 from chorus.models.preshard.folder import is_preshard
 from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import choose_split, layers_of
 from chorus.platform import device
 from chorus.platform.memory import device_memory
 from chorus.rank.load import LoadedShard, load_shard, own_folder, stored_layers
+from chorus.rank.parallel import Part, take_part
 from chorus.rank.pipeline.architectures import SplitError
 from chorus.rank.pipeline.stage import check_split
 from chorus.rank.runner import Runner
-from chorus.rank.seat import Seat, take_seat
 from chorus.rank.tensor import divide
 from chorus.rank.upstream.weights import read_config
 from chorus.rank.worker import PUT_TIMEOUT_SECONDS
+from chorus.security.identity import Identity
 from chorus.security.names import split_member
+from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox
 from chorus.transport.ports import HeldPort
+from chorus.transport.security import Security
 
 log = logging.getLogger("chorus.engine")
 
@@ -50,24 +47,23 @@ LEADER_THREADS = 4
 @dataclass(frozen=True)
 class Group:
     shard: LoadedShard
-    followers: FollowerGroup | None
+    followers: Followers
     batches: bool
 
     def cache_tokens(self, own: Runner, fraction: float) -> int | None:
         """How many tokens the tightest rank has memory for; None where a token costs nothing (states, windows)."""
         ranks = [(own.cache_bytes_per_token, device_memory(mx).available)]
-        ranks += [(f.cache_bytes_per_token, f.free_bytes) for f in (self.followers.followers if self.followers else ())]
+        ranks += [(f.cache_bytes_per_token, f.free_bytes) for f in self.followers.followers]
         room = [int(free * fraction) // cost for cost, free in ranks if cost]
         return min(room, default=None)
 
     @property
     def stages(self) -> int:
-        return self.followers.stages if isinstance(self.followers, PipelineFollowers) else 1
+        return self.followers.stages
 
     @property
     def lookahead(self) -> bool:
-        """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
-        return not isinstance(self.followers, PipelineFollowers) or self.followers.relay is not None
+        return self.followers.lookahead
 
 
 def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: contextlib.ExitStack) -> Group:
@@ -81,36 +77,38 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
             progress=lambda done, total: report(done / max(total, 1)),
         )
         _tell(shard)
-        return Group(shard, None, shard.stage.batches)
+        return Group(shard, NoFollowers(), shard.stage.batches)
     layout = _layout(spec, ranks)
+    security = Security(Identity(spec.identity) if spec.identity else None, spec.insecure)
     inbox = Inbox()
     try:
-        server, _ = open_server(spec.ranks[0], LEADER_THREADS)
+        server, _ = open_server(spec.ranks[0], LEADER_THREADS, security)
     except OSError as error:
         raise CannotForm(f"rank 0: {error}") from None
     server.add_generic_rpc_handlers((tensor_service(inbox, PUT_TIMEOUT_SECONDS),))
     server.start()
     cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
-    followers = [Follower(rank, address) for rank, address in enumerate(spec.ranks) if rank]
+    followers = [Follower(rank, address, security) for rank, address in enumerate(spec.ranks) if rank]
     _greet_all(followers, spec.start_timeout_seconds)
     check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
     meeting, coordinator = HeldPort(), HeldPort()
     request = _load_request(spec, followers, layout, meeting.number(), coordinator.number())
     progress = _Progress(report)
-    seats: list[Seat] = []
+    parts: list[Part] = []
 
     def own() -> None:
         meeting.release()
         coordinator.release()
-        seats.append(take_seat(0, spec.model_path, request, inbox, lambda done, total: progress(0, done, total)))
+        report_own = partial(progress, 0)
+        parts.append(take_part(0, spec.model_path, request, inbox, report_own, security))
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
-    shard = seats[0].shard
+    shard = parts[0].shard
     _check_dtypes(layout, shard.policy.dtype, followers)
-    chain = _lead(seats[0], layout, followers, spec.step_timeout_seconds)
-    cleanup.callback(chain.close)
+    group = FollowerGroup(followers, parts[0].lead(), spec.step_timeout_seconds)
+    cleanup.callback(group.close)
     _tell(shard)
-    return Group(shard, chain, shard.stage.batches and all(f.loaded.batches for f in followers))
+    return Group(shard, group, shard.stage.batches and all(f.loaded.batches for f in followers))
 
 
 def _greet_all(followers: list[Follower], timeout: float) -> None:
@@ -120,13 +118,6 @@ def _greet_all(followers: list[Follower], timeout: float) -> None:
     failures = [str(error) for greeting in greetings if (error := greeting.exception())]
     if failures:
         raise CannotForm("; ".join(failures))
-
-
-def _lead(seat: Seat, layout: Layout, followers: list[Follower], step_timeout: float) -> FollowerGroup:
-    if seat.link is not None:
-        return PipelineFollowers(followers, seat.link, layout.stages, step_timeout, seat.relay)
-    assert seat.peers is not None
-    return TensorFollowers(followers, seat.peers, step_timeout)
 
 
 class _Progress:
@@ -193,15 +184,9 @@ def _load_options(spec: EngineSpec) -> dict[str, Any]:
 
 
 def check_sums(layout: Layout, transport: str, devices: Mapping[str, str]) -> None:
-    """MLX's ring and mpi add up on the CPU, and beside CUDA they do not wait for what the GPU computes: seen to answer
-    wrong and to break off.
-    """
     on_cuda = [name for name, kind in devices.items() if kind == "cuda"]
-    if layout.members > 1 and on_cuda and transport in ("ring", "mpi"):
-        raise CannotForm(
-            f"{', '.join(on_cuda)} computes with CUDA, where sums over {transport} come out wrong: "
-            "use --transport nccl, or --parallel pipeline"
-        )
+    if layout.members > 1 and (refusal := catalog.cuda_refusal(transport, on_cuda)):
+        raise CannotForm(refusal)
 
 
 def _looks_ahead(layout: Layout, followers: list[Follower]) -> bool:
@@ -213,11 +198,11 @@ def _looks_ahead(layout: Layout, followers: list[Follower]) -> bool:
 
 def _load_request(
     spec: EngineSpec, followers: list[Follower], layout: Layout, meeting_port: int, coordinator_port: int
-) -> wire.LoadRequest:
-    # Only the host part of an address is a ring's business; ranks that meet on Unix sockets meet on loopback.
+) -> LoadRequest:
+    # Only the host part of an address is a group's business; ranks that meet on Unix sockets meet on loopback.
     ports = [meeting_port, *(follower.hello.collective_port for follower in followers)]
     hosts = ["127.0.0.1" if a.startswith("unix:") else split_member(a)[1].rpartition(":")[0] for a in spec.ranks]
-    return wire.LoadRequest(
+    return LoadRequest(
         session=secrets.randbits(63),
         model_path=str(spec.model_path),
         model=spec.model,
@@ -230,9 +215,9 @@ def _load_request(
         transport=spec.transport,
         compression=spec.compression,
         addresses=spec.ranks,
-        ring_hosts=[f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)],
+        ring_hosts=tuple(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)),
         coordinator=spec.coordinator or f"{hosts[0]}:{coordinator_port}",
-        rdma_devices=json.dumps(spec.rdma_devices) if spec.rdma_devices else "",
+        rdma_devices=spec.rdma_devices,
         step_timeout_seconds=spec.step_timeout_seconds,
         look_ahead=_looks_ahead(layout, followers),
     )

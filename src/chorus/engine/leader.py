@@ -20,6 +20,7 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
+from chorus.engine.followers import Follower
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
@@ -59,8 +60,14 @@ Command = Submit | Cancel | Stop
 class Followers(Protocol):
     """The other ranks of this model, as the leader sees them."""
 
+    followers: tuple[Follower, ...]
+    stages: int
     depth: int
     """How many steps may be on their way through the stages at once."""
+    lookahead: bool
+    """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
+    farewell: Callable[[str], None]
+    """Called with the reason before this process is left in the middle of a collective."""
 
     def send(self, step: Step) -> None: ...
     def receive(self, step: Step) -> list[mx.array] | None:
@@ -79,9 +86,20 @@ class Followers(Protocol):
         """Around whatever may wait for another rank."""
         ...
 
+    def naming_the_lost(self) -> AbstractContextManager[None]:
+        """Around whole turns: what goes wrong because a rank is gone is raised as RankLost."""
+        ...
+
 
 class NoFollowers:
-    depth = 1
+    """The only rank of its model. Nobody else can be out of step, so that a failed step fails its requests alone."""
+
+    followers: tuple[Follower, ...] = ()
+    stages = depth = 1
+    lookahead = True
+
+    def __init__(self) -> None:
+        self.farewell: Callable[[str], None] = lambda reason: None
 
     def send(self, step: Step) -> None:
         pass
@@ -96,6 +114,9 @@ class NoFollowers:
         pass
 
     def waiting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def naming_the_lost(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
@@ -124,7 +145,7 @@ class Leader:
         self._runner = runner
         self._publish = publish
         self._followers = followers or NoFollowers()
-        self._alone = followers is None
+        self._alone = not self._followers.followers
         self._step_log = step_log
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._sent: deque[Step] = deque()

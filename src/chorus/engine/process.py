@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
@@ -31,6 +30,7 @@ from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
 from chorus.text.grammar.client import Constraint, Grammars
+from chorus.transport import catalog
 
 log = logging.getLogger("chorus.engine")
 
@@ -91,7 +91,7 @@ class Engine:
             model_path=str(self.spec.model_path),
             load_count=int(self.group is not None),
             started_at=self.started_at,
-            transport="local" if alone else self.spec.transport,
+            transport=catalog.LOCAL.name if alone else self.spec.transport,
             parallel="single" if alone else self.spec.parallel,
             max_queue=self.spec.max_queue,
         )
@@ -137,7 +137,7 @@ class Engine:
                 tensor_bytes=follower.traffic.tensor_bytes,
                 sent_bytes=follower.traffic.sent_bytes,
             )
-            for follower in (group.followers.followers if group.followers else ())
+            for follower in group.followers.followers
         ]
         return [own, *others]
 
@@ -153,9 +153,9 @@ def run(spec: EngineSpec) -> int:
         service.start()
         cleanup.callback(service.stop)
         try:
-            leader = _start(engine, service, cleanup)
+            group, leader = _start(engine, service, cleanup)
             engine.enter(wire.READY, "ready")
-            with _naming_the_lost(engine.group):
+            with group.followers.naming_the_lost():
                 log.info("stopped: %s", leader.run())
         except (LoadError, BadSplit, CannotForm) as error:
             engine.enter(wire.BROKEN, str(error))
@@ -173,22 +173,11 @@ def run(spec: EngineSpec) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _naming_the_lost(group: Group | None) -> Iterator[None]:
-    """MLX says in its own words that a rank is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        if group is None or group.followers is None:
-            raise
-        raise group.followers.lost(error) from error
-
-
 def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
 
-def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> Leader:
+def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> tuple[Group, Leader]:
     spec = engine.spec
     engine.enter(wire.LOADING, f"loading {spec.model_path.name}")
 
@@ -209,7 +198,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     runner = Runner(group.shard.stage)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(wire.WARMING, "warming up")
-    with _naming_the_lost(group):
+    with group.followers.naming_the_lost():
         warm_up(leader)
         if spec.lanes is None and group.stages > 1:
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
@@ -220,6 +209,5 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     grammars.start()
     engine.grammars = grammars
     engine.group, engine.leader = group, leader
-    if group.followers:
-        group.followers.farewell = lambda reason: service.leave(_lost(reason))
-    return leader
+    group.followers.farewell = lambda reason: service.leave(_lost(reason))
+    return group, leader

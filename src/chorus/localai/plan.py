@@ -16,6 +16,7 @@ from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import Options, SamplingOptions, parse_options
 from chorus.messages.proto import localai_pb2 as wire
+from chorus.transport import catalog
 
 HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
 TUNNELS_FILE = "localai_mlx_hostfile.json"
@@ -150,9 +151,9 @@ def _explain(error: ConfigError, hostfile: str | None) -> str:
 
 
 def _tensor_over_rdma(loaded: Loaded) -> Settings:
-    """Who chooses jaccl and says no more wants every machine on every token: that is what the RDMA link is for."""
+    """Who chooses RDMA and says no more wants every machine on every token: that is what such a link is for."""
     settings, engine = loaded.settings, loaded.settings.engine
-    if engine.transport != "jaccl" or engine.split or loaded.origins["engine.parallel"] != DEFAULT:
+    if engine.transport != catalog.over_rdma().name or engine.split or loaded.origins["engine.parallel"] != DEFAULT:
         return settings
     return settings.model_copy(update={"engine": engine.model_copy(update={"parallel": "tensor"})})
 
@@ -160,8 +161,13 @@ def _tensor_over_rdma(loaded: Loaded) -> Settings:
 def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
     if len(settings.devices) < 2:
         return ()
-    if settings.engine.transport == "mpi":
-        raise LoadFailed("transport mpi needs mpirun to start every rank: with a hostfile use grpc, ring or jaccl")
+    transport = settings.engine.transport
+    if transport != catalog.AUTO and catalog.get(transport).launcher:
+        program = catalog.get(transport).launcher.rpartition(":")[2]
+        raise LoadFailed(
+            f"transport {transport} needs {program} to start every rank: with a hostfile use "
+            f"{catalog.offer(catalog.offered('hostfile'))}"
+        )
     hosts = [
         Host(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
         for device in settings.devices

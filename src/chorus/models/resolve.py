@@ -53,6 +53,18 @@ def stored_model(name: str, *, weights: bool = True) -> LocalModel:
     return _named(name, Store.default(), ignore_progress, True, weights)
 
 
+def named_model(name: str) -> Path:
+    """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
+    if not is_name(name):
+        raise ModelError(
+            f"{name} is no catalog name, store entry or Hugging Face id: pull or import it on this machine"
+        )
+    try:
+        return stored_model(name).path
+    except ModelError as error:
+        raise ModelError(f"{name}: {error} To get it: chorus models pull {name}") from error
+
+
 def is_name(name: str) -> bool:
     """Whether it is a name, as opposed to a path: of the catalog, of the store or of Hugging Face."""
     return _is_entry(name, Store.default()) or split_hub_id(name) is not None

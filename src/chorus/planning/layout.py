@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorus.planning.split import BadSplit, layers_of
-
-_CANNOT_HYBRID = {
-    "ring": "a ring cannot be divided into a group for each stage",
-    "jaccl": "a jaccl group cannot be divided into one for each stage",
-    "grpc": "grpc makes no group for the sums inside a stage",
-    "nccl": "an nccl group can be divided, but passes no activations from stage to stage",
-}
+from chorus.transport import catalog
 
 
 @dataclass(frozen=True)
@@ -116,23 +110,8 @@ def _hybrid_shape(ranks: int, split: Sequence[int] | None, weights: Sequence[int
 
 def check_transport(parallel: str, transport: str) -> None:
     """Raise BadSplit where a transport cannot do what this parallelism needs of it."""
-    if parallel == "pipeline" and transport == "nccl":
-        raise BadSplit("nccl cannot pass activations from stage to stage: use --transport grpc for pipelines")
-    if parallel == "tensor" and transport == "grpc":
-        raise BadSplit("grpc makes no group for tensor parallelism: use --transport ring, mpi, jaccl or nccl")
-    if parallel == "hybrid" and transport in _CANNOT_HYBRID:
-        raise BadSplit(
-            f"--parallel hybrid cannot use {transport}: {_CANNOT_HYBRID[transport]}; use --transport mpi on one "
-            "machine, or --parallel pipeline"
-        )
-
-
-def hybrid_note() -> str:
-    """Which transports allow tensor parallelism inside a pipeline's stages, for people who plan."""
-    return (
-        "tensor inside pipeline (--parallel hybrid) runs over mpi, on one machine: ring and jaccl groups cannot be "
-        "divided, nccl passes no activations, grpc makes no sums"
-    )
+    if refusal := catalog.get(transport).refusal(parallel):
+        raise BadSplit(refusal)
 
 
 def _shown(numbers: Sequence[int]) -> str:

@@ -35,6 +35,7 @@ from chorus.planning.tensor import (
     slice_table,
 )
 from chorus.planning.wish import Wish, check_wish, hybrid_weights
+from chorus.transport import catalog
 
 
 def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, wish: Wish | None = None) -> Plan:
@@ -92,7 +93,11 @@ def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: W
 def _auto_hybrid(
     facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
 ) -> Chain | None:
-    if wish.parallel != "auto" or wish.transport != "mpi" or facts.model_type not in TENSOR_ARCHITECTURES:
+    if (
+        wish.parallel != "auto"
+        or wish.transport not in catalog.carrying("hybrid")
+        or facts.model_type not in TENSOR_ARCHITECTURES
+    ):
         return None
     shares = [shares_by_weight(facts, weights) for weights in hybrid_weights(facts, len(tables), Wish())]
     return find_hybrid(facts, tables, links, work, wish.leader, shares)

@@ -12,6 +12,7 @@ from chorus.planning.facts import ModelFacts
 from chorus.planning.hybrid import LEAST
 from chorus.planning.plan import PlanError, numbers
 from chorus.planning.tensor import TENSOR_ARCHITECTURES
+from chorus.transport import catalog
 
 Wanted = Literal["auto", "pipeline", "tensor", "single", "hybrid"]
 
@@ -29,8 +30,8 @@ class Wish:
     """auto: whatever is quickest (the strategy auto), or a pipeline (the others). single: one node, the best."""
     weights: tuple[int, ...] | None = None
     """Tensor parallelism: the share of each node, in rank order; hybrid: of each member of a stage."""
-    transport: str = "auto"
-    """Over mpi, `auto` may also choose stages of several ranks: no other transport can run them."""
+    transport: str = catalog.AUTO
+    """With one that can run them, `auto` may also choose stages of several ranks."""
 
 
 def check_wish(facts: ModelFacts, nodes: Sequence[Node], work: Workload, wish: Wish) -> None:

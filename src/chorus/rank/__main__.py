@@ -15,7 +15,7 @@ from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
 from chorus.rank.model_finder import model_finder
 from chorus.rank.upstream import lean
 from chorus.security.identity import Identity
-from chorus.transport.channel import secure
+from chorus.transport.security import Security
 
 
 def main() -> int:
@@ -41,9 +41,9 @@ def main() -> int:
         lean.install()
         from chorus.rank.worker import Worker
 
-        secure(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
+        security = Security(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
         find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
-        worker = Worker(chosen.rank, chosen.listen, find_model)
+        worker = Worker(chosen.rank, chosen.listen, find_model, security)
     except (ImportError, OSError) as error:
         return cannot_start(f"rank {chosen.rank}: {error}", chosen.failure_file)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from chorus.cluster.agent.model_files import NoModel, named_model
-from chorus.messages.proto import rank_pb2 as wire
+from chorus.messages.load import LoadRequest
+from chorus.models import ModelError
+from chorus.models.resolve import named_model
 
-ModelFinder = Callable[[wire.LoadRequest], Path]
+ModelFinder = Callable[[LoadRequest], Path]
 
 
-def leaders_path(request: wire.LoadRequest) -> Path:
+def leaders_path(request: LoadRequest) -> Path:
     """For ranks of one machine, started by the same user as their leader."""
     return Path(request.model_path)
 
@@ -25,10 +26,10 @@ def model_finder(path: Path | None, own_store: bool, trust_remote_code: bool = F
     return (lambda request: _in_own_store(request, trust_remote_code)) if own_store else leaders_path
 
 
-def _in_own_store(request: wire.LoadRequest, trust_remote_code: bool) -> Path:
+def _in_own_store(request: LoadRequest, trust_remote_code: bool) -> Path:
     if request.trust_remote_code and not trust_remote_code:
         raise ValueError(f"{request.model} may not run its own code here: start this rank with --trust-remote-code")
     try:
         return named_model(request.model)
-    except NoModel as error:
+    except ModelError as error:
         raise ValueError(str(error)) from error

@@ -19,8 +19,8 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
-from chorus.messages.proto import rank_pb2 as wire
-from chorus.messages.proto import rank_pb2_grpc
+from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
+from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import BadSplit
 from chorus.platform import device
@@ -28,15 +28,16 @@ from chorus.platform.memory import device_memory, resident_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_LEADER_GONE
-from chorus.rank.join import join_group
+from chorus.rank.join import connect
 from chorus.rank.load import LoadedShard, LoadError
-from chorus.rank.member import Member, member_of
 from chorus.rank.model_finder import ModelFinder, leaders_path
-from chorus.rank.seat import take_seat
+from chorus.rank.parallel import FollowingSide, take_part
+from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import session_of, tensor_service
 from chorus.transport.links import Inbox, LinkLost
 from chorus.transport.ports import HeldPort
+from chorus.transport.security import PRIVATE, Security
 
 log = logging.getLogger("chorus.rank")
 
@@ -50,15 +51,15 @@ the time to tell why."""
 
 @dataclass(frozen=True)
 class Load:
-    request: wire.LoadRequest
-    answers: queue.SimpleQueue[wire.LoadProgress | Exception]
+    request: LoadRequest
+    answers: queue.SimpleQueue[LoadProgress | Exception]
 
 
 @dataclass(frozen=True)
 class Run:
     session: int
     step: Step
-    answers: queue.SimpleQueue[wire.Done | None]
+    answers: queue.SimpleQueue[Status | None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Unload:
     """The leader stopped in order: another model may come, or none for a long time."""
 
     session: int
-    answers: queue.SimpleQueue[wire.UnloadReply]
+    done: threading.Event
 
 
 @dataclass(frozen=True)
@@ -90,30 +91,30 @@ class RankService(rank_pb2_grpc.RankServicer):
         self._commands = commands
         self._meeting = meeting
 
-    def Hello(self, request: wire.HelloRequest, context: grpc.ServicerContext) -> wire.HelloReply:
-        return wire.HelloReply(
+    def Hello(self, request: rank_pb2.HelloRequest, context: grpc.ServicerContext) -> rank_pb2.HelloReply:
+        return Greeting(
             version=__version__,
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             device=device.backend(),
             collective_port=self._meeting.number(),
-        )
+        ).to_wire()
 
-    def Load(self, request: wire.LoadRequest, context: grpc.ServicerContext) -> Iterator[wire.LoadProgress]:
-        answers: queue.SimpleQueue[wire.LoadProgress | Exception] = queue.SimpleQueue()
-        self._commands.put(Load(request, answers))
+    def Load(self, request: rank_pb2.LoadRequest, context: grpc.ServicerContext) -> Iterator[rank_pb2.LoadProgress]:
+        answers: queue.SimpleQueue[LoadProgress | Exception] = queue.SimpleQueue()
+        self._commands.put(Load(LoadRequest.from_wire(request), answers))
         while True:
             answer = answers.get()
             if isinstance(answer, Exception):
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"rank {self._rank}: {answer}")
                 raise answer
-            yield answer
-            if answer.HasField("loaded"):
+            yield answer.to_wire()
+            if answer.loaded:
                 return
 
-    def Run(self, requests: Iterator[wire.Step], context: grpc.ServicerContext) -> Iterator[wire.Done]:
-        answers: queue.SimpleQueue[wire.Done | None] = queue.SimpleQueue()
+    def Run(self, requests: Iterator[rank_pb2.Step], context: grpc.ServicerContext) -> Iterator[rank_pb2.Done]:
+        answers: queue.SimpleQueue[Status | None] = queue.SimpleQueue()
         context.add_callback(lambda: answers.put(None))
         session = session_of(context)
 
@@ -128,14 +129,15 @@ class RankService(rank_pb2_grpc.RankServicer):
                 answers.put(None)
 
         threading.Thread(target=read, name="steps", daemon=True).start()
-        yield from iter(answers.get, None)
+        yield from map(Status.to_wire, iter(answers.get, None))
 
-    def Unload(self, request: wire.UnloadRequest, context: grpc.ServicerContext) -> wire.UnloadReply:
-        answers: queue.SimpleQueue[wire.UnloadReply] = queue.SimpleQueue()
+    def Unload(self, request: rank_pb2.UnloadRequest, context: grpc.ServicerContext) -> rank_pb2.UnloadReply:
+        done = threading.Event()
         # A leader that waits no longer, or a server that stops, must not leave this thread waiting.
-        context.add_callback(lambda: answers.put(wire.UnloadReply()))
-        self._commands.put(Unload(request.session, answers))
-        return answers.get()
+        context.add_callback(done.set)
+        self._commands.put(Unload(request.session, done))
+        done.wait()
+        return rank_pb2.UnloadReply()
 
 
 class _Memory:
@@ -152,18 +154,21 @@ class _Memory:
 
 
 class Worker:
-    def __init__(self, rank: int, address: str, find_model: ModelFinder = leaders_path) -> None:
+    def __init__(
+        self, rank: int, address: str, find_model: ModelFinder = leaders_path, security: Security = PRIVATE
+    ) -> None:
         self._rank = rank
         self._find_model = find_model
+        self._security = security
         self._session = 0
-        """Whose member this rank is: the leader's that asked it to load last."""
+        """The load that this rank belongs to: of the leader that asked last."""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._server, self.address = open_server(address, SERVICE_THREADS)
+        self._server, self.address = open_server(address, SERVICE_THREADS, security)
         self._meeting = HeldPort()
         rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands, self._meeting), self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
-        self._member: Member | None = None
+        self._part: FollowingSide | None = None
         self._memory = _Memory()
         self._in_collective = False
         self._leave_at: float | None = None
@@ -196,12 +201,12 @@ class Worker:
                     if self._in_collective:
                         code = EXIT_LEADER_GONE
                         break
-                case Unload(session, answers) if session != self._session:
-                    answers.put(wire.UnloadReply())
-                case Unload(_, answers):
+                case Unload(session, done) if session != self._session:
+                    done.set()
+                case Unload(_, done):
                     with beats.during(Phase.LOADING):
                         self._unload()
-                    answers.put(wire.UnloadReply())
+                    done.set()
                     if self._in_collective:
                         code = EXIT_LEADER_GONE
                         break
@@ -213,14 +218,14 @@ class Worker:
     def _patience(self) -> float | None:
         return None if self._leave_at is None else max(0.0, self._leave_at - time.monotonic())
 
-    def _load(self, request: wire.LoadRequest, answers: queue.SimpleQueue[wire.LoadProgress | Exception]) -> None:
+    def _load(self, request: LoadRequest, answers: queue.SimpleQueue[LoadProgress | Exception]) -> None:
         if self._leave_at is not None:
             answers.put(RuntimeError("its group could not load and it is about to start again: try again"))
             return
         self._unload()
         self._session = request.session
         try:
-            self._member, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
+            self._part, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except Exception as error:
             # Whatever a leader asks for, and whatever its model does, the rank is there for the next one.
             known = isinstance(error, LoadError | BadSplit | RuntimeError | ValueError | OSError)
@@ -231,7 +236,7 @@ class Worker:
             return
         held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
         log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
-        loaded = wire.Loaded(
+        loaded = Loaded(
             first_layer=shard.stage.first,
             last_layer=shard.stage.last,
             weight_bytes=shard.weight_bytes,
@@ -239,60 +244,60 @@ class Worker:
             unpacked=shard.policy.dequantize,
             batches=shard.stage.batches,
         )
-        answers.put(wire.LoadProgress(done_bytes=shard.weight_bytes, total_bytes=shard.weight_bytes, loaded=loaded))
+        answers.put(LoadProgress(shard.weight_bytes, shard.weight_bytes, loaded))
 
     def _take_place(
-        self, request: wire.LoadRequest, progress: Callable[[int, int], None]
-    ) -> tuple[Member, LoadedShard]:
-        self._in_collective = request.transport != "grpc"
+        self, request: LoadRequest, progress: Callable[[int, int], None]
+    ) -> tuple[FollowingSide, LoadedShard]:
+        self._in_collective = catalog.get(request.transport).collective
         try:
             path = self._find_model(request)
         except ValueError:
             self._meeting.release()
             if self._in_collective:
                 # The others wait for this rank inside MLX, where nobody could tell them that it will not come.
-                join_group(self._rank, request)
+                connect(self._rank, request, self._inbox, self._security).close()
             raise
         self._meeting.release()
-        seat = take_seat(self._rank, path, request, self._inbox, progress)
-        return member_of(seat), seat.shard
+        part = take_part(self._rank, path, request, self._inbox, progress, self._security)
+        return part.follow(), part.shard
 
-    def _run(self, session: int, step: Step) -> wire.Done:
+    def _run(self, session: int, step: Step) -> Status:
         if session != self._session:
-            return wire.Done(number=step.number, error=f"rank {self._rank} follows another leader now")
-        if self._member is None:
-            return wire.Done(number=step.number, error=f"rank {self._rank} has no model loaded")
+            return Status(number=step.number, error=f"rank {self._rank} follows another leader now")
+        if self._part is None:
+            return Status(number=step.number, error=f"rank {self._rank} has no model loaded")
         try:
-            self._member.run(step)
+            self._part.run(step)
         except (LinkLost, RuntimeError, ValueError) as error:
             log.exception("step %d failed", step.number)
-            return wire.Done(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
+            return Status(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         beats.finished(step.number)
-        traffic = self._member.traffic
+        traffic = self._part.traffic
         self._memory.look_again()
-        return wire.Done(
+        return Status(
             number=step.number,
             memory_bytes=self._memory.resident,
-            cache_bytes_per_token=self._member.cache_bytes_per_token,
+            cache_bytes_per_token=self._part.cache_bytes_per_token,
             free_bytes=self._memory.free,
             tensor_bytes=traffic.tensor_bytes,
             sent_bytes=traffic.sent_bytes,
         )
 
-    def _tell_load(self, answers: queue.SimpleQueue[wire.LoadProgress | Exception], done: int, total: int) -> None:
+    def _tell_load(self, answers: queue.SimpleQueue[LoadProgress | Exception], done: int, total: int) -> None:
         beats.loaded(done, total)
-        answers.put(wire.LoadProgress(done_bytes=done, total_bytes=total))
+        answers.put(LoadProgress(done, total))
 
     def _forget(self) -> None:
-        if self._member:
-            self._member.forget()
+        if self._part:
+            self._part.forget()
         self._inbox.clear(self._session)
 
     def _unload(self) -> None:
-        if self._member is None:
+        if self._part is None:
             return
-        self._member.close()
-        self._member = None
+        self._part.close()
+        self._part = None
         self._inbox.clear()
         beats.loaded(0, 0)
         # Modules refer to each other in circles: without this the weights stay until Python happens to look.

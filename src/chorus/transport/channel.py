@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import grpc
 
 from chorus.security.guard import Guard
 from chorus.security.identity import Identity, NotTrusted
 from chorus.security.names import server_name, split_member
+from chorus.transport.security import PRIVATE, Security
 
 MAX_MESSAGE = 1 << 30
 OPTIONS = [
@@ -35,29 +35,12 @@ class NotPrivate(OSError):
     """An address that others can reach, and nothing that would keep them out."""
 
 
-@dataclass
-class _Security:
-    identity: Identity | None = None
-    plaintext: bool = False
-
-
-_security = _Security()
-
-
-def secure(identity: Identity | None, plaintext: bool = False) -> None:
-    """How this process meets others: by mutual TLS; or, where `plaintext` was asked for, in the open."""
-    _security.identity, _security.plaintext = identity, plaintext
-
-
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+def open_channel(address: str, security: Security = PRIVATE) -> grpc.Channel:
     """To HOST:PORT, unix:PATH or, by mutual TLS, to the member of ID@HOST:PORT and nobody else."""
     expected, place = split_member(address)
-    identity = _security.identity
-    if credentials is None and identity and not place.startswith("unix:"):
-        return _channel_to(expected, place, identity)
-    if credentials:
-        return grpc.secure_channel(place, credentials, OPTIONS)
-    _check_private(place)
+    if security.identity and not place.startswith("unix:"):
+        return _channel_to(expected, place, security.identity)
+    _check_private(place, security)
     return grpc.insecure_channel(place, OPTIONS)
 
 
@@ -73,27 +56,27 @@ def _channel_to(expected: str, place: str, identity: Identity) -> grpc.Channel:
     return channel
 
 
-def open_server(
-    address: str, threads: int, credentials: grpc.ServerCredentials | None = None
-) -> tuple[grpc.Server, str]:
+def open_server(address: str, threads: int, security: Security = PRIVATE) -> tuple[grpc.Server, str]:
     """A server bound to `address` (not started yet), and the address with the port it really has."""
     _, address = split_member(address)
-    identity = _security.identity if credentials is None and not address.startswith("unix:") else None
+    identity = None if address.startswith("unix:") else security.identity
     guards = (Guard(identity, STEERING),) if identity else ()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rank-service")
     server = grpc.server(pool, options=OPTIONS, interceptors=guards)
-    credentials = identity.server_credentials() if identity else credentials
-    if not credentials:
-        _check_private(address)
+    if not identity:
+        _check_private(address, security)
     try:
-        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        if identity:
+            port = server.add_secure_port(address, identity.server_credentials())
+        else:
+            port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: is another process using it? choose another port") from error
     return server, address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
-def _check_private(address: str) -> None:
-    if not _security.plaintext and not is_private(address):
+def _check_private(address: str, security: Security) -> None:
+    if not security.plaintext and not is_private(address):
         raise NotPrivate(f"{address} can be reached by others: join a cluster (--identity) or say --insecure")
 
 

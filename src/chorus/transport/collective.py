@@ -20,8 +20,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from chorus.transport import frames
-from chorus.transport.grpc_link import FrameSender
-from chorus.transport.links import Inbox, Traffic
+from chorus.transport.grpc_link import FrameSender, sender_to_next
+from chorus.transport.links import Inbox, TokenPath, Traffic
+from chorus.transport.meeting import CannotJoin, Connection, DeviceMatrix, Meeting
 
 log = logging.getLogger("chorus.transport")
 
@@ -30,24 +31,19 @@ JOIN_SECONDS = 120
 
 
 class CollectiveLink:
-    def __init__(
-        self,
-        group: mx.distributed.Group,
-        next_rank: int | None,
-        previous_rank: int | None,
-        sender: FrameSender | None,
-        inbox: Inbox,
-        timeout: float,
-        look_ahead: bool = False,
-    ) -> None:
+    def __init__(self, group: mx.distributed.Group, meeting: Meeting, sender: FrameSender | None, inbox: Inbox) -> None:
         """With `look_ahead` what is sent and received stays inside the graph; nobody waits for it but the device."""
-        self.look_ahead = look_ahead
+        self.look_ahead = meeting.look_ahead
         self._group = group
-        self._next = next_rank
-        self._previous = previous_rank
+        self._next = meeting.next_rank
+        self._previous = meeting.previous_rank
         self._sender = sender
         self._inbox = inbox
-        self._timeout = timeout
+        self._timeout = meeting.step_timeout
+
+    @property
+    def tokens(self) -> TokenPath | None:
+        return self if self.look_ahead else None
 
     @property
     def traffic(self) -> Traffic:
@@ -107,11 +103,32 @@ def _finish(array: mx.array) -> None:
     mx.synchronize()
 
 
-DeviceMatrix = Sequence[Sequence[str | Sequence[str] | None]]
+def open_ring(meeting: Meeting, inbox: Inbox) -> Connection:
+    return _connected(join_ring(meeting.rank, meeting.hosts), meeting, inbox)
 
 
-class CannotJoin(RuntimeError):
-    """A group that cannot be formed: says what is missing."""
+def open_mpi(meeting: Meeting, inbox: Inbox) -> Connection:
+    return _connected(join_mpi(meeting.rank, meeting.ranks), meeting, inbox)
+
+
+def open_jaccl(meeting: Meeting, inbox: Inbox) -> Connection:
+    if not meeting.rdma_devices:
+        raise CannotJoin("jaccl needs the RDMA devices of every rank: give a hostfile that has them")
+    return _connected(join_jaccl(meeting.rank, meeting.rdma_devices, meeting.coordinator), meeting, inbox)
+
+
+def open_nccl(meeting: Meeting, inbox: Inbox) -> Connection:
+    return _connected(join_nccl(meeting.rank, meeting.ranks, meeting.coordinator), meeting, inbox)
+
+
+def _connected(world: mx.distributed.Group, meeting: Meeting, inbox: Inbox) -> Connection:
+    """All ranks have formed one group: what this one has of it."""
+    peers = None
+    if meeting.members > 1:
+        peers = world if meeting.stages == 1 else split_group(world, meeting.stage, meeting.member)
+    if meeting.stages == 1:
+        return Connection(None, peers)
+    return Connection(CollectiveLink(world, meeting, sender_to_next(meeting), inbox), peers)
 
 
 def join_ring(rank: int, hosts: Sequence[str]) -> mx.distributed.Group:

@@ -12,8 +12,10 @@ import mlx.core as mx
 from chorus.security.names import split_member
 from chorus.transport import frames
 from chorus.transport.channel import is_private, open_channel
-from chorus.transport.links import Inbox, LinkLost, Traffic
+from chorus.transport.links import Inbox, LinkLost, TokenPath, Traffic
+from chorus.transport.meeting import Connection, Meeting
 from chorus.transport.packing import Compression, Packer
+from chorus.transport.security import PRIVATE, Security
 
 SERVICE = "chorus.tensors.v1.Tensors"
 METHOD = f"/{SERVICE}/Push"
@@ -55,7 +57,7 @@ class FrameSender:
         self,
         address: str,
         timeout: float,
-        credentials: grpc.ChannelCredentials | None = None,
+        security: Security = PRIVATE,
         compression: Compression = "off",
         session: int = 0,
     ) -> None:
@@ -63,7 +65,7 @@ class FrameSender:
         self._timeout = timeout
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
         self._packer = Packer(compression, is_private(address))
-        self._channel = open_channel(address, credentials)
+        self._channel = open_channel(address, security)
         push = self._channel.stream_stream(METHOD)
         frames_out = map(self._packer.outgoing, iter(self._outgoing.get, None))
         self._call = push(frames_out, metadata=session_metadata(session), wait_for_ready=True)
@@ -98,7 +100,21 @@ class FrameSender:
             return
 
 
+def sender_to_next(meeting: Meeting) -> FrameSender | None:
+    """None for the last stage."""
+    if meeting.next_rank is None:
+        return None
+    address = meeting.addresses[meeting.next_rank]
+    return FrameSender(address, meeting.step_timeout, meeting.security, meeting.compression, meeting.session)
+
+
+def open_grpc(meeting: Meeting, inbox: Inbox) -> Connection:
+    return Connection(GrpcLink(sender_to_next(meeting), inbox, meeting.step_timeout), None)
+
+
 class GrpcLink:
+    tokens: TokenPath | None = None
+
     def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float) -> None:
         self._sender = sender
         self._inbox = inbox

@@ -24,7 +24,20 @@ class Traffic:
     sent_bytes: int = 0
 
 
+class TokenPath(Protocol):
+    """Takes sampled tokens from the leader to the first stage inside the graph."""
+
+    def send_tokens(self, tokens: mx.array, first_stage: int) -> None: ...
+
+    def receive_tokens(self, count: int, leader: int = 0) -> mx.array: ...
+
+
 class Link(Protocol):
+    @property
+    def tokens(self) -> TokenPath | None:
+        """None where tokens cannot stay inside the graph: then every step brings its own."""
+        ...
+
     @property
     def traffic(self) -> Traffic: ...
 

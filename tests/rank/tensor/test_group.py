@@ -8,7 +8,7 @@ import pytest
 
 from chorus.engine.followers import CannotForm, Follower
 from chorus.engine.group import _check_dtypes
-from chorus.messages.proto import rank_pb2 as wire
+from chorus.messages.load import Loaded
 from chorus.planning.layout import Layout
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
@@ -43,14 +43,14 @@ def test_a_missing_rank_is_named_within_the_deadline(model: Path, tmp_path: Path
 
 
 def test_ranks_that_chose_different_number_types_are_named() -> None:
-    other = Follower(1, "127.0.0.1:9", loaded=wire.Loaded(dtype="bfloat16"))
+    other = Follower(1, "127.0.0.1:9", loaded=Loaded(dtype="bfloat16"))
     with pytest.raises(CannotForm, match=r"rank 0 uses float32, but rank 1 at 127.0.0.1:9 uses bfloat16"):
         _check_dtypes(Layout((6,), (1, 1)), "float32", [other])
 
 
 def test_stages_may_differ_in_their_number_type_but_not_the_ranks_of_one() -> None:
     def followers(*dtypes: str) -> list[Follower]:
-        return [Follower(rank, f"127.0.0.1:{rank}", loaded=wire.Loaded(dtype=d)) for rank, d in enumerate(dtypes, 1)]
+        return [Follower(rank, f"127.0.0.1:{rank}", loaded=Loaded(dtype=d)) for rank, d in enumerate(dtypes, 1)]
 
     layout = Layout((3, 3), (1, 1))
     _check_dtypes(layout, "float32", followers("float32", "bfloat16", "bfloat16"))

@@ -15,10 +15,11 @@ from chorus.config.engine import EngineSpec
 from chorus.config.hostfile import parse_hostfile
 from chorus.engine.followers import Follower
 from chorus.engine.group import _load_request
-from chorus.messages.proto import rank_pb2 as wire
+from chorus.messages.load import LoadRequest
 from chorus.planning.layout import Layout
-from chorus.rank.join import join_group
-from chorus.transport.collective import CannotJoin
+from chorus.rank.join import connect
+from chorus.transport.links import Inbox
+from chorus.transport.meeting import CannotJoin
 
 VARIABLES = ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_METAL_FAST_SYNCH")
 ROWS = [[None, "rdma_en2"], ["rdma_en5", None]]
@@ -47,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         os.environ.pop(name, None)
 
 
-def request_of(content: Any, **more: Any) -> wire.LoadRequest:
+def request_of(content: Any, **more: Any) -> LoadRequest:
     """The way from a hostfile to what the leader sends to every rank, through the file that it is started with."""
     rows = tuple(tuple(host.rdma) for host in parse_hostfile(content).hosts)
     spec = EngineSpec(
@@ -78,7 +79,7 @@ def request_of(content: Any, **more: Any) -> wire.LoadRequest:
 def test_every_form_of_hostfile_reaches_the_library(
     calls: list[dict[str, Any]], content: Any, matrix: Any, rank: int
 ) -> None:
-    join_group(rank, request_of(content, coordinator="10.0.0.1:32323"))
+    connect(rank, request_of(content, coordinator="10.0.0.1:32323"), Inbox())
     (call,) = calls
     assert (call["backend"], call["strict"]) == ("jaccl", True)
     assert call["matrix"] == matrix
@@ -88,20 +89,20 @@ def test_every_form_of_hostfile_reaches_the_library(
 
 
 def test_without_a_coordinator_the_ranks_meet_where_the_leader_is(calls: list[dict[str, Any]]) -> None:
-    join_group(1, request_of(ROWS))
+    connect(1, request_of(ROWS), Inbox())
     host, _, port = calls[0]["MLX_JACCL_COORDINATOR"].rpartition(":")
     assert host == "127.0.0.1"
     assert 0 < int(port) < 65536
 
 
 def test_the_file_of_devices_is_gone_once_the_group_has_formed(calls: list[dict[str, Any]]) -> None:
-    join_group(0, request_of(ROWS))
+    connect(0, request_of(ROWS), Inbox())
     assert not Path(calls[0]["MLX_IBV_DEVICES"]).exists()
 
 
 def test_jaccl_without_devices_names_what_is_missing(calls: list[dict[str, Any]]) -> None:
     with pytest.raises(CannotJoin, match="needs the RDMA devices of every rank: give a hostfile"):
-        join_group(0, wire.LoadRequest(transport="jaccl", ranks=2))
+        connect(0, LoadRequest(transport="jaccl", ranks=2, split=(4,), weights=(1, 1)), Inbox())
     assert calls == []
 
 
@@ -111,6 +112,6 @@ def test_where_the_library_has_no_jaccl_the_error_is_one_line(monkeypatch: pytes
 
     monkeypatch.setattr(mx.distributed, "init", init)
     with pytest.raises(CannotJoin, match="the jaccl group did not form: Cannot initialize jaccl"):
-        join_group(0, request_of(ROWS))
+        connect(0, request_of(ROWS), Inbox())
     for name in VARIABLES:
         os.environ.pop(name, None)

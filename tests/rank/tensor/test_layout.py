@@ -11,9 +11,11 @@ from typer.testing import CliRunner, Result
 from chorus.cli.plan import plan
 from chorus.config.engine import EngineSpec
 from chorus.config.sources import load_settings
-from chorus.deploy.programs import CannotLaunch, choose_transport, rank_programs
-from chorus.planning.layout import Layout, check_transport, hybrid_note, shape
+from chorus.deploy.programs import CannotLaunch, rank_programs
+from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import BadSplit
+from chorus.transport.auto import choose_transport
+from chorus.transport.catalog import hybrid_note
 from tests.support.tiny_model import write_tiny_model
 
 

@@ -83,16 +83,6 @@ def held(model: str, share: str, files: Sequence[SharedFile]) -> Share:
     return max(found, key=lambda part: len(part.files), default=Share(model, folder, (), share))
 
 
-def named_model(model: str) -> Path:
-    """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
-    if not is_name(model):
-        raise NoModel(f"{model} is no catalog name, store entry or Hugging Face id: pull or import it on this machine")
-    try:
-        return stored_model(model).path
-    except ModelError as error:
-        raise NoModel(f"{model}: {error} To get it: chorus models pull {model}") from error
-
-
 def _own_folder(model: str, tried: list[str]) -> Path | None:
     if not is_name(model):
         return None

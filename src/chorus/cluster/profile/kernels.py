@@ -17,7 +17,7 @@ from typing import Any
 
 from chorus.platform import mpi, prepare
 from chorus.platform.memory import device_memory
-from chorus.platform.probe import COLLECTIVES
+from chorus.transport import catalog
 
 _SECONDS_EACH = 0.4
 _FEWEST_RUNS = 3
@@ -74,7 +74,7 @@ def measure(threads: int | None) -> Rates:
         packed_flops=_flops(mx, quantized, width, dtype, _PACKED_ROWS),
         packed_bandwidth=_bandwidth(mx, quantized, width, dtype, bytes_packed),
         layer_seconds=_layer_seconds(mx, dtype),
-        collectives=tuple(name for name in COLLECTIVES if mx.distributed.is_available(name)),
+        collectives=tuple(name for name in catalog.collectives() if mx.distributed.is_available(name)),
     )
 
 

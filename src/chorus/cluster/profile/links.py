@@ -21,6 +21,7 @@ from chorus.planning.costs import Link
 from chorus.security import handshake
 from chorus.security.identity import Identity
 from chorus.security.meet import meet
+from chorus.transport import catalog
 
 ECHOES = 50
 TRANSFER_BYTES = 16 << 20
@@ -30,11 +31,6 @@ PROBE_SECONDS = 0.05
 """An answer that took so long is believed: slow links are measured with few bytes, fast ones with more."""
 _HEADER = struct.Struct("<cQ")
 _PIECE = 1 << 20
-
-CALL_SECONDS = {"local": 0.0, "grpc": 0.00025, "ring": 0.0001, "mpi": 0.00003, "jaccl": 0.00001}
-"""What a transport adds to the wire's own latency, on each side's processor."""
-SUM_SECONDS = {"ring": 0.0004, "mpi": 0.00003, "jaccl": 0.00001, "nccl": 0.00003}
-"""What a small sum over all ranks costs besides the wire."""
 
 
 class LinkError(Exception):
@@ -47,10 +43,11 @@ class LinkFigures:
     """Seconds, one way."""
     bandwidth: float
 
-    def link(self, transport: str = "grpc", collective: str | None = None) -> Link:
+    def link(self, transport: str = catalog.DEFAULT, collective: str | None = None) -> Link:
         """As the planner sees it over one transport, and over one kind of collective where there is any."""
-        sums = None if collective is None else self.latency + SUM_SECONDS[collective]
-        return Link(self.latency + CALL_SECONDS[transport], self.bandwidth, sums)
+        call = catalog.get(transport).call_seconds or 0.0
+        added = None if collective is None else catalog.get(collective).sum_seconds
+        return Link(self.latency + call, self.bandwidth, None if added is None else self.latency + added)
 
 
 class LinkProbe:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import chorus
+from chorus.cluster.doctor.checks import chip
 from chorus.cluster.profile.kernels import Rates
 from chorus.planning.costs import Node
 from chorus.platform import cores, device, memory
 from chorus.platform.device import Backend
-from chorus.platform.doctor.checks import chip
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir, models_dir
 from chorus.platform.rdma import parse_devices

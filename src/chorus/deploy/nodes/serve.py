@@ -35,6 +35,7 @@ from chorus.security.authority import Authority
 from chorus.security.identity import Identity, own_id
 from chorus.security.names import member_address
 from chorus.security.node_folder import DOOR_PORT, own_name, state_dir
+from chorus.transport import catalog
 
 READY_SECONDS = 15.0
 
@@ -218,7 +219,7 @@ def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[Share, ...]:
 def common_backend(nodes: list[Node]) -> str | None:
     wishes = {node.state.backend for node in nodes}
     wish = wishes.pop() if len(wishes) == 1 else ""
-    return wish if wish not in ("", "auto") else None
+    return wish if wish not in ("", catalog.AUTO) else None
 
 
 def needed_files(share: Share, layers: range, total: int, everything: bool) -> tuple[SharedFile, ...]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from chorus.cli.doctor import wanted_of
+from chorus.cluster.doctor.checks import Finding
+from chorus.cluster.doctor.rdma import Wanted, rdma_findings
 from chorus.config.sources import load_settings
 from chorus.platform import rdma
-from chorus.platform.doctor.checks import Finding
-from chorus.platform.doctor.rdma import Wanted, rdma_findings
 from chorus.platform.rdma import Rdma
 
 DEVICES = """\

@@ -11,10 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from chorus.cluster.doctor import checks
+from chorus.cluster.doctor.checks import Finding
+from chorus.cluster.doctor.probe import Probe, parse, run_probe
 from chorus.platform.cgroup import MemoryLimit
-from chorus.platform.doctor import checks
-from chorus.platform.doctor.checks import Finding
-from chorus.platform.probe import Probe, parse, run_probe
 
 # By its full name: the package offers the function under the same one.
 command = importlib.import_module("chorus.cli.doctor")

@@ -1,4 +1,4 @@
-"""What MLX itself reports and how fast it multiplies: `python -m chorus.platform.probe`, a process of its own.
+"""What MLX itself reports and how fast it multiplies: `python -m chorus.cluster.doctor.probe`, a process of its own.
 
 A broken MLX can end its process; whoever asks must live to say so.
 """
@@ -16,8 +16,8 @@ from types import ModuleType
 from chorus.platform import mpi, prepare
 from chorus.platform.blas import set_threads
 from chorus.platform.memory import device_memory
+from chorus.transport import catalog
 
-COLLECTIVES = ("ring", "mpi", "jaccl", "nccl")
 _ROWS, _INNER, _COLUMNS = 128, 1024, 1024
 _BENCHMARK_SECONDS = 0.3
 
@@ -38,7 +38,7 @@ class Probe:
 
 def run_probe(timeout: float = 120) -> Probe | str:
     """The figures, or one line that says why there are none."""
-    command = [sys.executable, "-m", "chorus.platform.probe"]
+    command = [sys.executable, "-m", "chorus.cluster.doctor.probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
@@ -74,7 +74,7 @@ def _measure() -> Probe:
         device=str(mx.device_info().get("device_name", mx.default_device())),
         device_total=memory.total,
         device_available=memory.available,
-        collectives=tuple(name for name in COLLECTIVES if mx.distributed.is_available(name)),
+        collectives=tuple(name for name in catalog.collectives() if mx.distributed.is_available(name)),
         blas=blas.source if blas else "MLX's own",
         blas_path=str(blas.path) if blas and blas.path else "",
         blas_detail=blas.detail if blas else "",

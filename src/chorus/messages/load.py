@@ -1,0 +1,158 @@
+"""What a leader and a rank say to each other besides the steps themselves: greeting, load, and how a step went."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+
+from chorus.messages.proto import rank_pb2
+
+DeviceMatrix = tuple[tuple[str | tuple[str, ...] | None, ...], ...]
+"""By which RDMA device, or which several, each rank reaches each other rank."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a rank says of itself first."""
+
+    version: str = ""
+    rank: int = 0
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    collective_port: int = 0
+    """Kept free there for a group that the ranks may form."""
+
+    def to_wire(self) -> rank_pb2.HelloReply:
+        return rank_pb2.HelloReply(**vars(self))
+
+    @classmethod
+    def from_wire(cls, message: rank_pb2.HelloReply) -> Greeting:
+        return cls(*(getattr(message, field.name) for field in fields(cls)))
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """What the leader asks every rank to load, the same of all: each finds its own part by its rank."""
+
+    session: int = 0
+    """Drawn for this load: what comes of another one is refused."""
+    model_path: str = ""
+    """The leader's own."""
+    model: str = ""
+    """The model's name, for ranks that find it themselves."""
+    ranks: int = 1
+    split: tuple[int, ...] = ()
+    """Layers of each stage, the leader's first."""
+    weights: tuple[int, ...] = (1,)
+    """Shares of the ranks of a stage; a single one: a rank has its stage alone."""
+    parallel: str = ""
+    """For logs: split and weights say it all."""
+    dtype: str = "auto"
+    policies: tuple[str, ...] = ()
+    """What each rank does with its weights, as planned; empty: each decides for itself."""
+    memory_fraction: float = 0.8
+    trust_remote_code: bool = False
+    transport: str = ""
+    addresses: tuple[str, ...] = ()
+    """Control addresses of all ranks, in rank order."""
+    ring_hosts: tuple[str, ...] = ()
+    """ip:port of all ranks, in rank order, for a group of their own."""
+    coordinator: str = ""
+    """host:port where the ranks of such a group may meet."""
+    rdma_devices: DeviceMatrix | None = None
+    compression: str = ""
+    step_timeout_seconds: float = 0.0
+    look_ahead: bool = False
+    """A pipeline's collectives stay inside the graph, sampled tokens too."""
+
+    def to_wire(self) -> rank_pb2.LoadRequest:
+        plain = {**vars(self), "rdma_devices": json.dumps(self.rdma_devices) if self.rdma_devices else ""}
+        return rank_pb2.LoadRequest(**plain)
+
+    @classmethod
+    def from_wire(cls, message: rank_pb2.LoadRequest) -> LoadRequest:
+        values = {field.name: getattr(message, field.name) for field in fields(cls)}
+        for name in ("split", "weights", "policies", "addresses", "ring_hosts"):
+            values[name] = tuple(values[name])
+        rows = json.loads(message.rdma_devices) if message.rdma_devices else None
+        values["rdma_devices"] = rows and tuple(tuple(_device(entry) for entry in row) for row in rows)
+        return cls(**values)
+
+
+def _device(entry: str | list[str] | None) -> str | tuple[str, ...] | None:
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a rank holds once it has loaded."""
+
+    first_layer: int = 0
+    last_layer: int = 0
+    """The first one that it does not hold."""
+    weight_bytes: int = 0
+    dtype: str = ""
+    batches: bool = False
+    unpacked: bool = False
+    """Quantized weights were."""
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    done_bytes: int
+    total_bytes: int
+    loaded: Loaded | None = None
+    """In the last one only."""
+
+    def to_wire(self) -> rank_pb2.LoadProgress:
+        loaded = rank_pb2.Loaded(**vars(self.loaded)) if self.loaded else None
+        return rank_pb2.LoadProgress(done_bytes=self.done_bytes, total_bytes=self.total_bytes, loaded=loaded)
+
+    @classmethod
+    def from_wire(cls, message: rank_pb2.LoadProgress) -> LoadProgress:
+        loaded = None
+        if message.HasField("loaded"):
+            loaded = Loaded(*(getattr(message.loaded, field.name) for field in fields(Loaded)))
+        return cls(message.done_bytes, message.total_bytes, loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a rank stands after a step."""
+
+    number: int
+    error: str = ""
+    """The step failed there, and with it the group."""
+    memory_bytes: int = 0
+    cache_bytes_per_token: int = 0
+    """What a token of a sequence costs there."""
+    free_bytes: int = 0
+    """What the rank may still take."""
+    tensor_bytes: int = 0
+    """Passed on to the next stage so far."""
+    sent_bytes: int = 0
+    """The same as sent: fewer where frames were packed."""
+
+    def to_wire(self) -> rank_pb2.Done:
+        return rank_pb2.Done(
+            number=self.number,
+            error=self.error,
+            memory_bytes=self.memory_bytes,
+            cache_bytes_per_token=self.cache_bytes_per_token,
+            free_bytes=self.free_bytes,
+            tensor_bytes=self.tensor_bytes,
+            sent_bytes=self.sent_bytes,
+        )
+
+    @classmethod
+    def from_wire(cls, message: rank_pb2.Done) -> Status:
+        return cls(
+            message.number,
+            message.error,
+            message.memory_bytes,
+            message.cache_bytes_per_token,
+            message.free_bytes,
+            message.tensor_bytes,
+            message.sent_bytes,
+        )
