@@ -303,6 +303,31 @@ TEXTS: dict[str, dict[str, str]] = {
 }
 """Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
 of what is one now and was two."""
+    "tests/rank/tensor/test_group.py": {
+        "from chorus.messages.proto import rank_pb2 as wire": "from chorus.messages import load as wire"
+    },
+    "tests/rank/tensor/test_jaccl.py": {
+        "from chorus.messages.proto import rank_pb2 as wire": "from chorus.messages import load as wire",
+        "import join_group\n": "import connect\nfrom chorus.transport.links import Inbox\n",
+        'join_group(rank, request_of(content, coordinator="10.0.0.1:32323"))': (
+            'connect(rank, request_of(content, coordinator="10.0.0.1:32323"), Inbox())'
+        ),
+        "join_group(0, request_of(ROWS))": "connect(0, request_of(ROWS), Inbox())",
+        "join_group(1, request_of(ROWS))": "connect(1, request_of(ROWS), Inbox())",
+        'join_group(0, wire.LoadRequest(transport="jaccl", ranks=2))': (
+            'connect(0, wire.LoadRequest(transport="jaccl", ranks=2, split=(4,), weights=(1, 1)), Inbox())'
+        ),
+    },
+    "tests/transport/slow_link_driver.py": {
+        "    from chorus.transport.channel import secure\n\n    secure(None, plaintext=True)\n": ""
+    },
+    "tests/transport/test_packing.py": {
+        "FrameSender(address, 5, None, ": "FrameSender(address, 5, compression=",
+    },
+}
+"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
+that take something else now.
+"""
 
 FOLDERS = {
     "src/chorus/api/server": "The listening socket, and what stands around every request.",
