@@ -91,8 +91,8 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_transport("jaccl", "tensor") == "jaccl"
 
 
-SMOKE = Transport("smoke", "signals from hill to hill", opens="nowhere:at_all", stages=True)
-TAKEN = Transport("ring", "another one", opens="nowhere:at_all")
+SMOKE = Transport("smoke", opens="nowhere:at_all", stages=True)
+TAKEN = Transport("ring", opens="nowhere:at_all")
 
 
 def test_a_package_outside_adds_its_own_and_cannot_take_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

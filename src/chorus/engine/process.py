@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from types import FrameType
 
 from chorus import __version__, platform
@@ -20,7 +21,7 @@ from chorus.engine.scheduler import Limits, Scheduler
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
-from chorus.messages.proto import engine_pb2 as wire
+from chorus.messages.proto import engine_pb2
 from chorus.planning.split import BadSplit
 from chorus.platform.memory import resident_memory
 from chorus.platform.process import beats
@@ -35,12 +36,22 @@ from chorus.transport import catalog
 log = logging.getLogger("chorus.engine")
 
 
+class State(IntEnum):
+    """How far an engine is, by the numbers that the protocol has for it."""
+
+    STARTING = engine_pb2.STARTING
+    LOADING = engine_pb2.LOADING
+    WARMING = engine_pb2.WARMING
+    READY = engine_pb2.READY
+    BROKEN = engine_pb2.BROKEN
+
+
 PHASES = {
-    wire.STARTING: Phase.STARTING,
-    wire.LOADING: Phase.LOADING,
-    wire.WARMING: Phase.WARMING,
-    wire.READY: Phase.SERVING,
-    wire.BROKEN: Phase.ENDING,
+    State.STARTING: Phase.STARTING,
+    State.LOADING: Phase.LOADING,
+    State.WARMING: Phase.WARMING,
+    State.READY: Phase.SERVING,
+    State.BROKEN: Phase.ENDING,
 }
 
 
@@ -49,7 +60,7 @@ class Engine:
     """What the service may ask while the main thread loads or serves."""
 
     spec: EngineSpec
-    state: wire.EngineState = wire.STARTING
+    state: State = State.STARTING
     progress: float = 0.0
     detail: str = "starting"
     group: Group | None = None
@@ -57,14 +68,14 @@ class Engine:
     grammars: Grammars | None = None
     started_at: float = field(default_factory=time.time)
 
-    def enter(self, state: wire.EngineState, detail: str) -> None:
+    def enter(self, state: State, detail: str) -> None:
         self.state, self.detail = state, detail
         beats.enter(PHASES[state])
-        report = log.error if state == wire.BROKEN else log.info
-        report("%s: %s", wire.EngineState.Name(state).lower(), detail)
+        report = log.error if state == State.BROKEN else log.info
+        report("%s: %s", state.name.lower(), detail)
 
     def post(self, command: Command) -> bool:
-        if self.leader is None or self.state != wire.READY:
+        if self.leader is None or self.state != State.READY:
             return False
         self.leader.post(command)
         return True
@@ -81,9 +92,9 @@ class Engine:
             raise SystemExit(0)
         self.leader.post(Stop("the engine was stopped"))
 
-    def describe(self) -> wire.Description:
+    def describe(self) -> engine_pb2.Description:
         alone = len(self.spec.ranks) < 2
-        description = wire.Description(
+        description = engine_pb2.Description(
             state=self.state,
             progress=self.progress,
             detail=self.detail,
@@ -107,8 +118,8 @@ class Engine:
         return description
 
     @staticmethod
-    def _ranks(group: Group, leader: Leader) -> list[wire.RankDescription]:
-        own = wire.RankDescription(
+    def _ranks(group: Group, leader: Leader) -> list[engine_pb2.RankDescription]:
+        own = engine_pb2.RankDescription(
             rank=0,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -122,7 +133,7 @@ class Engine:
             step=leader.finished_step,
         )
         others = [
-            wire.RankDescription(
+            engine_pb2.RankDescription(
                 rank=follower.rank,
                 host=follower.hello.host,
                 pid=follower.hello.pid,
@@ -154,21 +165,21 @@ def run(spec: EngineSpec) -> int:
         cleanup.callback(service.stop)
         try:
             group, leader = _start(engine, service, cleanup)
-            engine.enter(wire.READY, "ready")
+            engine.enter(State.READY, "ready")
             with group.followers.naming_the_lost():
                 log.info("stopped: %s", leader.run())
         except (LoadError, BadSplit, CannotForm) as error:
-            engine.enter(wire.BROKEN, str(error))
+            engine.enter(State.BROKEN, str(error))
             return leave_reason(str(error), spec.failure_file)
         except RankLost as error:
-            engine.enter(wire.BROKEN, str(error))
+            engine.enter(State.BROKEN, str(error))
             service.refuse(_lost(str(error)))
             return EXIT_RANK_LOST
         except Exception as error:
-            if engine.state == wire.READY:
+            if engine.state == State.READY:
                 raise
             log.exception("the engine failed before it served")
-            engine.enter(wire.BROKEN, f"{type(error).__name__}: {error}")
+            engine.enter(State.BROKEN, f"{type(error).__name__}: {error}")
             return leave_reason(engine.detail, spec.failure_file)
     return 0
 
@@ -179,7 +190,7 @@ def _lost(reason: str) -> str:
 
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> tuple[Group, Leader]:
     spec = engine.spec
-    engine.enter(wire.LOADING, f"loading {spec.model_path.name}")
+    engine.enter(State.LOADING, f"loading {spec.model_path.name}")
 
     def report(fraction: float) -> None:
         engine.progress = fraction
@@ -197,7 +208,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     step_log = cleanup.enter_context(contextlib.closing(LogFile(spec.step_log))) if spec.step_log else None
     runner = Runner(group.shard.stage)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
-    engine.enter(wire.WARMING, "warming up")
+    engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
         if spec.lanes is None and group.stages > 1:

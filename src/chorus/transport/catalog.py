@@ -26,8 +26,6 @@ Place = Literal["machine", "hostfile", "cluster"]
 @dataclass(frozen=True)
 class Transport:
     name: str
-    what: str
-    """What it is, in a few words."""
     opens: str
     """`module:function` that connects a rank with the others: (Meeting, Inbox) -> Connection (transport/meeting.py)."""
     stages: bool = False
@@ -89,22 +87,22 @@ class Transport:
         )
 
 
-LOCAL = Transport("local", "the arrays of one process", opens="", call_seconds=0.0)
+LOCAL = Transport("local", opens="", call_seconds=0.0)
 """One rank alone: there is nothing to open and nothing to choose."""
 
 _OWN = (
+    # Frames of raw bytes over gRPC, with TLS.
     Transport(
         "grpc",
-        "frames of raw bytes over gRPC, with TLS",
         opens="chorus.transport.grpc_link:open_grpc",
         stages=True,
         packs=True,
         offered=("machine", "hostfile", "cluster"),
         call_seconds=0.00025,
     ),
+    # MLX's ring of TCP connections.
     Transport(
         "ring",
-        "MLX's ring of TCP connections",
         opens="chorus.transport.collective:open_ring",
         stages=True,
         sums=True,
@@ -114,9 +112,9 @@ _OWN = (
         call_seconds=0.0001,
         sum_seconds=0.0004,
     ),
+    # Open MPI.
     Transport(
         "mpi",
-        "Open MPI",
         opens="chorus.transport.collective:open_mpi",
         stages=True,
         sums=True,
@@ -129,9 +127,9 @@ _OWN = (
         call_seconds=0.00003,
         sum_seconds=0.00003,
     ),
+    # RDMA over Thunderbolt 5.
     Transport(
         "jaccl",
-        "RDMA over Thunderbolt 5",
         opens="chorus.transport.collective:open_jaccl",
         stages=True,
         sums=True,
@@ -145,9 +143,9 @@ _OWN = (
         call_seconds=0.00001,
         sum_seconds=0.00001,
     ),
+    # NVIDIA's collectives between GPUs.
     Transport(
         "nccl",
-        "NVIDIA's collectives between GPUs",
         opens="chorus.transport.collective:open_nccl",
         sums=True,
         divides=True,
