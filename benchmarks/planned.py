@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chorus.planning.cache_sizes import CacheFacts
-from chorus.planning.costs import Links, Node, Workload
+from chorus.planning.costs import Links, Machine, Workload
 from chorus.planning.facts import LayerFacts, ModelFacts, Weights
 from chorus.planning.planner import plan
 
@@ -46,9 +46,9 @@ def planning_seconds(seed: int) -> Iterator[tuple[Question, float]]:
         yield question, time.process_time() - begin
 
 
-def _node(index: int, chance: random.Random) -> Node:
+def _node(index: int, chance: random.Random) -> Machine:
     memory, cores = chance.choice([16, 24, 32, 48, 64, 96, 128]), chance.randint(8, 80)
-    return Node(f"node{index:02}", "metal", memory * _GB, cores * _CORE_FLOPS, cores * _CORE_BANDWIDTH)
+    return Machine(f"node{index:02}", "metal", memory * _GB, cores * _CORE_FLOPS, cores * _CORE_BANDWIDTH)
 
 
 def _model(question: Question) -> ModelFacts:

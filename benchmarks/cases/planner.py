@@ -17,7 +17,8 @@ from chorus.planning.costs import Links, Workload
 from chorus.planning.facts import read_facts
 from chorus.planning.nodes import LINK_KINDS
 from chorus.planning.plan import Plan
-from chorus.planning.planner import Wish, plan
+from chorus.planning.planner import plan
+from chorus.planning.problem import PlanRequest
 
 SPLITS = ("8,8", "12,4", "4,12")
 RANKS = 2
@@ -79,7 +80,7 @@ def _planned(model: Path, found: Profile, split: str, tokens: int) -> Plan:
     nodes = [node_of(found, f"rank{rank}", MEMORY_FRACTION, RANKS) for rank in range(RANKS)]
     work = Workload(prompt=common.SHORT_PROMPT, output=tokens, context=2048, dtype="float32")
     layers = tuple(int(part) for part in split.split(","))
-    return plan(read_facts(model), nodes, Links(LINK_KINDS["loopback"]), work, Wish("custom", layers=layers))
+    return plan(read_facts(model), nodes, Links(LINK_KINDS["loopback"]), work, PlanRequest("custom", layers=layers))
 
 
 def _compare_bytes(run: Run, split: str, made: Plan, server: HttpServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.tree import ShardingConfig
-from chorus.deploy.nodes.plan import is_given, wish_of
+from chorus.deploy.nodes.plan import is_given, plan_request
 from chorus.deploy.nodes.serve import needed_files
 
 
@@ -25,14 +25,14 @@ def test_a_split_for_these_ranks_is_kept_as_it_is() -> None:
 
 
 def test_after_a_loss_the_layers_are_divided_anew(caplog: pytest.LogCaptureFixture) -> None:
-    wish = wish_of(spec((20, 7, 3)), ShardingConfig(), 2)
+    wish = plan_request(spec((20, 7, 3)), ShardingConfig(), 2)
     assert (wish.strategy, wish.layers) == ("balanced", None)
     assert "is not for 2 ranks" in caplog.text
 
 
 def test_the_strategy_of_the_configuration_holds() -> None:
-    assert wish_of(spec(), ShardingConfig(strategy="memory_proportional"), 2).strategy == "memory_proportional"
-    assert wish_of(spec(), ShardingConfig(), 2).strategy == "balanced"
+    assert plan_request(spec(), ShardingConfig(strategy="memory_proportional"), 2).strategy == "memory_proportional"
+    assert plan_request(spec(), ShardingConfig(), 2).strategy == "balanced"
 
 
 @pytest.fixture

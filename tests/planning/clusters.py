@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from chorus.planning.cache_sizes import CacheFacts
-from chorus.planning.costs import Link, Links, Node, Workload
+from chorus.planning.costs import Links, LinkSpeed, Machine, Workload
 from chorus.planning.facts import LayerFacts, ModelFacts, Weights
 
 GB = 10**9
@@ -42,8 +42,8 @@ def model(layers: int = 28, layer_bytes: int = 400 * MB, context: int = 32768, m
     )
 
 
-def mac(name: str, gigabytes: float, cores: int) -> Node:
-    return Node(name, "metal", int(gigabytes * GB), cores * 0.3e12, cores * 12e9)
+def mac(name: str, gigabytes: float, cores: int) -> Machine:
+    return Machine(name, "metal", int(gigabytes * GB), cores * 0.3e12, cores * 12e9)
 
 
 @st.composite
@@ -83,9 +83,11 @@ def models(draw: st.DrawFn, most_layers: int = 10) -> ModelFacts:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, most_nodes: int = 6, backends: tuple[str, ...] = ("metal", "cuda", "cpu")) -> list[Node]:
+def clusters(
+    draw: st.DrawFn, most_nodes: int = 6, backends: tuple[str, ...] = ("metal", "cuda", "cpu")
+) -> list[Machine]:
     return [
-        Node(
+        Machine(
             name=f"node{index}",
             backend=draw(st.sampled_from(backends)),  # type: ignore[arg-type]
             memory=draw(st.integers(500, 12_000)) * MB,
@@ -98,7 +100,7 @@ def clusters(draw: st.DrawFn, most_nodes: int = 6, backends: tuple[str, ...] = (
 
 
 LINKS = st.builds(
-    Link,
+    LinkSpeed,
     latency=st.floats(1e-5, 5e-3),
     bandwidth=st.floats(1e7, 5e9),
     all_reduce=st.one_of(st.none(), st.floats(1e-5, 3e-3)),

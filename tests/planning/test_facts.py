@@ -10,16 +10,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from chorus.models import ModelError
+from chorus.models import ModelError, architectures
 from chorus.models.tensors import TensorInfo
-from chorus.planning.costs import Node, Workload, stage_table
+from chorus.planning.costs import Machine, Workload, stage_table
 from chorus.planning.facts import ModelFacts, Weights, facts_of, read_facts
-from chorus.planning.tensor import TENSOR_ARCHITECTURES
 from chorus.platform.dtype import DtypePolicy
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
-from chorus.rank.tensor import rules
-from chorus.rank.upstream import decoders
+from chorus.rank.tensor.divide import rule_of
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
 from tests.support.architectures.build import instantiate, single_cache
 from tests.support.tiny_model import write_random_model, write_tiny_model
@@ -76,7 +74,7 @@ def test_the_cache_is_counted_as_upstream_keeps_it(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TEXT if name not in NOT_SPLIT])
 def test_the_bytes_of_each_stage_are_predicted(name: str) -> None:
     _, facts = facts_of_tiny(name)
-    node = Node("here", "metal", 1 << 40, 1e12, 1e11)
+    node = Machine("here", "metal", 1 << 40, 1e12, 1e11)
     table = stage_table(facts, node, Workload(context=256))
     layers = len(facts.layers)
     for first, last in ((0, 2), (2, 4), (4, layers)):
@@ -101,7 +99,7 @@ def test_bytes_after_the_dtype_policy_are_those_that_are_loaded(
     folder = write_tiny_model(tmp_path / "model", "qwen3", quantize=quantize, dtype="bfloat16", tokenizer=False)
     facts = read_facts(folder)
     assert facts.quantized == (quantize is not None)
-    node = Node("here", "cpu", 1 << 40, 1e12, 1e11)
+    node = Machine("here", "cpu", 1 << 40, 1e12, 1e11)
     table = stage_table(facts, node, Workload(context=256, dtype=dtype))
     for first, last in ((0, 3), (3, 7), (0, 7)):
         loaded = load_shard(folder, lambda _, run=range(first, last): run, dtype=dtype)
@@ -170,6 +168,7 @@ def test_facts_need_headers_only(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == len(before.layers)
 
 
-def test_the_planner_offers_tensor_parallel_only_where_there_is_a_rule() -> None:
-    modules = {decoders.architecture_name({"model_type": name}) for name in TENSOR_ARCHITECTURES - {"gemma3"}}
-    assert modules == set(rules.registered())
+@pytest.mark.parametrize("name", [name for name in architectures.named() if architectures.tensor_rule(name)])
+def test_the_rule_by_which_the_planner_offers_tensor_parallel_is_the_one_that_ranks_use(name: str) -> None:
+    config = {**ARCHITECTURES.get(name, ARCHITECTURES["llama"]), "model_type": name}
+    assert rule_of(instantiate(config, 0, mx.float32)) is architectures.tensor_rule(name)

@@ -15,9 +15,10 @@ from chorus.deploy.preshard import cut_facts, with_own_division
 from chorus.models import LocalModel
 from chorus.models.preshard.folder import Division
 from chorus.models.values import ignore_progress
-from chorus.planning.costs import Links, Node, Workload, stage_table
+from chorus.planning.costs import Links, Machine, Workload, stage_table
 from chorus.planning.facts import read_facts
-from chorus.planning.planner import Wish, plan
+from chorus.planning.planner import plan
+from chorus.planning.problem import PlanRequest
 from chorus.platform.dtype import planned_policy, policy_name
 from chorus.rank.load import LoadError, load_shard
 from tests.support.server import ChorusServer
@@ -33,15 +34,15 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(folder, "llama", quantize={"bits": 4, "group_size": 32}, **wide)
 
 
-def roomy_and_tight(path: Path) -> tuple[Node, Node]:
+def roomy_and_tight(path: Path) -> tuple[Machine, Machine]:
     """Two machines: one with room for unpacked weights, one with room for packed ones only."""
     facts = read_facts(path)
     half = len(facts.layers) // 2
-    large = Node("large", "cpu", 10**9, flops=1e11, bandwidth=1e10)
+    large = Machine("large", "cpu", 10**9, flops=1e11, bandwidth=1e10)
     table = stage_table(facts, large, WORK)
     packed = table.need[0, half] - table.weights[0, half] + sum(layer.weights.stored for layer in facts.layers[:half])
     between = int((packed + facts.embedding.stored + table.need[0, half]) / 2)
-    return large, Node("small", "cpu", between, flops=1e11, bandwidth=1e10)
+    return large, Machine("small", "cpu", between, flops=1e11, bandwidth=1e10)
 
 
 WORK = Workload(prompt=64, output=32, context=256, reserve=MB)
@@ -51,7 +52,7 @@ def test_where_unpacked_weights_do_not_fit_one_rank_the_plan_keeps_them_packed_t
     facts = read_facts(quantized)
     half = len(facts.layers) // 2
     nodes = roomy_and_tight(quantized)
-    made = plan(facts, nodes, Links(), WORK, Wish("custom", layers=(len(facts.layers) - half, half)))
+    made = plan(facts, nodes, Links(), WORK, PlanRequest("custom", layers=(len(facts.layers) - half, half)))
     assert [rank.policy_name for rank in made.ranks] == ["float32, unpacked", "float32"]
     for rank in made.ranks:
         run = range(rank.first_layer, rank.last_layer + 1)

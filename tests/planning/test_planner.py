@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chorus.planning.chain_costs import predict_pipeline
-from chorus.planning.costs import Link, Links, Node, Workload, stage_table
+from chorus.planning.costs import Links, LinkSpeed, Machine, Workload, predict_pipeline, stage_table
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import ModelFacts
 from chorus.planning.plan import DoesNotFit, Plan, PlanError
-from chorus.planning.planner import Wish, plan
+from chorus.planning.planner import plan
+from chorus.planning.problem import PlanRequest, Problem
 from chorus.planning.search import best_split
 from chorus.planning.tensor import _sums, predict_tensor, slice_table
 from tests.planning.clusters import GB, MB, WORKLOADS, clusters, links, mac, model, models
@@ -29,7 +29,9 @@ STUDIO, MINI = mac("studio", 48, 30), mac("mini", 16, 10)
 properties = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
-def try_plan(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Workload, wish: Wish) -> Plan | PlanError:
+def try_plan(
+    facts: ModelFacts, nodes: Sequence[Machine], link: Links, work: Workload, wish: PlanRequest
+) -> Plan | PlanError:
     try:
         return plan(facts, nodes, link, work, wish)
     except PlanError as error:
@@ -39,9 +41,9 @@ def try_plan(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Worklo
 @properties
 @given(models(), clusters(), links(), WORKLOADS, st.sampled_from(["auto", *FIXED]))
 def test_a_plan_holds_every_layer_once_in_order_within_limits_or_says_what_is_missing(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, strategy: str
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, strategy: str
 ) -> None:
-    made = try_plan(facts, nodes, link, work, Wish(strategy))  # type: ignore[arg-type]
+    made = try_plan(facts, nodes, link, work, PlanRequest(strategy))  # type: ignore[arg-type]
     if isinstance(made, PlanError):
         if not isinstance(made, DoesNotFit):
             assert strategy != "auto"
@@ -73,11 +75,11 @@ def test_a_plan_holds_every_layer_once_in_order_within_limits_or_says_what_is_mi
 @properties
 @given(models(), clusters(most_nodes=8), links(), WORKLOADS)
 def test_auto_is_never_predicted_slower_than_another_strategy(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload
 ) -> None:
-    others = [try_plan(facts, nodes, link, work, Wish(strategy)) for strategy in FIXED]  # type: ignore[arg-type]
+    others = [try_plan(facts, nodes, link, work, PlanRequest(strategy)) for strategy in FIXED]  # type: ignore[arg-type]
     fitting = [other for other in others if isinstance(other, Plan)]
-    auto = try_plan(facts, nodes, link, work, Wish("auto"))
+    auto = try_plan(facts, nodes, link, work, PlanRequest("auto"))
     if fitting:
         assert isinstance(auto, Plan)
         best = min(other.prediction.request_seconds for other in fitting)
@@ -87,11 +89,11 @@ def test_auto_is_never_predicted_slower_than_another_strategy(
 @properties
 @given(models(), clusters(), links(), WORKLOADS, st.integers(0, 5), st.integers(1, 8000))
 def test_more_memory_never_makes_a_model_stop_fitting(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, place: int, more: int
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, place: int, more: int
 ) -> None:
     richer = list(nodes)
     richer[place % len(nodes)] = replace(nodes[place % len(nodes)], memory=nodes[place % len(nodes)].memory + more * MB)
-    before, after = (try_plan(facts, some, link, work, Wish()) for some in (nodes, richer))
+    before, after = (try_plan(facts, some, link, work, PlanRequest()) for some in (nodes, richer))
     if isinstance(before, Plan):
         assert isinstance(after, Plan)
     elif isinstance(after, DoesNotFit):
@@ -102,12 +104,12 @@ def test_more_memory_never_makes_a_model_stop_fitting(
 @properties
 @given(models(), clusters(backends=("metal",)), links(), WORKLOADS, st.integers(0, 5), st.integers(1, 8000))
 def test_more_memory_never_makes_auto_slower(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, place: int, more: int
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, place: int, more: int
 ) -> None:
     """On Metal, where weights run as stored: elsewhere memory also decides whether they are unpacked."""
     richer = list(nodes)
     richer[place % len(nodes)] = replace(nodes[place % len(nodes)], memory=nodes[place % len(nodes)].memory + more * MB)
-    before, after = (try_plan(facts, some, link, work, Wish()) for some in (nodes, richer))
+    before, after = (try_plan(facts, some, link, work, PlanRequest()) for some in (nodes, richer))
     if isinstance(before, Plan):
         assert isinstance(after, Plan)
         assert after.prediction.request_seconds <= before.prediction.request_seconds * (1 + 1e-6)
@@ -116,11 +118,11 @@ def test_more_memory_never_makes_auto_slower(
 @properties
 @given(models(), clusters(), links(), WORKLOADS, st.randoms(use_true_random=False))
 def test_the_order_in_which_nodes_are_named_does_not_change_an_auto_plan(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, chance: object
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, chance: object
 ) -> None:
     shuffled = list(nodes)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    one, other = (try_plan(facts, some, link, work, Wish()) for some in (nodes, shuffled))
+    one, other = (try_plan(facts, some, link, work, PlanRequest()) for some in (nodes, shuffled))
     if isinstance(one, Plan):
         assert isinstance(other, Plan)
         assert (one.ranks, one.prediction, one.parallel) == (other.ranks, other.prediction, other.parallel)
@@ -131,17 +133,17 @@ def test_the_order_in_which_nodes_are_named_does_not_change_an_auto_plan(
 @properties
 @given(clusters(), st.randoms(use_true_random=False), st.sampled_from(["memory_proportional", "compute_proportional"]))
 def test_a_proportional_share_follows_its_node_wherever_it_is_named(
-    nodes: list[Node], chance: object, strategy: str
+    nodes: list[Machine], chance: object, strategy: str
 ) -> None:
     roomy = [replace(node, memory=node.memory + 400 * GB) for node in nodes]
     shuffled = list(roomy)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    plans = [plan(model(28), some, Links(), Workload(), Wish(strategy)) for some in (roomy, shuffled)]  # type: ignore[arg-type]
+    plans = [plan(model(28), some, Links(), Workload(), PlanRequest(strategy)) for some in (roomy, shuffled)]  # type: ignore[arg-type]
     held = [{rank.node: rank.layers for rank in made.ranks} for made in plans]
     assert held[0] == held[1]
 
 
-def every_outcome(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Workload) -> Iterator[float]:
+def every_outcome(facts: ModelFacts, nodes: Sequence[Machine], link: Links, work: Workload) -> Iterator[float]:
     """The predicted time of every plan: each ordered set of nodes with each split, each set with each share."""
     tables = {node.name: stage_table(facts, node, work) for node in nodes}
     layers = len(facts.layers)
@@ -169,10 +171,10 @@ def every_outcome(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: W
 @settings(properties, max_examples=60)
 @given(models(most_layers=6), clusters(), links(), WORKLOADS)
 def test_auto_is_the_best_of_all_plans_up_to_six_nodes(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload
 ) -> None:
     best = min(every_outcome(facts, nodes, link, work), default=None)
-    auto = try_plan(facts, nodes, link, work, Wish())
+    auto = try_plan(facts, nodes, link, work, PlanRequest())
     if best is None:
         assert isinstance(auto, DoesNotFit)
     else:
@@ -183,7 +185,7 @@ def test_auto_is_the_best_of_all_plans_up_to_six_nodes(
 @settings(properties, max_examples=200)
 @given(models(most_layers=9), clusters(most_nodes=3), links(), st.sampled_from([1, 8, 64]), st.sampled_from([2, 7, 60]))
 def test_a_chain_is_cut_where_the_whole_request_is_quickest(
-    facts: ModelFacts, nodes: list[Node], link: Links, output: int, chunks: int
+    facts: ModelFacts, nodes: list[Machine], link: Links, output: int, chunks: int
 ) -> None:
     work = Workload(prompt=64 * chunks, output=output, context=4096, chunk=64, reserve=0)
     stages = [stage_table(facts, node, work) for node in nodes]
@@ -194,7 +196,7 @@ def test_a_chain_is_cut_where_the_whole_request_is_quickest(
         for bounds in cuts
         if all(stage.fits[run] for stage, run in zip(stages, pairwise(bounds), strict=True))
     ]
-    found = best_split(facts, stages, link, work)
+    found = best_split(Problem(facts, nodes, link, work), stages)
     assert (found is None) == (not outcomes)
     if found:
         assert found.seconds == pytest.approx(min(outcomes), rel=1e-9)
@@ -203,10 +205,10 @@ def test_a_chain_is_cut_where_the_whole_request_is_quickest(
 @settings(properties, max_examples=30)
 @given(models(most_layers=5), clusters(most_nodes=4), links(), WORKLOADS)
 def test_the_leader_asked_for_leads_and_the_plan_is_the_best_of_those(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload
 ) -> None:
-    auto = try_plan(facts, nodes, link, work, Wish(leader="node0"))
-    free = try_plan(facts, nodes, link, work, Wish())
+    auto = try_plan(facts, nodes, link, work, PlanRequest(leader="node0"))
+    free = try_plan(facts, nodes, link, work, PlanRequest())
     if isinstance(auto, Plan):
         assert auto.nodes[0] == "node0"
         assert isinstance(free, Plan)
@@ -215,8 +217,8 @@ def test_the_leader_asked_for_leads_and_the_plan_is_the_best_of_those(
 
 @properties
 @given(models(), clusters(), links(), WORKLOADS)
-def test_a_plan_survives_json(facts: ModelFacts, nodes: list[Node], link: Links, work: Workload) -> None:
-    made = try_plan(facts, nodes, link, work, Wish())
+def test_a_plan_survives_json(facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload) -> None:
+    made = try_plan(facts, nodes, link, work, PlanRequest())
     if isinstance(made, Plan):
         assert Plan.from_json(json.dumps(made.to_json())) == made
 
@@ -233,7 +235,7 @@ def test_apportioned_parts_add_up_and_miss_their_quota_by_less_than_one(shares: 
 
 
 def test_studio_and_mini_share_28_layers_by_memory_as_21_and_7() -> None:
-    made = plan(model(28), [STUDIO, MINI], Links(), Workload(), Wish("memory_proportional"))
+    made = plan(model(28), [STUDIO, MINI], Links(), Workload(), PlanRequest("memory_proportional"))
     assert made.split == (21, 7)
     assert [(rank.node, rank.first_layer, rank.last_layer) for rank in made.ranks] == [
         ("studio", 7, 27),
@@ -242,46 +244,46 @@ def test_studio_and_mini_share_28_layers_by_memory_as_21_and_7() -> None:
 
 
 def test_custom_proportions_of_30_layers_are_21_and_9() -> None:
-    made = plan(model(30), [STUDIO, MINI], Links(), Workload(), Wish("custom", proportions=(0.7, 0.3)))
+    made = plan(model(30), [STUDIO, MINI], Links(), Workload(), PlanRequest("custom", proportions=(0.7, 0.3)))
     assert made.split == (21, 9)
 
 
 def test_exact_layers_are_kept_in_rank_order() -> None:
     nodes = [STUDIO, MINI, mac("other", 16, 10)]
-    made = plan(model(30), nodes, Links(), Workload(), Wish("custom", layers=(20, 7, 3)))
+    made = plan(model(30), nodes, Links(), Workload(), PlanRequest("custom", layers=(20, 7, 3)))
     assert [(rank.first_layer, rank.last_layer) for rank in made.ranks] == [(10, 29), (3, 9), (0, 2)]
 
 
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        (Wish("custom"), "needs proportions or layers"),
-        (Wish("custom", layers=(20, 7, 3)), "has 3 entries for 2 nodes"),
-        (Wish("custom", layers=(20, 7)), "add up to 27 where the model has 28"),
-        (Wish("custom", layers=(28, 0)), "every node needs more than 0"),
-        (Wish("fastest"), "strategy fastest is unknown"),  # type: ignore[arg-type]
-        (Wish(leader="nobody"), "the leader nobody is not among the nodes studio, mini"),
+        (PlanRequest("custom"), "needs proportions or layers"),
+        (PlanRequest("custom", layers=(20, 7, 3)), "has 3 entries for 2 nodes"),
+        (PlanRequest("custom", layers=(20, 7)), "add up to 27 where the model has 28"),
+        (PlanRequest("custom", layers=(28, 0)), "every node needs more than 0"),
+        (PlanRequest("fastest"), "strategy fastest is unknown"),  # type: ignore[arg-type]
+        (PlanRequest(leader="nobody"), "the leader nobody is not among the nodes studio, mini"),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused(wish: Wish, message: str) -> None:
+def test_a_wish_that_makes_no_sense_is_refused(wish: PlanRequest, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan(model(28), [STUDIO, MINI], Links(), Workload(), wish)
 
 
 def test_a_custom_split_that_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
     with pytest.raises(DoesNotFit, match=r"needs .* more memory \(on mini .*\); the nearest split that fits is 24,36"):
-        plan(model(60), [STUDIO, MINI], Links(), Workload(), Wish("custom", layers=(10, 50)))
+        plan(model(60), [STUDIO, MINI], Links(), Workload(), PlanRequest("custom", layers=(10, 50)))
 
 
 def test_shares_that_do_not_fit_give_way_and_the_plan_says_so() -> None:
     nodes = [mac("small", 6, 40), mac("large", 40, 10)]
-    made = plan(model(28), nodes, Links(), Workload(), Wish("compute_proportional"))
+    made = plan(model(28), nodes, Links(), Workload(), PlanRequest("compute_proportional"))
     assert made.split[0] < 22
     assert made.notes == ("the shares alone would give 22,6, which does not fit",)
 
 
 def test_one_node_is_used_when_the_others_would_only_slow_it_down() -> None:
-    made = plan(model(28), [STUDIO, MINI], Links(), Workload(), Wish())
+    made = plan(model(28), [STUDIO, MINI], Links(), Workload(), PlanRequest())
     assert made.parallel == "single"
     assert made.nodes == ("studio",)
     (left_out,) = made.excluded
@@ -290,31 +292,31 @@ def test_one_node_is_used_when_the_others_would_only_slow_it_down() -> None:
 
 
 def test_a_node_too_small_for_one_layer_is_left_out_with_that_reason() -> None:
-    made = plan(model(28), [STUDIO, mac("tiny", 0.7, 100)], Links(), Workload(), Wish())
+    made = plan(model(28), [STUDIO, mac("tiny", 0.7, 100)], Links(), Workload(), PlanRequest())
     assert made.nodes == ("studio",)
     assert "does not fit in its 700.0 MB" in made.excluded[0].reason
 
 
 def test_a_slow_node_is_used_when_memory_leaves_no_choice() -> None:
-    made = plan(model(120), [STUDIO, MINI], Links(), Workload(), Wish())
+    made = plan(model(120), [STUDIO, MINI], Links(), Workload(), PlanRequest())
     assert made.parallel == "pipeline"
     assert sorted(made.nodes) == ["mini", "studio"]
 
 
 def test_fast_links_make_tensor_parallel_the_choice_and_slow_ones_do_not() -> None:
     twins = [mac("one", 64, 30), mac("two", 64, 30)]
-    fast = Links(Link(latency=1e-5, bandwidth=5e9, all_reduce=1e-5))
-    assert plan(model(28), twins, fast, Workload(), Wish()).parallel == "tensor"
-    assert plan(model(28), twins, fast, Workload(), Wish()).split == (4, 4)
-    assert plan(model(28), twins, fast, Workload(), Wish(parallel="pipeline")).parallel == "single"
-    assert plan(model(28), twins, Links(), Workload(), Wish()).parallel == "single"
-    assert plan(model(28, model_type="mamba"), twins, fast, Workload(), Wish()).parallel == "single"
+    fast = Links(LinkSpeed(latency=1e-5, bandwidth=5e9, all_reduce=1e-5))
+    assert plan(model(28), twins, fast, Workload(), PlanRequest()).parallel == "tensor"
+    assert plan(model(28), twins, fast, Workload(), PlanRequest()).split == (4, 4)
+    assert plan(model(28), twins, fast, Workload(), PlanRequest(parallel="pipeline")).parallel == "single"
+    assert plan(model(28), twins, Links(), Workload(), PlanRequest()).parallel == "single"
+    assert plan(model(28, model_type="mamba"), twins, fast, Workload(), PlanRequest()).parallel == "single"
 
 
 def test_unequal_machines_get_unequal_tensor_weights() -> None:
     nodes = [mac("large", 64, 30), mac("small", 64, 10)]
-    fast = Links(Link(latency=1e-6, bandwidth=20e9, all_reduce=1e-6))
-    made = plan(model(28), nodes, fast, Workload(), Wish())
+    fast = Links(LinkSpeed(latency=1e-6, bandwidth=20e9, all_reduce=1e-6))
+    made = plan(model(28), nodes, fast, Workload(), PlanRequest())
     assert (made.parallel, made.nodes, made.split) == ("tensor", ("large", "small"), (6, 2))
 
 
@@ -349,7 +351,7 @@ def test_sixty_four_nodes_get_a_plan_that_says_it_is_a_heuristic() -> None:
     made = plan(model(100, 1500 * MB), nodes, Links(), Workload(prompt=4096))
     assert sum(made.split) == 100
     assert made.notes == ("64 nodes: found by a heuristic; up to 6 the search is exact",)
-    balanced = plan(model(100, 1500 * MB), nodes, Links(), Workload(prompt=4096), Wish("balanced"))
+    balanced = plan(model(100, 1500 * MB), nodes, Links(), Workload(prompt=4096), PlanRequest("balanced"))
     assert made.prediction.request_seconds <= balanced.prediction.request_seconds
 
 

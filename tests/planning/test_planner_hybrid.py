@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorus.planning.chain_costs import predict_pipeline
-from chorus.planning.costs import Link, Links, Node, Workload, stage_table
+from chorus.planning.costs import Links, LinkSpeed, Machine, Workload, predict_pipeline, stage_table
 from chorus.planning.facts import ModelFacts
 from chorus.planning.hybrid import group_links, group_tables, of_equals, shares_by_weight
 from chorus.planning.plan import DoesNotFit, Plan, PlanError
-from chorus.planning.planner import Wish, plan
+from chorus.planning.planner import plan
+from chorus.planning.problem import PlanRequest, Problem
 from chorus.planning.tensor import slice_table
 from tests.planning.clusters import GB, WORKLOADS, clusters, links, mac, model, models
 from tests.planning.test_planner import FIXED, properties, try_plan
 
-HYBRID = Wish(parallel="hybrid")
-QUICK = Links(Link(latency=1e-5, bandwidth=5e9, all_reduce=1e-5))
+HYBRID = PlanRequest(parallel="hybrid")
+QUICK = Links(LinkSpeed(latency=1e-5, bandwidth=5e9, all_reduce=1e-5))
 STRATEGIES = st.sampled_from(["auto", *FIXED])
 
 
 @st.composite
-def twins(draw: st.DrawFn) -> list[Node]:
+def twins(draw: st.DrawFn) -> list[Machine]:
     """Two kinds of machines at most, two or three of each."""
     kinds = draw(clusters(most_nodes=2))
     counts = [draw(st.integers(2, 3)) for _ in kinds]
@@ -42,10 +42,10 @@ def dividable(facts: ModelFacts) -> ModelFacts:
 @properties
 @given(models(), twins(), links(), WORKLOADS, STRATEGIES)
 def test_every_stage_is_held_once_by_members_whose_shares_add_up_within_limits(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, strategy: str
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, strategy: str
 ) -> None:
     facts = dividable(facts)
-    made = try_plan(facts, nodes, link, work, Wish(strategy, parallel="hybrid"))  # type: ignore[arg-type]
+    made = try_plan(facts, nodes, link, work, PlanRequest(strategy, parallel="hybrid"))  # type: ignore[arg-type]
     if isinstance(made, PlanError):
         assert "\n" not in str(made)
         assert not isinstance(made, DoesNotFit) or made.missing > 0
@@ -70,12 +70,12 @@ def test_every_stage_is_held_once_by_members_whose_shares_add_up_within_limits(
     assert Plan.from_json(json.dumps(made.to_json())) == made
 
 
-def every_hybrid(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Workload) -> Iterator[float]:
+def every_hybrid(facts: ModelFacts, nodes: Sequence[Machine], link: Links, work: Workload) -> Iterator[float]:
     tables = [stage_table(facts, node, work) for node in nodes]
     layers = len(facts.layers)
     for members in range(2, min(len(nodes) // 2, facts.groups) + 1):
         shares = shares_by_weight(facts, (1,) * members)
-        groups = group_tables(facts, of_equals(tables, members, None), shares, link, work)
+        groups = group_tables(Problem(facts, nodes, link, work), of_equals(tables, members, None), shares)
         for count in range(2, min(len(groups), layers) + 1):
             for stages in permutations(groups, count):
                 between = group_links(stages, link)
@@ -88,7 +88,7 @@ def every_hybrid(facts: ModelFacts, nodes: Sequence[Node], link: Links, work: Wo
 @settings(properties, max_examples=40)
 @given(models(most_layers=5), twins(), links(), WORKLOADS)
 def test_a_hybrid_plan_is_the_best_of_all_that_equal_machines_allow(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload
 ) -> None:
     facts = dividable(facts)
     best = min(every_hybrid(facts, nodes, link, work), default=None)
@@ -103,10 +103,12 @@ def test_a_hybrid_plan_is_the_best_of_all_that_equal_machines_allow(
 @properties
 @given(models(), twins(), links(), WORKLOADS)
 def test_auto_takes_a_hybrid_over_mpi_alone_and_only_where_it_is_quickest(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload
 ) -> None:
     facts = dividable(facts)
-    hybrid, plain, mpi = (try_plan(facts, nodes, link, work, wish) for wish in (HYBRID, Wish(), Wish(transport="mpi")))
+    hybrid, plain, mpi = (
+        try_plan(facts, nodes, link, work, wish) for wish in (HYBRID, PlanRequest(), PlanRequest(transport="mpi"))
+    )
     times = [made.prediction.request_seconds for made in (hybrid, plain) if isinstance(made, Plan)]
     assert not isinstance(plain, Plan) or plain.parallel != "hybrid"
     assert isinstance(mpi, Plan) == bool(times)
@@ -117,7 +119,7 @@ def test_auto_takes_a_hybrid_over_mpi_alone_and_only_where_it_is_quickest(
 @properties
 @given(models(), twins(), links(), WORKLOADS, st.randoms(use_true_random=False))
 def test_the_order_in_which_nodes_are_named_does_not_change_a_hybrid(
-    facts: ModelFacts, nodes: list[Node], link: Links, work: Workload, chance: object
+    facts: ModelFacts, nodes: list[Machine], link: Links, work: Workload, chance: object
 ) -> None:
     shuffled = list(nodes)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -132,11 +134,11 @@ def test_the_order_in_which_nodes_are_named_does_not_change_a_hybrid(
 @properties
 @given(models(), clusters(most_nodes=1), WORKLOADS, st.integers(1, 3))
 def test_a_member_of_a_group_that_holds_all_layers_costs_what_tensor_parallelism_says(
-    facts: ModelFacts, nodes: list[Node], work: Workload, share: int
+    facts: ModelFacts, nodes: list[Machine], work: Workload, share: int
 ) -> None:
     facts, pair = dividable(facts), [nodes[0], replace(nodes[0], name="other")]
     tables = [stage_table(facts, node, work) for node in pair]
-    (group,) = group_tables(facts, [tables], (share, facts.groups - share), QUICK, work)
+    (group,) = group_tables(Problem(facts, pair, QUICK, work), [tables], (share, facts.groups - share))
     for member, whole, own in zip(group.members, tables, group.shares, strict=True):
         alone = slice_table(facts, whole, work)
         if alone.unpacked[own] == member.unpacked[0, -1]:
@@ -152,12 +154,14 @@ def test_four_equal_machines_with_quick_sums_make_two_stages_of_two() -> None:
     assert sum(made.split) == 60
     assert str(made).startswith("hybrid: rank 0 mac")
     assert "weight 4" in str(made)
-    assert plan(model(60), nodes, QUICK, Workload(), Wish(transport="mpi")).parallel in ("hybrid", "tensor")
+    assert plan(model(60), nodes, QUICK, Workload(), PlanRequest(transport="mpi")).parallel in ("hybrid", "tensor")
 
 
 def test_a_split_and_weights_that_were_laid_down_are_kept() -> None:
     nodes = [mac(f"mac{index}", 48, 30) for index in range(4)]
-    made = plan(model(30), nodes, QUICK, Workload(), Wish("custom", layers=(20, 10), weights=(3, 1), parallel="hybrid"))
+    made = plan(
+        model(30), nodes, QUICK, Workload(), PlanRequest("custom", layers=(20, 10), weights=(3, 1), parallel="hybrid")
+    )
     assert (made.split, made.weights, made.nodes) == ((20, 10), (6, 2), ("mac0", "mac1", "mac2", "mac3"))
     assert [(rank.first_layer, rank.share) for rank in made.ranks] == [(10, 6), (10, 2), (0, 6), (0, 2)]
     # Embedding and head are held in full by every member of the first and the last stage.
@@ -175,13 +179,13 @@ def test_machines_without_equals_are_left_out_with_that_reason() -> None:
     ("wish", "count", "message"),
     [
         (HYBRID, 3, "parallel hybrid cannot divide 3 nodes"),
-        (Wish("uniform", parallel="hybrid"), 5, "cannot divide 5 nodes"),
-        (Wish("custom", layers=(10, 10, 8), parallel="hybrid"), 4, "cannot divide 4 nodes"),
-        (Wish("custom", layers=(10, 10), parallel="hybrid"), 4, "add up to 20 where the model has 28"),
-        (Wish(weights=(1,), parallel="hybrid"), 4, "weights 1: expected 2 to 8 numbers above 0"),
+        (PlanRequest("uniform", parallel="hybrid"), 5, "cannot divide 5 nodes"),
+        (PlanRequest("custom", layers=(10, 10, 8), parallel="hybrid"), 4, "cannot divide 4 nodes"),
+        (PlanRequest("custom", layers=(10, 10), parallel="hybrid"), 4, "add up to 20 where the model has 28"),
+        (PlanRequest(weights=(1,), parallel="hybrid"), 4, "weights 1: expected 2 to 8 numbers above 0"),
     ],
 )
-def test_stages_that_the_nodes_cannot_make_are_refused(wish: Wish, count: int, message: str) -> None:
+def test_stages_that_the_nodes_cannot_make_are_refused(wish: PlanRequest, count: int, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan(model(28), [mac(f"mac{index}", 24, 30) for index in range(count)], QUICK, Workload(), wish)
 
@@ -191,7 +195,7 @@ def test_what_stands_in_the_way_of_a_hybrid_is_said() -> None:
     with pytest.raises(PlanError, match="has no rule to divide it inside its layers"):
         plan(model(28, model_type="mamba"), nodes, QUICK, Workload(), HYBRID)
     with pytest.raises(PlanError, match="no link that collectives run on"):
-        plan(model(28), nodes, Links(Link(1e-3, 1e9)), Workload(), HYBRID)
+        plan(model(28), nodes, Links(LinkSpeed(1e-3, 1e9)), Workload(), HYBRID)
     unequal = [mac(f"mac{index}", 24 + index, 30) for index in range(4)]
     with pytest.raises(PlanError, match="needs 2 groups of 2 equal nodes at least"):
         plan(model(28), unequal, QUICK, Workload(), HYBRID)

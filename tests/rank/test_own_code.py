@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from chorus.rank.load import LoadError, load_shard, stored_layers
-from chorus.rank.pipeline.stage import check_split
+from chorus.rank.pipeline.stage import check_boundaries
 from chorus.rank.upstream.weights import read_config
 from tests.support.tiny_model import write_tiny_model
 
@@ -31,7 +31,7 @@ def test_without_leave_the_code_is_not_run(folder: Path) -> None:
 
 def test_with_leave_two_stages_say_what_the_whole_says(folder: Path) -> None:
     layers = stored_layers(folder)
-    check_split(read_config(folder), [2])
+    check_boundaries(read_config(folder), [2])
     whole = load_shard(folder, range, trust_remote_code=True).stage
     first = load_shard(folder, lambda total: range(2), trust_remote_code=True).stage
     last = load_shard(folder, lambda total: range(2, layers), trust_remote_code=True).stage

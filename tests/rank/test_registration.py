@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from chorus.rank.pipeline import architectures
+from chorus.models import architectures
 
 CALLED: list[str] = []
 

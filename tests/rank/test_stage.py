@@ -9,10 +9,11 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from chorus.planning.split import SplitError
 from chorus.rank.cache import caches
-from chorus.rank.pipeline import architectures
-from chorus.rank.pipeline.architectures import PLAIN, SplitError
-from chorus.rank.pipeline.stage import Stage, check_split, config_layers, layer_count
+from chorus.rank.pipeline import rules
+from chorus.rank.pipeline.rules import PLAIN
+from chorus.rank.pipeline.stage import Stage, check_boundaries, config_layers, layer_count
 from chorus.rank.upstream import decoders
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED, build, build_config
 
@@ -131,7 +132,7 @@ def test_half_precision_weights_loaded_after_the_split_give_half_precision_resul
 
 
 def test_what_a_stage_lacks_shows_as_not_a_number_and_never_as_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(architectures._registry, "talkie", PLAIN)
+    monkeypatch.setitem(rules._registry, "talkie", PLAIN)
     assert mx.all(mx.isnan(logits(stages(lambda: build("talkie"), 0, 3, 7)))).item()
 
 
@@ -168,13 +169,13 @@ def test_layers_that_are_not_there_are_refused(edges: tuple[int, int]) -> None:
 def test_a_model_that_cannot_be_split_is_refused_by_its_configuration() -> None:
     for name in ("iquestloopcoder", "nanbeige"):
         with pytest.raises(SplitError, match="run it on one rank"):
-            check_split(ARCHITECTURES[name], [3])
-        check_split(ARCHITECTURES[name], [])
+            check_boundaries(ARCHITECTURES[name], [3])
+        check_boundaries(ARCHITECTURES[name], [])
 
 
 def test_a_model_that_could_loop_but_does_not_may_be_split() -> None:
     once = {**ARCHITECTURES["nanbeige"], "num_loops": 1, "loop_loss_weights": None}
-    check_split(once, [3])
+    check_boundaries(once, [3])
     assert mx.array_equal(
         logits(stages(lambda: build_config(once), 0, 3, 7)), logits([Stage(build_config(once), 0, 7)])
     )
@@ -183,12 +184,12 @@ def test_a_model_that_could_loop_but_does_not_may_be_split() -> None:
 @pytest.mark.parametrize("boundaries", [[0], [7], [5, 3], [3, 3]])
 def test_boundaries_out_of_order_or_out_of_the_model_are_refused(boundaries: list[int]) -> None:
     with pytest.raises(SplitError):
-        check_split(LLAMA, boundaries)
+        check_boundaries(LLAMA, boundaries)
 
 
 def test_an_unknown_architecture_is_named() -> None:
     with pytest.raises(decoders.UnknownArchitecture, match="'nobody'"):
-        check_split({"model_type": "nobody"}, [1])
+        check_boundaries({"model_type": "nobody"}, [1])
 
 
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - set(UNSUPPORTED)))

@@ -18,6 +18,7 @@ from chorus.models.preshard.folder import Division
 from chorus.models.preshard.write import Part, write_preshard
 from chorus.models.values import LocalModel, ProgressCallback
 from chorus.planning.plan import Plan, PlanError
+from chorus.planning.split import SplitError
 
 
 def preshard(
@@ -76,12 +77,11 @@ def preshard(
 def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[Part]:
     if division.parallel == "pipeline":
         return write_preshard(model, division.parts, output, report)
-    from chorus.rank.tensor.divide import TensorError
     from chorus.rank.tensor.preshard import write_sliced_preshard
 
     try:
         return write_sliced_preshard(model, division.parts, output, report)
-    except TensorError as error:
+    except SplitError as error:
         raise PlanError(str(error)) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn, get_args
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,16 +15,16 @@ from rich.text import Text
 
 from chorus.cli.output import console, fail
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
-from chorus.config.sources import ConfigError, Settings, Strategy, load_settings, use_cache_dir
+from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
+from chorus.config.strategies import STRATEGIES
 from chorus.deploy.local_plan import context_of, workload
 from chorus.models import ModelError
 from chorus.planning.costs import Links, Workload
-from chorus.planning.facts import ModelFacts
+from chorus.planning.facts import ModelFacts, find_facts
 from chorus.planning.nodes import LINK_KINDS, Machines, described, parse_nodes
 from chorus.planning.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
 from chorus.planning.planner import plan as make_plan
-from chorus.planning.remote_facts import find_facts
-from chorus.planning.wish import Wish
+from chorus.planning.problem import PlanRequest
 from chorus.platform import cores
 from chorus.transport import catalog
 
@@ -68,7 +68,7 @@ def plan(
     transport: Annotated[
         str | None, typer.Option(help=f"What the ranks will use; with {_HYBRID}, auto may choose hybrid.")
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(get_args(Strategy))}.")] = None,
+    strategy: Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}.")] = None,
     link: Annotated[
         str | None, typer.Option(help=f"How machines are connected: {', '.join(LINK_KINDS)} (told by the devices).")
     ] = None,
@@ -87,7 +87,7 @@ def plan(
             facts = find_facts(settings.model)
         machines = _machines(settings, nodes, link)
         work = _workload(settings, facts, prompt, output, concurrency)
-        made = make_plan(facts, machines.nodes, machines.links, work, _wish(settings, nodes))
+        made = make_plan(facts, machines.nodes, machines.links, work, _request(settings, nodes))
     except DoesNotFit as error:
         _refuse(error, json)
     except (ConfigError, ModelError, PlanError, ProfileError) as error:
@@ -143,23 +143,23 @@ def _workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, c
     return workload(settings, facts, prompt, output, concurrency)
 
 
-def _wish(settings: Settings, nodes: str | None) -> Wish:
+def _request(settings: Settings, nodes: str | None) -> PlanRequest:
     sharding, engine = settings.sharding, settings.engine
     parallel = "tensor" if engine.parallel == "auto" and engine.weights else engine.parallel
-    wish = Wish(parallel=parallel, weights=engine.weights, transport=engine.transport)
+    request = PlanRequest(parallel=parallel, weights=engine.weights, transport=engine.transport)
     if nodes is not None:
         strategy = sharding.strategy
         parts = len(engine.split or ())
         fits = parts and (not len(nodes.split(",")) % parts if parallel == "hybrid" else parts == len(nodes.split(",")))
         if strategy == "custom" and not fits:
             strategy = "auto"  # what was laid down is for other machines
-        return replace(wish, strategy=strategy, layers=engine.split)
+        return replace(request, strategy=strategy, layers=engine.split)
     strategy = sharding.strategy
     if strategy == "auto" and not settings.devices and settings.engine.ranks > 1:
         strategy = "balanced"  # so many ranks on one machine were asked for: use them all
     leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
     proportions = sharding.custom_proportions
-    return replace(wish, strategy=strategy, proportions=proportions, layers=engine.split, leader=leader)
+    return replace(request, strategy=strategy, proportions=proportions, layers=engine.split, leader=leader)
 
 
 def show(made: Plan, out: Console) -> None:

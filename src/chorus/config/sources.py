@@ -28,7 +28,6 @@ from chorus.config.tree import (
     SamplingConfig,
     Settings,
     ShardingConfig,
-    Strategy,
     known_keys,
     nearest,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "SamplingConfig",
     "Settings",
     "ShardingConfig",
-    "Strategy",
     "find_device",
     "known_keys",
     "load",

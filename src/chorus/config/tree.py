@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from chorus.config.hostfile import DEFAULT_PORT
+from chorus.config.strategies import Strategy
 from chorus.platform import device
 from chorus.platform.process.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
 from chorus.transport import catalog
@@ -19,8 +20,6 @@ from chorus.transport import catalog
 PREFIX = "CHORUS_"
 NESTED = "__"
 HIDDEN = "***"
-
-Strategy = Literal["auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom"]
 
 
 class Section(BaseModel):

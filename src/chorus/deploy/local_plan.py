@@ -14,16 +14,16 @@ from chorus.cluster.profile.machine import known_profile, node_of
 from chorus.config.sources import Settings
 from chorus.deploy.preshard import cut_facts, slice_facts
 from chorus.models import LocalModel, ModelError
+from chorus.models.architectures import tensor_rule
 from chorus.models.preshard.folder import is_preshard
-from chorus.planning.costs import MIB, Links, Node, Workload
+from chorus.planning.costs import MIB, Links, Machine, Workload
 from chorus.planning.facts import ModelFacts, read_facts
 from chorus.planning.layout import shape
 from chorus.planning.nodes import LINK_KINDS
 from chorus.planning.plan import PlanError, RankPlan
 from chorus.planning.planner import plan
-from chorus.planning.split import BadSplit, choose_split
-from chorus.planning.tensor import TENSOR_ARCHITECTURES
-from chorus.planning.wish import Wish
+from chorus.planning.problem import PlanRequest
+from chorus.planning.split import SplitError, choose_split
 from chorus.platform import cores, device, memory
 
 log = logging.getLogger("chorus.serve")
@@ -49,28 +49,28 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
     else:
         room = int(memory.available_memory() * engine.memory_fraction) // engine.ranks
-        nodes = [Node(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
+        nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
     try:
         if is_preshard(model.path) and engine.served_parallel == "tensor":
             return LocalPlan(_policies_of_slices(settings, model, nodes))
         facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
         links = Links(LINK_KINDS["loopback"])
-        made = plan(facts, nodes, links, _usual_work(settings, facts), _wish(settings, facts))
-    except (ModelError, PlanError, BadSplit) as error:
+        made = plan(facts, nodes, links, _usual_work(settings, facts), _request(settings, facts))
+    except (ModelError, PlanError, SplitError) as error:
         log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", error)
         return LocalPlan()
     return LocalPlan(tuple(rank.policy_name for rank in made.ranks), made.to_json() if profile else None)
 
 
-def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Machine]) -> tuple[str, ...]:
     """Each rank's slices are a narrow model of their own. Sums need one number type: where one rank must keep its
     weights packed, and would use another, all do as it does.
     """
     made: list[RankPlan] = []
     for rank, node in enumerate(nodes):
         facts = slice_facts(model.path, rank)
-        wish = Wish("custom", layers=(len(facts.layers),))
-        made += plan(facts, [node], Links(), _usual_work(settings, facts), wish).ranks
+        request = PlanRequest("custom", layers=(len(facts.layers),))
+        made += plan(facts, [node], Links(), _usual_work(settings, facts), request).ranks
     if len({rank.dtype for rank in made}) > 1:
         made = [next(rank for rank in made if not rank.dequantize)] * len(made)
     return tuple(rank.policy_name for rank in made)
@@ -100,15 +100,15 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
     )
 
 
-def _wish(settings: Settings, facts: ModelFacts) -> Wish:
+def _request(settings: Settings, facts: ModelFacts) -> PlanRequest:
     """Exactly what will be started."""
     engine, layers = settings.engine, len(facts.layers)
     if engine.served_parallel == "pipeline" or engine.ranks == 1:
-        return Wish("custom", layers=choose_split(engine.split, layers, engine.ranks))
-    if facts.model_type not in TENSOR_ARCHITECTURES:
+        return PlanRequest("custom", layers=choose_split(engine.split, layers, engine.ranks))
+    if tensor_rule(facts.model_type) is None:
         raise PlanError(f"{facts.model_type} is divided evenly by mlx-lm itself")
     if engine.served_parallel == "tensor":
-        return Wish("uniform", parallel="tensor", weights=engine.weights)
+        return PlanRequest("uniform", parallel="tensor", weights=engine.weights)
     stages, members = shape("hybrid", engine.ranks, engine.split, engine.weights)
     split = choose_split(engine.split, layers, stages)
-    return Wish("custom", layers=split, parallel="hybrid", weights=engine.weights or (1,) * members)
+    return PlanRequest("custom", layers=split, parallel="hybrid", weights=engine.weights or (1,) * members)

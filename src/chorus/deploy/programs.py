@@ -14,7 +14,7 @@ from chorus.deploy.supervisor import Program
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.planning.layout import check_transport, shape
-from chorus.planning.split import BadSplit
+from chorus.planning.split import SplitError
 from chorus.platform import cores
 from chorus.platform.process.restarts import python
 from chorus.transport import catalog
@@ -110,7 +110,7 @@ def _check_hybrid(spec: EngineSpec) -> None:
     try:
         check_transport(spec.parallel, spec.transport)
         shape(spec.parallel, max(1, len(spec.ranks)), spec.split, spec.weights)
-    except BadSplit as error:
+    except SplitError as error:
         raise CannotLaunch(str(error)) from None
     if not all(address.startswith("unix:") for address in spec.ranks):
         raise CannotLaunch(

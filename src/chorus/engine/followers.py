@@ -18,7 +18,7 @@ from chorus import __version__
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_to_wire
-from chorus.planning.split import BadSplit
+from chorus.planning.split import SplitError
 from chorus.platform.process.exits import EXIT_RANK_LOST
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
@@ -279,7 +279,7 @@ def load_all(
         threading.Thread(target=load, args=(follower,), name=f"load-{follower.rank}", daemon=True).start()
     try:
         own()
-    except (LoadError, BadSplit, CannotJoin) as error:
+    except (LoadError, SplitError, CannotJoin) as error:
         failures[0] = f"rank 0 cannot load: {error}"
     except SystemExit:
         unload_all(followers)

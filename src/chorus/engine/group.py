@@ -19,13 +19,12 @@ from chorus.engine.leader import Followers, NoFollowers
 from chorus.messages.load import LoadRequest
 from chorus.models.preshard.folder import is_preshard
 from chorus.planning.layout import Layout, check_transport, shape
-from chorus.planning.split import choose_split, layers_of
+from chorus.planning.split import SplitError, choose_split, layers_of
 from chorus.platform import device
 from chorus.platform.memory import device_memory
 from chorus.rank.load import LoadedShard, load_shard, own_folder, stored_layers
 from chorus.rank.parallel import Part, take_part
-from chorus.rank.pipeline.architectures import SplitError
-from chorus.rank.pipeline.stage import check_split
+from chorus.rank.pipeline.stage import check_boundaries
 from chorus.rank.runner import Runner
 from chorus.rank.tensor import divide
 from chorus.rank.upstream.weights import read_config
@@ -146,12 +145,12 @@ def _layout(spec: EngineSpec, ranks: int) -> Layout:
     if members > 1:
         try:
             weights = divide.check(read_config(spec.model_path), members, spec.weights)
-        except (divide.TensorError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise CannotForm(str(error)) from error
     layout = Layout(choose_split(spec.split, stored_layers(spec.model_path), stages), weights)
     boundaries = [layers_of(stage, layout.split).start for stage in reversed(range(stages - 1))]
     try:
-        check_split(read_config(spec.model_path), boundaries)
+        check_boundaries(read_config(spec.model_path), boundaries)
     except SplitError as error:
         raise CannotForm(str(error)) from error
     return layout

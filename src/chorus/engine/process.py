@@ -22,7 +22,7 @@ from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2
-from chorus.planning.split import BadSplit
+from chorus.planning.split import SplitError
 from chorus.platform.memory import resident_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
@@ -95,7 +95,7 @@ class Engine:
     def describe(self) -> engine_pb2.Description:
         alone = len(self.spec.ranks) < 2
         description = engine_pb2.Description(
-            state=self.state,
+            state=self.state.name,
             progress=self.progress,
             detail=self.detail,
             version=__version__,
@@ -168,7 +168,7 @@ def run(spec: EngineSpec) -> int:
             engine.enter(State.READY, "ready")
             with group.followers.naming_the_lost():
                 log.info("stopped: %s", leader.run())
-        except (LoadError, BadSplit, CannotForm) as error:
+        except (LoadError, SplitError, CannotForm) as error:
             engine.enter(State.BROKEN, str(error))
             return leave_reason(str(error), spec.failure_file)
         except RankLost as error:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorus.config.hostfile import BACKENDS
+from chorus.config.strategies import STRATEGIES
 from chorus.localai.errors import LoadFailed
 
 Value = bool | int | float | str
 
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-STRATEGIES = ("auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom")
 _SAME_WITHOUT = {
     "max_cache_entries": "stored prefixes are kept while memory lasts, not by number",
 }
@@ -179,7 +179,7 @@ _SETTINGS: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "split": ("engine", "split", _counts),
     "weights": ("engine", "weights", _counts),
     "ranks": ("engine", "ranks", _count),
-    "strategy": ("sharding", "strategy", _one_of(STRATEGIES)),
+    "strategy": ("sharding", "strategy", _one_of(tuple(STRATEGIES))),
     "max_kv_size": ("engine", "context", _count),
     "trust_remote_code": ("engine", "trust_remote_code", _bool),
 }

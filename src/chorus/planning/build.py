@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from chorus.planning.chain_costs import Prediction
-from chorus.planning.costs import Node, StageTable, Workload
+from chorus.planning.costs import Machine, Prediction, StageTable
 from chorus.planning.facts import ModelFacts
 from chorus.planning.hybrid import GroupTable, sum_seconds
 from chorus.planning.plan import Excluded, Parallel, Plan, RankPlan, size
+from chorus.planning.problem import Problem
 from chorus.planning.search import Chain
 from chorus.planning.tensor import TensorChoice
 from chorus.platform.dtype import DtypePolicy
@@ -23,16 +23,11 @@ _WAITS: dict[Parallel, str] = {
 
 
 def chain_plan(
-    facts: ModelFacts,
-    chain: Chain,
-    work: Workload,
-    strategy: str,
-    excluded: tuple[Excluded, ...] = (),
-    notes: tuple[str, ...] = (),
+    problem: Problem, chain: Chain, excluded: tuple[Excluded, ...] = (), notes: tuple[str, ...] = ()
 ) -> Plan:
-    """Of stages that have one rank each, or several."""
+    """The plan of a chain whose stages have one rank each, or several."""
     stages = reversed(list(zip(chain.tables, pairwise(chain.bounds), strict=True)))
-    held = [(*member, run) for table, run in stages for member in _members(facts, table)]
+    held = [(*member, run) for table, run in stages for member in _members(problem.facts, table)]
     ranks = [
         _rank(
             rank,
@@ -40,7 +35,7 @@ def chain_plan(
             run,
             share,
             table.policy(*run),
-            (int(table.weights[run]), int(table.cache[run]), int(table.activations[run]), work.reserve),
+            (int(table.weights[run]), int(table.cache[run]), int(table.activations[run]), problem.work.reserve),
             (float(table.prefill[run]), float(table.decode[run])),
         )
         for rank, (table, share, run) in enumerate(held)
@@ -48,35 +43,28 @@ def chain_plan(
     parallel: Parallel = "single" if len(ranks) == 1 else "pipeline" if len(ranks) == len(chain.tables) else "hybrid"
     between = chain.prediction.link_seconds + sum_seconds(chain)
     prediction = replace(chain.prediction, link_seconds=between)
-    return _plan(facts, parallel, ranks, work, strategy, prediction, excluded, notes)
+    return _plan(problem, parallel, ranks, prediction, excluded, notes)
 
 
-def tensor_plan(
-    facts: ModelFacts,
-    choice: TensorChoice,
-    tables: Sequence[StageTable],
-    work: Workload,
-    strategy: str,
-    notes: tuple[str, ...] = (),
-) -> Plan:
-    """Ranks in the order of the choice; nodes that it leaves out are said to be."""
-    policies = {table.node.name: table.policies for table in tables}
+def tensor_plan(problem: Problem, choice: TensorChoice, notes: tuple[str, ...] = ()) -> Plan:
+    """The plan of nodes that divide every layer: ranks in the order of the choice; nodes it leaves out are named."""
+    policies = {table.node.name: table.policies for table in problem.tables}
     ranks = [
         _rank(
             rank,
             table.node,
-            (0, len(facts.layers)),
+            (0, problem.layers),
             share,
             policies[table.node.name][not table.unpacked[share]],
-            (table.weights[share], table.cache[share], table.activations, work.reserve),
+            (table.weights[share], table.cache[share], table.activations, problem.work.reserve),
             (table.prefill[share], table.decode[share]),
         )
         for rank, (table, share) in enumerate(zip(choice.tables, choice.shares, strict=True))
     ]
     used = {table.node.name for table in choice.tables}
     slower = "more nodes would wait longer for each other than they save"
-    left_out = tuple(Excluded(table.node.name, slower) for table in tables if table.node.name not in used)
-    return _plan(facts, "tensor", ranks, work, strategy, choice.prediction, left_out, notes)
+    left_out = tuple(Excluded(node.name, slower) for node in problem.nodes if node.name not in used)
+    return _plan(problem, "tensor", ranks, choice.prediction, left_out, notes)
 
 
 def _members(facts: ModelFacts, table: StageTable) -> Iterator[tuple[StageTable, int]]:
@@ -88,7 +76,7 @@ def _members(facts: ModelFacts, table: StageTable) -> Iterator[tuple[StageTable,
 
 def _rank(
     rank: int,
-    node: Node,
+    node: Machine,
     run: tuple[int, int],
     share: int,
     policy: DtypePolicy,
@@ -101,22 +89,20 @@ def _rank(
 
 
 def _plan(
-    facts: ModelFacts,
+    problem: Problem,
     parallel: Parallel,
     ranks: Sequence[RankPlan],
-    work: Workload,
-    strategy: str,
     prediction: Prediction,
     excluded: tuple[Excluded, ...],
     notes: tuple[str, ...],
 ) -> Plan:
     return Plan(
-        model=facts.name,
-        model_layers=len(facts.layers),
-        strategy=strategy,
+        model=problem.facts.name,
+        model_layers=problem.layers,
+        strategy=problem.request.strategy,
         parallel=parallel,
         ranks=tuple(ranks),
-        workload=work,
+        workload=problem.work,
         prediction=prediction,
         limit=_limit(ranks, prediction, parallel),
         excluded=excluded,

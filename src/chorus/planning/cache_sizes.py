@@ -13,33 +13,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chorus.models.architectures import architecture
+
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor name inside the layer to shape."""
 
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """Numbers kept for each sequence, not bytes."""
+    """How many numbers, not bytes, a layer keeps for each sequence."""
 
     per_token: int = 0
     window: int | None = None
-    """Tokens kept at most; None where all are."""
+    """The most tokens that are kept; None where all of them are."""
     state: int = 0
-    """Of a fixed size, however long the sequence."""
+    """Numbers that are kept however long the sequence is."""
 
     def numbers(self, tokens: int) -> int:
         kept = tokens if self.window is None else min(tokens, self.window)
         return self.per_token * kept + self.state
 
 
-_EXPANDED_LATENTS = {"deepseek_v2", "minicpm3", "youtu_llm"}
-"""Multi-head latent attention whose cache holds full keys and values, not the latent."""
-_IGNORES_WINDOWS = {
-    *("gemma2", "mistral", "mistral3", "mixtral", "phi3", "phimoe", "plamo2", "qwen2", "qwen2_moe", "starcoder2"),
-}
-"""Upstream keeps all keys, whatever window the configuration names."""
-_NO_GROUPS = {"gpt_neox", "qwen", "phixtral", "olmo"}
-"""Every head has keys of its own, whatever number of groups the configuration names."""
 _KEY = re.compile(r"(?:^|\.)(?:k_proj|c_k|attn_key|wk)\.weight$")
 _VALUES = {"k_proj": "v_proj", "c_k": "c_v", "attn_key": "attn_value", "wk": "wv"}
 _FUSED = re.compile(
@@ -83,7 +77,7 @@ def _attention_widths(index: int, shapes: Shapes, config: Mapping[str, Any]) -> 
         if any(parent == module or parent.startswith(f"{module}.") for module in recurrent):
             continue
         if name.endswith("kv_a_proj_with_mqa.weight"):
-            expanded = model_type in _EXPANDED_LATENTS
+            expanded = architecture(model_type).expands_latents
             yield _expanded_latent(config) if expanded else shape[0]
         elif name.endswith("indexer.wk.weight"):
             yield 2 * shape[0]
@@ -124,7 +118,7 @@ def _heads(index: int, config: Mapping[str, Any]) -> tuple[int, int]:
         queries = config.get("num_swa_attention_heads", queries)
         groups = config.get("num_swa_key_value_heads", groups)
     own_queries = int(_of_layer(queries, index) or 1)
-    if config.get("model_type") in _NO_GROUPS:
+    if architecture(str(config.get("model_type"))).keys_for_every_head:
         return own_queries, own_queries
     return own_queries, int(_of_layer(groups, index) or own_queries)
 
@@ -205,7 +199,7 @@ def _rwkv_state(shapes: Shapes, config: Mapping[str, Any]) -> int:
 
 def _window(index: int, config: Mapping[str, Any]) -> int | None:
     """The tokens that this layer keeps, where it does not keep all."""
-    if {config.get("model_type"), config.get("outer_type")} & _IGNORES_WINDOWS:
+    if any(architecture(str(config.get(key))).ignores_windows for key in ("model_type", "outer_type")):
         return None
     if config.get("outer_type") == "llama4":
         return int(config.get("attention_chunk_size") or 0) or None if (index + 1) % 4 else None

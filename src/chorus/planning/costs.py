@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,15 @@ CACHE_STEP = 256
 ACTIVATION_WIDTHS = 16
 """Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
 STATE_BYTES = 4
+HANDOVER_SECONDS = 0.002
+"""What one more rank costs each step at both ends of its link: reading the step, framing, waking up. Measured with a
+model of no size: a few milliseconds of CPU time for each rank beyond the first."""
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Node:
+class Machine:
     """A machine, or a part of one, that can run a rank."""
 
     name: str
@@ -48,23 +52,27 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpeed:
+    """How fast two machines exchange data."""
+
     latency: float
     bandwidth: float
     all_reduce: float | None = None
     """Seconds of a small sum over all ranks; None where no collective can run."""
 
 
-LOOPBACK = Link(latency=0.0003, bandwidth=2e9, all_reduce=0.0005)
-ETHERNET = Link(latency=0.0006, bandwidth=110e6, all_reduce=0.0008)
+LOOPBACK = LinkSpeed(latency=0.0003, bandwidth=2e9, all_reduce=0.0005)
+ETHERNET = LinkSpeed(latency=0.0006, bandwidth=110e6, all_reduce=0.0008)
 
 
 @dataclass(frozen=True)
 class Links:
-    default: Link = ETHERNET
-    pairs: tuple[tuple[str, str, Link], ...] = ()
+    """How fast every two of some machines exchange data."""
 
-    def between(self, one: str, other: str) -> Link:
+    default: LinkSpeed = ETHERNET
+    pairs: tuple[tuple[str, str, LinkSpeed], ...] = ()
+
+    def between(self, one: str, other: str) -> LinkSpeed:
         for left, right, link in self.pairs:
             if {left, right} == {one, other}:
                 return link
@@ -107,7 +115,7 @@ class Workload:
 class StageTable:
     """Over all runs of layers [i, j) of one node. Equal only to itself."""
 
-    node: Node
+    node: Machine
     policies: tuple[DtypePolicy, DtypePolicy]
     """What is done when the unpacked weights fit, and otherwise."""
     unpacked: NDArray[np.bool_]
@@ -176,7 +184,7 @@ def band_of(runs: Matrix) -> Matrix:
     return np.where(begin >= 0, runs[np.maximum(begin, 0), end], np.inf)
 
 
-def stage_tables(facts: ModelFacts, nodes: Sequence[Node], work: Workload) -> list[StageTable]:
+def stage_tables(facts: ModelFacts, nodes: Sequence[Machine], work: Workload) -> list[StageTable]:
     """One for each node; what depends on the model alone is computed once."""
     known: dict[tuple[str, bool], PolicyCosts] = {}
     effort = model_effort(facts, work)
@@ -185,7 +193,7 @@ def stage_tables(facts: ModelFacts, nodes: Sequence[Node], work: Workload) -> li
 
 def stage_table(
     facts: ModelFacts,
-    node: Node,
+    node: Machine,
     work: Workload,
     known: dict[tuple[str, bool], PolicyCosts] | None = None,
     effort: Effort | None = None,
@@ -222,7 +230,7 @@ def stage_table(
     )
 
 
-def policies_of(facts: ModelFacts, node: Node, work: Workload) -> tuple[DtypePolicy, DtypePolicy]:
+def policies_of(facts: ModelFacts, node: Machine, work: Workload) -> tuple[DtypePolicy, DtypePolicy]:
     """The loader's own rule, asked twice: with all the room in the world, and with none."""
     total = facts.total
     roomy, tight = (
@@ -297,7 +305,7 @@ def head_weights(facts: ModelFacts) -> Weights:
     return facts.tokens + facts.head if facts.tied else facts.head
 
 
-def _activations(facts: ModelFacts, node: Node, item: int, work: Workload) -> Matrix:
+def _activations(facts: ModelFacts, node: Machine, item: int, work: Workload) -> Matrix:
     tokens = max(work.chunk_tokens, work.concurrency)
     inside = float(tokens * ACTIVATION_WIDTHS * facts.hidden * item)
     if node.backend == "cpu":
@@ -333,7 +341,7 @@ def model_effort(facts: ModelFacts, work: Workload) -> Effort:
     )
 
 
-def stage_times(node: Node, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
+def stage_times(node: Machine, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
     """(one prefill chunk, one decode step)."""
     flops = (packed and node.packed_flops) or node.flops
     bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
@@ -341,3 +349,58 @@ def stage_times(node: Node, effort: Effort, costs: PolicyCosts, packed: bool) ->
     prefill = np.maximum(effort.products / flops, costs.prefill_read / bandwidth) + effort.attention / node.flops
     decode = np.maximum(costs.decode_read / bandwidth, effort.step / flops) + costs.cache_read / node.bandwidth
     return prefill + launches, decode + launches
+
+
+@dataclass(frozen=True)
+class Hop:
+    """Seconds from one stage to the next, of a prefill chunk and of a decode step."""
+
+    prefill: float
+    decode: float
+
+
+def hop(facts: ModelFacts, link: LinkSpeed, sender: StageTable, work: Workload) -> Hop:
+    width = facts.hidden * activation_item(facts, sender.policies[0])
+    return Hop(
+        HANDOVER_SECONDS + link.latency + work.chunk_tokens * width / link.bandwidth,
+        HANDOVER_SECONDS + link.latency + work.concurrency * width / link.bandwidth,
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the request of a workload will take, in seconds."""
+
+    first_token_seconds: float
+    token_seconds: float
+    link_seconds: float
+    """The part of each token's time that is spent between ranks."""
+    request_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one sequence; all concurrent ones together make so many times more."""
+        return 1 / self.token_seconds
+
+
+def predict_pipeline(
+    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, bounds: Sequence[int]
+) -> Prediction:
+    """`tables` in stage order, stage s holding layers bounds[s] to bounds[s + 1] - 1."""
+    runs = list(pairwise(bounds))
+    prefill = [float(table.prefill[run]) for table, run in zip(tables, runs, strict=True)]
+    decode = [float(table.decode[run]) for table, run in zip(tables, runs, strict=True)]
+    hops, back = hops_of(facts, tables, links, work)
+    slowest = max([*prefill, *(hop.prefill for hop in hops)])
+    first_token = sum(prefill) + sum(hop.prefill for hop in hops) + back + (work.chunks - 1) * slowest
+    between = sum(hop.decode for hop in hops) + back
+    token = sum(decode) + between
+    return Prediction(first_token, token, between, first_token + work.output * token)
+
+
+def hops_of(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload) -> tuple[list[Hop], float]:
+    """Between neighbours, and the way back of a sampled token to the first stage."""
+    pairs = list(pairwise(tables))
+    hops = [hop(facts, links.between(one.node.name, other.node.name), one, work) for one, other in pairs]
+    back = links.between(tables[-1].node.name, tables[0].node.name).latency if pairs else 0.0
+    return hops, back

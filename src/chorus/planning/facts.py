@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,11 @@ from typing import Any
 
 from chorus.models.description import context_length
 from chorus.models.errors import ModelError
+from chorus.models.hub.parts import remote_tensors
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
+from chorus.models.resolve import resolve, split_hub_id
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
+from chorus.models.values import Progress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer, text_config
 from chorus.platform.dtype import DtypePolicy
 
@@ -119,8 +122,21 @@ class ModelFacts:
 
 
 def read_facts(path: Path, name: str | None = None) -> ModelFacts:
-    """Of the model in a folder. Reads config.json and the headers of the weight files, no weights."""
+    """The facts of the model in a folder. Reads config.json and the headers of the weight files, no weights."""
     return facts_of(read_json(path / "config.json"), tensor_index(path), name or path.name)
+
+
+def find_facts(name: str, progress: Callable[[Progress], None] | None = None) -> ModelFacts:
+    """The facts of the model that `name` means. Of a hub model that is not in the cache, only headers are fetched."""
+    if Path(name).expanduser().is_dir() or split_hub_id(name) is None:
+        model = resolve(name, progress=progress)
+        return read_facts(model.path, model.id)
+    try:
+        model = resolve(name, progress=progress, offline=True)
+    except ModelError:
+        model = resolve(name, progress=progress, weights=False)
+        return facts_of(read_json(model.path / "config.json"), remote_tensors(model), model.id)
+    return read_facts(model.path, model.id)
 
 
 def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name: str) -> ModelFacts:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from chorus.planning.costs import Node, Workload
-from chorus.planning.facts import ModelFacts
+from chorus.planning.problem import Problem
 
-Fits = Callable[[ModelFacts, Sequence[Node], Workload], bool]
+Fits = Callable[[Problem], bool]
 
 _BITS = ((8, 8.5), (4, 4.5))
 """Bits as people name them, and with their scales."""
@@ -17,42 +17,43 @@ _USABLE = 0.8
 _SHORTEST_CONTEXT = 1024
 
 
-def hints_for(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: Fits) -> tuple[str, ...]:
-    proposals = (
-        _fewer_bits(facts, nodes, work, fits),
-        _shorter(facts, nodes, work, fits),
-        _more(facts, nodes, work, fits),
-    )
+def hints_for(problem: Problem, fits: Fits) -> tuple[str, ...]:
+    """The proposals that help: fewer bits, a shorter context or fewer requests at a time, another machine."""
+    proposals = (_fewer_bits(problem, fits), _shorter(problem, fits), _more(problem, fits))
     return tuple(proposal for proposal in proposals if proposal)
 
 
-def _fewer_bits(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: Fits) -> str | None:
+def _fewer_bits(problem: Problem, fits: Fits) -> str | None:
+    facts = problem.facts
     bits_now = 8 * facts.total.stored / max(1, facts.total.elements)
     for bits, with_scales in _BITS:
-        if with_scales < bits_now * 0.9 and fits(facts.shrunk_to_bits(with_scales), nodes, work):
+        if with_scales < bits_now * 0.9 and fits(replace(problem, facts=facts.shrunk_to_bits(with_scales))):
             return f"{_article(bits)} {bits}-bit version fits"
     return None
 
 
-def _shorter(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: Fits) -> str | None:
-    if work.concurrency > 1 and fits(facts, nodes, replace(work, concurrency=1)):
-        most = max(
-            count for count in range(1, work.concurrency) if fits(facts, nodes, replace(work, concurrency=count))
-        )
+def _shorter(problem: Problem, fits: Fits) -> str | None:
+    work = problem.work
+
+    def fits_with(**changed: Any) -> bool:
+        return fits(replace(problem, work=replace(work, **changed)))
+
+    if work.concurrency > 1 and fits_with(concurrency=1):
+        most = max(count for count in range(1, work.concurrency) if fits_with(concurrency=count))
         return f"with {most} at a time instead of {work.concurrency} it fits"
     context = work.context // 2
     while context >= _SHORTEST_CONTEXT:
-        if fits(facts, nodes, replace(work, context=context)):
+        if fits_with(context=context):
             return f"with a context of {context} it fits"
         context //= 2
     return None
 
 
-def _more(facts: ModelFacts, nodes: Sequence[Node], work: Workload, fits: Fits) -> str | None:
-    pattern = max(nodes, key=lambda node: node.memory)
+def _more(problem: Problem, fits: Fits) -> str | None:
+    pattern = max(problem.nodes, key=lambda node: node.memory)
     for gigabytes in _SIZES_GB:
         added = replace(pattern, name="added", memory=int(gigabytes * 1e9 * _USABLE))
-        if fits(facts, [*nodes, added], work):
+        if fits(replace(problem, nodes=[*problem.nodes, added])):
             return f"add {_article(gigabytes)} {gigabytes} GB node"
     return None
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorus.planning.costs import (
-    Link,
     Links,
+    LinkSpeed,
     Matrix,
     StageTable,
     Workload,
@@ -28,11 +28,9 @@ from chorus.planning.costs import (
 )
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import ModelFacts
+from chorus.planning.problem import LEAST, Problem
 from chorus.planning.search import Chain, find_chain
-from chorus.planning.tensor import WHOLE_CACHES, sums_of_layer
-
-LEAST = 2
-"""Stages, and members of each: with fewer it is a pipeline, or tensor parallelism."""
+from chorus.planning.tensor import cache_part, sums_of_layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +63,9 @@ def of_equals(tables: Sequence[StageTable], members: int, leader: str | None) ->
     return [group for alike in kinds.values() for group in in_order(alike[: len(alike) // members * members], members)]
 
 
-def group_tables(
-    facts: ModelFacts, groups: Sequence[Sequence[StageTable]], shares: Sequence[int], links: Links, work: Workload
-) -> list[GroupTable]:
-    """Of those groups whose members can sum: over their links, and in one number type."""
-    found = (_group_table(facts, group, shares, links, work) for group in groups)
+def group_tables(problem: Problem, groups: Sequence[Sequence[StageTable]], shares: Sequence[int]) -> list[GroupTable]:
+    """The stages that those groups make whose members can sum: over their links, and in one number type."""
+    found = (_group_table(problem, group, shares) for group in groups)
     return [table for table in found if table is not None]
 
 
@@ -80,38 +76,35 @@ def group_links(groups: Sequence[GroupTable], links: Links) -> Links:
     pairs = []
     for one, other in combinations(groups, 2):
         alike = [links.between(a.node.name, b.node.name) for a, b in zip(one.members, other.members, strict=True)]
-        slowest = Link(max(link.latency for link in alike), min(link.bandwidth for link in alike))
+        slowest = LinkSpeed(max(link.latency for link in alike), min(link.bandwidth for link in alike))
         pairs.append((one.node.name, other.node.name, slowest))
     return Links(links.default, tuple(pairs))
 
 
-def find_hybrid(
-    facts: ModelFacts,
-    tables: Sequence[StageTable],
-    links: Links,
-    work: Workload,
-    leader: str | None,
-    shares: Sequence[Sequence[int]],
-) -> Chain | None:
+def between_groups(problem: Problem, groups: Sequence[GroupTable]) -> Problem:
+    """The same problem with these groups for nodes: their links are those between groups."""
+    return replace(problem, links=group_links(groups, problem.links))
+
+
+def find_hybrid(problem: Problem, shares: Sequence[Sequence[int]]) -> Chain | None:
     """The quickest chain of groups of equal machines, divided by one of these lists of shares; None where none fits."""
     chains = []
     for some in shares:
-        groups = group_tables(facts, of_equals(tables, len(some), leader), some, links, work)
+        groups = group_tables(problem, of_equals(problem.tables, len(some), problem.request.leader), some)
         if len(groups) >= LEAST:
-            chains.append(find_chain(facts, groups, group_links(groups, links), work, leader, LEAST))
+            chains.append(find_chain(between_groups(problem, groups), groups, LEAST))
     return min((chain for chain in chains if chain), key=lambda chain: chain.seconds, default=None)
 
 
 def sum_seconds(chain: Chain) -> float:
-    """Of a decode step, inside the stages."""
+    """Seconds of a decode step that are spent in sums inside the stages."""
     runs = zip(chain.tables, pairwise(chain.bounds), strict=True)
     return sum(float(t.sums[run]) for t, run in runs if isinstance(t, GroupTable) and t.sums is not None)
 
 
-def _group_table(
-    facts: ModelFacts, wholes: Sequence[StageTable], shares: Sequence[int], links: Links, work: Workload
-) -> GroupTable | None:
-    sums = sums_of_layer(facts, wholes, links, work)
+def _group_table(problem: Problem, wholes: Sequence[StageTable], shares: Sequence[int]) -> GroupTable | None:
+    facts, work = problem.facts, problem.work
+    sums = sums_of_layer(facts, wholes, problem.links, work)
     if sums is None or len({tuple(policy.name for policy in whole.policies) for whole in wholes}) > 1:
         return None
     # Sums need one number type, so that all unpack their weights or none does.
@@ -150,8 +143,7 @@ def _held(facts: ModelFacts, whole: StageTable, share: int, policy: int) -> tupl
     """Weights and cache of a share of every run: embedding and head are held in full."""
     part, costs = share / facts.groups, whole.costs[policy]
     body = sums_over_runs([layer.weights.bytes_under(whole.policies[policy]) for layer in facts.layers])
-    cache = costs.cache if facts.model_type in WHOLE_CACHES else costs.cache * part
-    return costs.weights - body * (1 - part), cache
+    return costs.weights - body * (1 - part), costs.cache * cache_part(facts, part)
 
 
 def _room_to_unpack(facts: ModelFacts, whole: StageTable, work: Workload, share: int) -> NDArray[np.bool_]:

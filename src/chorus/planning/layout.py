@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chorus.planning.split import BadSplit, layers_of
+from chorus.planning.split import SplitError, layers_of
 from chorus.transport import catalog
 
 
 @dataclass(frozen=True)
 class Place:
-    """One rank's."""
+    """Where a rank stands: its stage, its neighbours, its layers and its share of them."""
 
     rank: int
     stage: int
@@ -24,7 +24,7 @@ class Place:
     """Which of the ranks that share the stage's layers."""
     layers: range
     weights: tuple[int, ...]
-    """Of all members of the stage."""
+    """The shares of all members of the stage."""
     previous_rank: int | None
     next_rank: int | None
     """Where activations come from and go to: the same member of the neighbouring stages."""
@@ -32,6 +32,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
+    """How the ranks of a group divide a model among them."""
+
     split: tuple[int, ...]
     """Layers of each stage, the leader's first."""
     weights: tuple[int, ...] = (1,)
@@ -72,11 +74,11 @@ def shape(
     """How many stages, and how many ranks share each of them."""
     if parallel == "tensor":
         if split:
-            raise BadSplit("a split divides layers among stages: with --parallel tensor give --weights instead")
+            raise SplitError("a split divides layers among stages: with --parallel tensor give --weights instead")
         return 1, ranks
     if parallel == "pipeline":
         if weights:
-            raise BadSplit("weights divide every layer: with --parallel pipeline give --split instead")
+            raise SplitError("weights divide every layer: with --parallel pipeline give --split instead")
         return ranks, 1
     return _hybrid_shape(ranks, split, weights)
 
@@ -85,7 +87,7 @@ def _hybrid_shape(ranks: int, split: Sequence[int] | None, weights: Sequence[int
     if split and weights and len(split) * len(weights) != ranks:
         made = f"{len(split)} stages of {len(weights)} ranks, {len(split) * len(weights)} in all"
         asked = f"split {_shown(split)} and weights {_shown(weights)}"
-        raise BadSplit(f"{asked} make {made}, where there are {ranks}: change one of the three")
+        raise SplitError(f"{asked} make {made}, where there are {ranks}: change one of the three")
     if split:
         stages, members = len(split), ranks // len(split)
         given = f"split {_shown(split)} names {stages} stages"
@@ -93,15 +95,15 @@ def _hybrid_shape(ranks: int, split: Sequence[int] | None, weights: Sequence[int
         stages, members = ranks // len(weights), len(weights)
         given = f"weights {_shown(weights)} name {members} ranks for each stage"
     else:
-        raise BadSplit(
+        raise SplitError(
             "--parallel hybrid needs --split with the layers of each stage, or --weights with the shares within a stage"
         )
     unit = stages if split else members
     if stages * members != ranks:
         fitting = f"{max(2, ranks // unit) * unit} or {max(2, ranks // unit) * unit + unit}"
-        raise BadSplit(f"{ranks} ranks are no multiple of {unit}, and {given}: use {fitting} ranks")
+        raise SplitError(f"{ranks} ranks are no multiple of {unit}, and {given}: use {fitting} ranks")
     if stages < 2 or members < 2:
-        raise BadSplit(
+        raise SplitError(
             f"--parallel hybrid needs at least 2 stages of 2 ranks and this is {stages} of {members}: "
             f"use --parallel {'tensor' if stages < 2 else 'pipeline'}"
         )
@@ -109,9 +111,9 @@ def _hybrid_shape(ranks: int, split: Sequence[int] | None, weights: Sequence[int
 
 
 def check_transport(parallel: str, transport: str) -> None:
-    """Raise BadSplit where a transport cannot do what this parallelism needs of it."""
+    """Raise SplitError where a transport cannot do what this parallelism needs of it."""
     if refusal := catalog.get(transport).refusal(parallel):
-        raise BadSplit(refusal)
+        raise SplitError(refusal)
 
 
 def _shown(numbers: Sequence[int]) -> str:

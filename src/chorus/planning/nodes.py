@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from chorus.config.file import ConfigError
 from chorus.config.older_projects import LOCAL_NAMES
 from chorus.config.tree import Capabilities, DeviceConfig
-from chorus.planning.costs import ETHERNET, LOOPBACK, Link, Links, Node
+from chorus.planning.costs import ETHERNET, LOOPBACK, Links, LinkSpeed, Machine
 
 GPU_CORE_FLOPS = 0.28e12
 GPU_CORE_BANDWIDTH = 10e9
@@ -20,11 +20,11 @@ ASSUMED = {"cuda": (60e12, 700e9), "cpu": (0.2e12, 20e9)}
 """Flops and bandwidth of a node about which nothing was said."""
 LINK_KINDS = {
     "loopback": LOOPBACK,
-    "wifi": Link(latency=0.003, bandwidth=30e6, all_reduce=0.006),
+    "wifi": LinkSpeed(latency=0.003, bandwidth=30e6, all_reduce=0.006),
     "ethernet": ETHERNET,
-    "10g": Link(latency=0.0004, bandwidth=1.1e9, all_reduce=0.0006),
-    "thunderbolt": Link(latency=0.0004, bandwidth=3e9, all_reduce=0.0005),
-    "rdma": Link(latency=0.0001, bandwidth=5e9, all_reduce=0.00003),
+    "10g": LinkSpeed(latency=0.0004, bandwidth=1.1e9, all_reduce=0.0006),
+    "thunderbolt": LinkSpeed(latency=0.0004, bandwidth=3e9, all_reduce=0.0005),
+    "rdma": LinkSpeed(latency=0.0001, bandwidth=5e9, all_reduce=0.00003),
 }
 _GB = 10**9
 _NODE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<memory>\d+(?:\.\d+)?)\s*(?:GB?)?(?::(?P<cores>\d+))?", re.IGNORECASE)
@@ -32,7 +32,9 @@ _NODE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<memory>\d+(?:\.\d+)?)\s*(?:GB?)?
 
 @dataclass(frozen=True)
 class Machines:
-    nodes: tuple[Node, ...]
+    """What a plan is made over, and what had to be assumed about it."""
+
+    nodes: tuple[Machine, ...]
     links: Links
     notes: tuple[str, ...] = ()
 
@@ -50,7 +52,7 @@ def parse_nodes(text: str, memory_fraction: float) -> Machines:
     return described(devices, memory_fraction)
 
 
-def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Node | None = None) -> Machines:
+def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Machine | None = None) -> Machines:
     """Devices as their configuration describes them; `here` stands in for this machine where it does not."""
     nodes, notes = [], []
     for rank, device in enumerate(devices):
@@ -67,7 +69,7 @@ def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Nod
             notes.append(f"{device.device_id}: {assumed}")
         seconds = METAL_LAYER_SECONDS if offers.backend == "metal" else 0.0
         memory = int(offers.memory_gb * _GB * memory_fraction)
-        nodes.append(Node(device.device_id, offers.backend, memory, flops, bandwidth, layer_seconds=seconds))
+        nodes.append(Machine(device.device_id, offers.backend, memory, flops, bandwidth, layer_seconds=seconds))
     return Machines(tuple(nodes), Links(_usual_link(devices)), tuple(notes))
 
 
@@ -90,7 +92,7 @@ def rates_of(offers: Capabilities) -> tuple[float, float, str]:
     )
 
 
-def _usual_link(devices: Sequence[DeviceConfig]) -> Link:
+def _usual_link(devices: Sequence[DeviceConfig]) -> LinkSpeed:
     if all(device.hostname in LOCAL_NAMES for device in devices):
         return LOOPBACK
     return LINK_KINDS["rdma"] if all(device.rdma for device in devices) else ETHERNET

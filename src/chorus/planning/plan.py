@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from chorus.planning.chain_costs import Prediction
-from chorus.planning.costs import Workload
+from chorus.planning.costs import Prediction, Workload
 from chorus.platform.dtype import policy_name
 
 Parallel = Literal["single", "pipeline", "tensor", "hybrid"]

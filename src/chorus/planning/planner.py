@@ -2,144 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from chorus.planning import problem as problems
 from chorus.planning.build import chain_plan, tensor_plan
-from chorus.planning.chain_costs import predict_pipeline
-from chorus.planning.costs import Links, Node, StageTable, Workload, stage_tables
+from chorus.planning.costs import Links, Machine, StageTable, Workload
 from chorus.planning.cuts import apportion, least_missing
 from chorus.planning.facts import ModelFacts
 from chorus.planning.hints import hints_for
 from chorus.planning.hybrid import (
-    LEAST,
     GroupTable,
+    between_groups,
     find_hybrid,
-    group_links,
     group_tables,
     in_order,
     of_equals,
     shares_by_weight,
 )
 from chorus.planning.plan import DoesNotFit, Excluded, Plan, PlanError, numbers, size
-from chorus.planning.search import EXACT_NODES, Chain, best_split, fewest_missing, find_chain
-from chorus.planning.strategies import STRATEGIES
+from chorus.planning.problem import LEAST, PlanRequest, Problem, hybrid_weights
+from chorus.planning.search import EXACT_NODES, Chain, best_split, chain_of, fewest_missing, find_chain
+from chorus.planning.strategies import METHODS
 from chorus.planning.tensor import (
-    TENSOR_ARCHITECTURES,
     SliceTable,
     TensorChoice,
     can_sum,
     choose_tensor,
-    predicted,
     share_out,
-    slice_table,
+    slice_tables,
+    with_shares,
 )
-from chorus.planning.wish import Wish, check_wish, hybrid_weights
 from chorus.transport import catalog
 
 
-def plan(facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, wish: Wish | None = None) -> Plan:
-    """Raises DoesNotFit where memory is short, PlanError where the wish makes no sense. `nodes` are in rank order."""
-    wish = wish or Wish()
-    check_wish(facts, nodes, work, wish)
-    tables = stage_tables(facts, nodes, work)
-    if wish.parallel == "single":
-        return _single(facts, tables, links, work, wish)
-    if wish.parallel == "tensor" and (wish.strategy != "auto" or wish.weights):
-        return _tensor(facts, tables, links, work, wish)
-    if wish.parallel == "hybrid":
-        return _hybrid(facts, tables, links, work, wish)
-    if wish.strategy == "auto":
-        return _auto(facts, tables, links, work, wish)
+def plan(
+    facts: ModelFacts,
+    nodes: Sequence[Machine],
+    links: Links,
+    work: Workload,
+    request: PlanRequest | None = None,
+) -> Plan:
+    """The best plan that there is under the cost model; `nodes` are in rank order.
+
+    Raises DoesNotFit where memory is short, PlanError where the request makes no sense.
+    """
+    request = request or PlanRequest()
+    problem = Problem(facts, nodes, links, work, request)
+    problems.check(problem)
+    if request.parallel == "single":
+        return _single(problem)
+    if request.parallel == "tensor" and (request.strategy != "auto" or request.weights):
+        return _tensor(problem)
+    if request.parallel == "hybrid":
+        return _hybrid(problem)
+    if request.strategy == "auto":
+        return _auto(problem)
     # The first node leads and holds the last layers, so stages run against the order of ranks.
-    stages = list(reversed(tables))
-    if len(stages) > len(facts.layers):
+    stages = problem.tables[::-1]
+    if len(stages) > problem.layers:
         raise PlanError(
-            f"{len(stages)} nodes cannot share {len(facts.layers)} layers: leave some out, or use the strategy auto"
+            f"{len(stages)} nodes cannot share {problem.layers} layers: leave some out, or use the strategy auto"
         )
-    bounds, notes = STRATEGIES[wish.strategy](facts, stages, wish)
+    bounds, notes = METHODS[request.strategy].cut(problem, stages)
     if bounds is None:
-        raise _does_not_fit(facts, nodes, links, work, int(least_missing(stages)[0]), wish)
-    chain = Chain(tuple(stages), bounds, predict_pipeline(facts, stages, links, work, bounds))
-    return chain_plan(facts, chain, work, wish.strategy, notes=notes)
+        raise _does_not_fit(problem, int(least_missing(stages)[0]))
+    return chain_plan(problem, chain_of(problem, stages, bounds), notes=notes)
 
 
-def _auto(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
-    exact = len(tables) <= EXACT_NODES
+def _auto(problem: Problem) -> Plan:
+    nodes, wanted = len(problem.nodes), problem.request.parallel
+    exact = nodes <= EXACT_NODES
     chain = None
-    if wish.parallel != "tensor":
-        chain = find_chain(facts, tables, links, work, wish.leader)
+    if wanted != "tensor":
+        chain = find_chain(problem, problem.tables)
         if not exact:
-            chain = _better(chain, _fixed_chains(facts, tables, links, work, wish))
+            chain = _better(chain, _fixed_chains(problem))
     tensor = None
-    if wish.parallel != "pipeline" and facts.model_type in TENSOR_ARCHITECTURES and len(tables) > 1:
-        tensor = choose_tensor(facts, tables, links, work, wish.leader, exact)
-    hybrid = _auto_hybrid(facts, tables, links, work, wish)
+    if wanted != "pipeline" and problem.rule and nodes > 1:
+        tensor = choose_tensor(problem, exact)
+    hybrid = _auto_hybrid(problem)
     others = [found.prediction.request_seconds for found in (chain, tensor) if found]
     if hybrid and hybrid.seconds < min(others, default=float("inf")) * (1 - 1e-9):
-        return chain_plan(facts, hybrid, work, "auto", _no_group(hybrid, tables))
+        return chain_plan(problem, hybrid, _no_group(problem, hybrid))
     if chain is None and tensor is None:
-        raise _nothing_fits(facts, tables, links, work, wish)
+        raise _nothing_fits(problem)
     if tensor and (chain is None or tensor.prediction.request_seconds < chain.seconds):
         notes = (f"the best pipeline would take {chain.seconds:.3g} s a request",) if chain else ()
-        return tensor_plan(facts, _led(tensor, wish.leader), tables, work, "auto", notes)
+        return tensor_plan(problem, _led(tensor, problem.request.leader), notes)
     assert chain is not None
-    excluded = _excluded(facts, chain, tables, links, work)
-    heuristic = f"{len(tables)} nodes: found by a heuristic; up to {EXACT_NODES} the search is exact"
-    notes = () if exact else (heuristic,)
-    return chain_plan(facts, chain, work, "auto", excluded, notes)
+    heuristic = f"{nodes} nodes: found by a heuristic; up to {EXACT_NODES} the search is exact"
+    return chain_plan(problem, chain, _excluded(problem, chain), () if exact else (heuristic,))
 
 
-def _auto_hybrid(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
-) -> Chain | None:
-    if (
-        wish.parallel != "auto"
-        or wish.transport not in catalog.carrying("hybrid")
-        or facts.model_type not in TENSOR_ARCHITECTURES
-    ):
+def _auto_hybrid(problem: Problem) -> Chain | None:
+    request = problem.request
+    if request.parallel != "auto" or request.transport not in catalog.carrying("hybrid") or not problem.rule:
         return None
-    shares = [shares_by_weight(facts, weights) for weights in hybrid_weights(facts, len(tables), Wish())]
-    return find_hybrid(facts, tables, links, work, wish.leader, shares)
+    shares = [shares_by_weight(problem.facts, weights) for weights in hybrid_weights(problem, PlanRequest())]
+    return find_hybrid(problem, shares)
 
 
-def _no_group(chain: Chain, tables: Sequence[StageTable]) -> tuple[Excluded, ...]:
+def _no_group(problem: Problem, chain: Chain) -> tuple[Excluded, ...]:
     used = {member.node.name for table in chain.tables if isinstance(table, GroupTable) for member in table.members}
     reason = "it has no equals to share a stage with, or one more stage would take longer"
-    return tuple(Excluded(table.node.name, reason) for table in tables if table.node.name not in used)
+    return tuple(Excluded(node.name, reason) for node in problem.nodes if node.name not in used)
 
 
-def _hybrid(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
+def _hybrid(problem: Problem) -> Plan:
     """auto: groups of equal nodes, those that pay. Other strategies: all nodes, neighbours in the order given."""
-    shares = [shares_by_weight(facts, weights) for weights in hybrid_weights(facts, len(tables), wish)]
-    if wish.strategy == "auto":
-        chain = find_hybrid(facts, tables, links, work, wish.leader, shares)
+    tables, request = problem.tables, problem.request
+    shares = [shares_by_weight(problem.facts, weights) for weights in hybrid_weights(problem, request)]
+    if request.strategy == "auto":
+        chain = find_hybrid(problem, shares)
         if chain is None:
-            groups = [of_equals(tables, len(some), wish.leader) for some in shares]
-            raise _hybrid_misfit(facts, groups, shares, links, work)
-        return chain_plan(facts, chain, work, "auto", _no_group(chain, tables))
+            raise _hybrid_misfit(problem, [of_equals(tables, len(some), request.leader) for some in shares], shares)
+        return chain_plan(problem, chain, _no_group(problem, chain))
     groups = [in_order(tables, len(some)) for some in shares]
     found: list[tuple[Chain, tuple[str, ...]]] = []
     for group, some in zip(groups, shares, strict=True):
-        stages = group_tables(facts, group, some, links, work)[::-1]
-        if len(stages) != len(group) or len(stages) > len(facts.layers):
+        stages = group_tables(problem, group, some)[::-1]
+        if len(stages) != len(group) or len(stages) > problem.layers:
             continue
-        bounds, notes = STRATEGIES[wish.strategy](facts, stages, wish)
+        bounds, notes = METHODS[request.strategy].cut(problem, stages)
         if bounds is not None:
-            prediction = predict_pipeline(facts, stages, group_links(stages, links), work, bounds)
-            found.append((Chain(tuple(stages), bounds, prediction), notes))
+            found.append((chain_of(between_groups(problem, stages), stages, bounds), notes))
     if not found:
-        raise _hybrid_misfit(facts, groups, shares, links, work)
+        raise _hybrid_misfit(problem, groups, shares)
     best, notes = min(found, key=lambda one: one[0].seconds)
-    return chain_plan(facts, best, work, wish.strategy, notes=notes)
+    return chain_plan(problem, best, notes=notes)
 
 
 def _hybrid_misfit(
-    facts: ModelFacts,
-    groups: Sequence[Sequence[Sequence[StageTable]]],
-    shares: Sequence[Sequence[int]],
-    links: Links,
-    work: Workload,
+    problem: Problem, groups: Sequence[Sequence[Sequence[StageTable]]], shares: Sequence[Sequence[int]]
 ) -> PlanError:
     """What lacks least; or why there are no stages at all."""
     enough = [(group, some) for group, some in zip(groups, shares, strict=True) if len(group) >= LEAST]
@@ -147,7 +142,7 @@ def _hybrid_misfit(
         return PlanError(
             f"parallel hybrid needs {LEAST} groups of {LEAST} equal nodes at least: use parallel pipeline or tensor"
         )
-    stages = [group_tables(facts, group, some, links, work) for group, some in enough]
+    stages = [group_tables(problem, group, some) for group, some in enough]
     missing = [fewest_missing(some, None) for some in stages if len(some) >= LEAST]
     if not missing:
         return PlanError(
@@ -155,7 +150,7 @@ def _hybrid_misfit(
             "for all mends that): use parallel pipeline"
         )
     if not (lacking := int(min(missing))):
-        return PlanError(f"{len(facts.layers)} layers are too few for these stages: use parallel tensor")
+        return PlanError(f"{problem.layers} layers are too few for these stages: use parallel tensor")
     return DoesNotFit(lacking, ("use parallel pipeline", "add nodes"))
 
 
@@ -168,79 +163,60 @@ def _led(choice: TensorChoice, leader: str | None) -> TensorChoice:
     return replace(choice, tables=tuple(table for table, _ in pairs), shares=tuple(share for _, share in pairs))
 
 
-def _single(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
-    able = [table for table in tables if wish.leader in (None, table.node.name)]
-    chains = [chain for table in able if (chain := best_split(facts, [table], links, work))]
-    best = _better(None, chains)
+def _single(problem: Problem) -> Plan:
+    able = [table for table in problem.tables if problem.request.leader in (None, table.node.name)]
+    best = _better(None, [chain for table in able if (chain := best_split(problem, [table]))])
     if best is None:
         missing = min(float(table.need[0, -1]) - table.node.memory for table in able)
-        raise _does_not_fit(facts, [table.node for table in able], links, work, int(missing), wish)
+        raise _does_not_fit(replace(problem, nodes=[table.node for table in able]), int(missing))
     reason = "one node was asked for"
-    left_out = tuple(Excluded(table.node.name, reason) for table in tables if table not in best.tables)
-    return chain_plan(facts, best, work, wish.strategy, left_out)
+    left_out = tuple(Excluded(table.node.name, reason) for table in problem.tables if table not in best.tables)
+    return chain_plan(problem, best, left_out)
 
 
-def _tensor(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish) -> Plan:
+def _tensor(problem: Problem) -> Plan:
     """All nodes in the order given, their shares by the strategy; what was laid down is kept or refused."""
-    slices = [slice_table(facts, table, work) for table in tables]
-    laid_down = wish.weights or (wish.proportions if wish.strategy == "custom" else None)
+    request, slices = problem.request, slice_tables(problem)
+    laid_down = request.weights or (request.proportions if request.strategy == "custom" else None)
     weights: Sequence[float] | None = laid_down
-    if weights is None and wish.strategy in _SHARES:
-        weights = [_SHARES[wish.strategy](table.node) for table in tables]
-    choice = share_out(facts, slices, links, work) if weights is None else None
+    if weights is None and (weigh := METHODS[request.strategy].weigh):
+        weights = [weigh(node) for node in problem.nodes]
+    choice = share_out(problem, slices) if weights is None else None
     notes: tuple[str, ...] = ()
     if weights is not None:
-        shares = apportion(weights, facts.groups, [table.node.name for table in tables])
-        choice = predicted(facts, slices, shares, links, work)
+        shares = apportion(weights, problem.facts.groups, [node.name for node in problem.nodes])
+        choice = with_shares(problem, slices, shares)
         if choice is None and not laid_down:
-            choice = share_out(facts, slices, links, work)
+            choice = share_out(problem, slices)
             notes = (f"the shares alone would give {numbers(shares)}, which does not fit",)
     if choice is None:
-        raise _tensor_misfit(facts, slices, links, work, weights)
-    return tensor_plan(facts, choice, tables, work, wish.strategy, notes)
+        raise _tensor_misfit(problem, slices, weights)
+    return tensor_plan(problem, choice, notes)
 
 
-def _tensor_misfit(
-    facts: ModelFacts, slices: Sequence[SliceTable], links: Links, work: Workload, weights: Sequence[float] | None
-) -> PlanError:
-    if not can_sum(slices, links):
+def _tensor_misfit(problem: Problem, slices: Sequence[SliceTable], weights: Sequence[float] | None) -> PlanError:
+    if not can_sum(slices, problem.links):
         return PlanError("these nodes have no link that collectives run on: use parallel pipeline")
     names = [table.node.name for table in slices]
-    shares = apportion(weights or [1.0] * len(slices), facts.groups, names)
+    shares = apportion(weights or [1.0] * len(slices), problem.facts.groups, names)
     short = [table.need[share] - table.node.memory for table, share in zip(slices, shares, strict=True)]
     return DoesNotFit(max(1, sum(max(0, missing) for missing in short)), ("use parallel pipeline", "add a node"))
 
 
-_SHARES: dict[str, Callable[[Node], float]] = {
-    "uniform": lambda node: 1.0,
-    "memory_proportional": lambda node: float(node.memory),
-    "compute_proportional": lambda node: node.flops,
-}
+def _nothing_fits(problem: Problem) -> PlanError:
+    if problem.request.parallel == "tensor":
+        return _tensor_misfit(problem, slice_tables(problem), None)
+    return _does_not_fit(problem, int(fewest_missing(problem.tables, problem.request.leader)))
 
 
-def _nothing_fits(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
-) -> PlanError:
-    if wish.parallel == "tensor":
-        return _tensor_misfit(facts, [slice_table(facts, table, work) for table in tables], links, work, None)
-    nodes = [table.node for table in tables]
-    return _does_not_fit(facts, nodes, links, work, int(fewest_missing(tables, wish.leader)), wish)
-
-
-def _fixed_chains(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, wish: Wish
-) -> list[Chain]:
+def _fixed_chains(problem: Problem) -> list[Chain]:
     """All nodes in the order given, split by each simple strategy: never let a heuristic lose to those."""
-    stages = list(reversed(tables))
-    if len(stages) > len(facts.layers) or wish.leader not in (None, stages[-1].node.name):
+    stages = problem.tables[::-1]
+    if len(stages) > problem.layers or problem.request.leader not in (None, stages[-1].node.name):
         return []
-    outcomes = [STRATEGIES[name](facts, stages, wish)[0] for name in STRATEGIES if name != "custom"]
-    chains = [
-        Chain(tuple(stages), bounds, predict_pipeline(facts, stages, links, work, bounds))
-        for bounds in outcomes
-        if bounds is not None
-    ]
-    best = best_split(facts, stages, links, work)
+    cuts = [method.cut(problem, stages)[0] for name, method in METHODS.items() if name != "custom"]
+    chains = [chain_of(problem, stages, bounds) for bounds in cuts if bounds is not None]
+    best = best_split(problem, stages)
     return [*chains, best] if best else chains
 
 
@@ -248,32 +224,30 @@ def _better(chain: Chain | None, others: Sequence[Chain]) -> Chain | None:
     return min([*([chain] if chain else []), *others], key=lambda found: found.seconds, default=None)
 
 
-def _does_not_fit(
-    facts: ModelFacts, nodes: Sequence[Node], links: Links, work: Workload, missing: int, wish: Wish
-) -> DoesNotFit:
-    def fits(changed: ModelFacts, changed_nodes: Sequence[Node], changed_work: Workload) -> bool:
-        tables = stage_tables(changed, changed_nodes, changed_work)
-        if wish.parallel == "single":
+def _does_not_fit(problem: Problem, missing: int) -> DoesNotFit:
+    request = problem.request
+
+    def fits(changed: Problem) -> bool:
+        tables = changed.tables
+        if request.parallel == "single":
             return any(bool(table.fits[0, -1]) for table in tables)
-        if wish.strategy != "auto":
-            return len(tables) <= len(facts.layers) and least_missing(tables[::-1])[0] == 0
-        return fewest_missing(tables, wish.leader) == 0
+        if request.strategy != "auto":
+            return len(tables) <= problem.layers and least_missing(tables[::-1])[0] == 0
+        return fewest_missing(tables, request.leader) == 0
 
-    return DoesNotFit(max(1, missing), hints_for(facts, nodes, work, fits))
+    return DoesNotFit(max(1, missing), hints_for(problem, fits))
 
 
-def _excluded(
-    facts: ModelFacts, chain: Chain, tables: Sequence[StageTable], links: Links, work: Workload
-) -> tuple[Excluded, ...]:
+def _excluded(problem: Problem, chain: Chain) -> tuple[Excluded, ...]:
     """Each idle node, with what a request would take if it had to join."""
     left_out = []
-    for table in tables:
+    for table in problem.tables:
         if table in chain.tables:
             continue
-        places = range(len(chain.tables)) if len(tables) <= EXACT_NODES else range(1)
+        places = range(len(chain.tables)) if len(problem.nodes) <= EXACT_NODES else range(1)
         orders = [[*chain.tables[:place], table, *chain.tables[place:]] for place in places]
-        joined = _better(None, [found for order in orders if (found := best_split(facts, order, links, work))])
-        if len(chain.tables) == len(facts.layers):
+        joined = _better(None, [found for order in orders if (found := best_split(problem, order))])
+        if len(chain.tables) == problem.layers:
             reason = "there is no layer left for it"
         elif joined is None:
             reason = f"a layer does not fit in its {size(table.node.memory)} beside cache and reserve"

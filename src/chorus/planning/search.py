@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorus.planning.chain_costs import Prediction, hop, hops_of, predict_pipeline
-from chorus.planning.costs import Links, StageTable, Workload
+from chorus.planning.costs import Prediction, StageTable, hop, hops_of, predict_pipeline
 from chorus.planning.cuts import Bounds, Vector, extend, least_total, quickest, shortage, start
-from chorus.planning.facts import ModelFacts
+from chorus.planning.problem import Problem
 
 EXACT_NODES = 6
 IMPROVEMENT_ROUNDS = 3
@@ -38,12 +37,16 @@ class Chain:
         return self.prediction.request_seconds
 
 
+def chain_of(problem: Problem, stages: Sequence[StageTable], bounds: Bounds) -> Chain:
+    """These stages, cut there, with what a request takes."""
+    return Chain(tuple(stages), bounds, predict_pipeline(problem.facts, stages, problem.links, problem.work, bounds))
+
+
 @dataclass
 class Search:
-    facts: ModelFacts
-    links: Links
-    work: Workload
-    leader: str | None
+    """The best chain so far, and the orders of nodes that were tried."""
+
+    problem: Problem
     fewest: int = 1
     """Stages that a chain must have."""
     best: Chain | None = None
@@ -56,34 +59,33 @@ class Search:
             return
         self._tried.add(key)
         bound = self.best.seconds * _GAIN if self.best else float("inf")
-        chain = best_split(self.facts, order, self.links, self.work, bound)
+        chain = best_split(self.problem, order, bound)
         if chain and chain.seconds < bound:
             self.best = chain
+
+    @property
+    def leader(self) -> str | None:
+        return self.problem.request.leader
 
     def may_lead(self, table: StageTable) -> bool:
         return self.leader in (None, table.node.name)
 
 
-def best_split(
-    facts: ModelFacts, order: Sequence[StageTable], links: Links, work: Workload, bound: float = float("inf")
-) -> Chain | None:
+def best_split(problem: Problem, order: Sequence[StageTable], bound: float = float("inf")) -> Chain | None:
     """The best split of these stages; None where there is none below `bound` seconds."""
-    if len(order) > len(facts.layers):
+    if len(order) > problem.layers:
         return None
-    hops, back = hops_of(facts, order, links, work)
+    work = problem.work
+    hops, back = hops_of(problem.facts, order, problem.links, work)
     between = sum(hop.prefill + work.output * hop.decode for hop in hops) + (1 + work.output) * back
     slowest = max((hop.prefill for hop in hops), default=0.0)
     bounds = quickest(order, work.chunks, slowest, bound - between)
-    if bounds is None:
-        return None
-    return Chain(tuple(order), bounds, predict_pipeline(facts, order, links, work, bounds))
+    return chain_of(problem, order, bounds) if bounds else None
 
 
-def find_chain(
-    facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, leader: str | None, fewest: int = 1
-) -> Chain | None:
+def find_chain(problem: Problem, tables: Sequence[StageTable], fewest: int = 1) -> Chain | None:
     """The quickest chain of any of these nodes, so many at least; None where the model fits nowhere."""
-    search = Search(facts, links, work, leader, fewest)
+    search = Search(problem, fewest)
     ordered = sorted(tables, key=lambda table: table.node.name)
     if len(tables) <= EXACT_NODES:
         _search_all(search, ordered)
@@ -94,14 +96,14 @@ def find_chain(
 
 def _search_all(search: Search, tables: Sequence[StageTable]) -> None:
     totals = {table.node.name: table.request_runs for table in tables}
-    interchangeable = not search.links.pairs
+    interchangeable = not search.problem.links.pairs
 
     def visit(order: list[StageTable], sums: Vector, between: float) -> None:
         tried = set()
         for table in tables:
             spec = (table.node.backend, table.node.memory, table.node.flops, table.node.bandwidth)
             twin = interchangeable and table.node.name != search.leader and (*spec, table.policies) in tried
-            if table in order or twin or len(order) == len(search.facts.layers):
+            if table in order or twin or len(order) == search.problem.layers:
                 continue
             tried.add((*spec, table.policies))
             longer = [*order, table]
@@ -114,7 +116,7 @@ def _search_all(search: Search, tables: Sequence[StageTable]) -> None:
             if search.leader != table.node.name:
                 visit(longer, reached, spent)
 
-    visit([], start(len(search.facts.layers)), 0.0)
+    visit([], start(search.problem.layers), 0.0)
 
 
 def _too_slow(search: Search, seconds: float) -> bool:
@@ -122,9 +124,9 @@ def _too_slow(search: Search, seconds: float) -> bool:
 
 
 def _hop_seconds(search: Search, sender: StageTable, receiver: StageTable) -> float:
-    link = search.links.between(sender.node.name, receiver.node.name)
-    cost = hop(search.facts, link, sender, search.work)
-    return cost.prefill + search.work.output * cost.decode
+    problem = search.problem
+    cost = hop(problem.facts, problem.links.between(sender.node.name, receiver.node.name), sender, problem.work)
+    return cost.prefill + problem.work.output * cost.decode
 
 
 def _search_some(search: Search, tables: Sequence[StageTable]) -> None:
@@ -154,7 +156,7 @@ def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[St
         sorted(tables, key=lambda table: (-table.node.memory, speed(table), table.node.name)),
         sorted(tables, key=lambda table: (speed(table) / table.node.memory, table.node.name)),
     )
-    most = min(len(tables), len(search.facts.layers))
+    most = min(len(tables), search.problem.layers)
     yield from _by_memory(tables, most, leaders)
     for ranking in rankings:
         for count in _counts(most):

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class BadSplit(ValueError):
-    """A split that does not fit the model: says what would."""
+class SplitError(ValueError):
+    """A model cannot be divided as asked, among ranks or inside its layers: one line that says what would fit."""
 
 
 def even_split(layers: int, ranks: int) -> tuple[int, ...]:
     """As even as can be; the leader, which also holds the head, takes none of the remainder."""
     if ranks > layers:
-        raise BadSplit(f"{ranks} ranks cannot share {layers} layers: use at most {layers} ranks")
+        raise SplitError(f"{ranks} ranks cannot share {layers} layers: use at most {layers} ranks")
     share, extra = divmod(layers, ranks)
     return tuple(share + (rank >= ranks - extra) for rank in range(ranks))
 
 
-def check_split(split: Sequence[int], layers: int, ranks: int) -> tuple[int, ...]:
+def check_layer_counts(split: Sequence[int], layers: int, ranks: int) -> tuple[int, ...]:
     shown = ",".join(map(str, split))
     if len(split) != ranks:
-        raise BadSplit(f"split {shown} has {len(split)} entries for {ranks} ranks: give one per rank, rank 0 first")
+        raise SplitError(f"split {shown} has {len(split)} entries for {ranks} ranks: give one per rank, rank 0 first")
     for rank, count in enumerate(split):
         if count < 1:
-            raise BadSplit(f"split {shown} gives rank {rank} {count} layers: every rank needs at least 1")
+            raise SplitError(f"split {shown} gives rank {rank} {count} layers: every rank needs at least 1")
     if sum(split) != layers:
-        raise BadSplit(f"split {shown} adds up to {sum(split)} layers where the model has {layers}")
+        raise SplitError(f"split {shown} adds up to {sum(split)} layers where the model has {layers}")
     return tuple(split)
 
 
@@ -36,4 +36,4 @@ def layers_of(rank: int, split: Sequence[int]) -> range:
 
 
 def choose_split(split: Sequence[int] | None, layers: int, ranks: int) -> tuple[int, ...]:
-    return check_split(split, layers, ranks) if split else even_split(layers, ranks)
+    return check_layer_counts(split, layers, ranks) if split else even_split(layers, ranks)

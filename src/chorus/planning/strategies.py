@@ -1,47 +1,69 @@
-"""The simple strategies: from stages in their order to where the layers are cut. Pure."""
+"""What each strategy does: where it cuts the layers, and which share of every layer it gives a machine. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from chorus.planning.costs import Node, StageTable
+from chorus.config.strategies import Strategy
+from chorus.planning.costs import Machine, StageTable
 from chorus.planning.cuts import Bounds, apportion, balanced, nearest_to_shares
-from chorus.planning.facts import ModelFacts
 from chorus.planning.plan import DoesNotFit, numbers, size
-from chorus.planning.wish import Wish
+from chorus.planning.problem import Problem
 
 Outcome = tuple[Bounds | None, tuple[str, ...]]
+"""Where the layers are cut, None where nothing fits, and what is worth telling."""
+Stages = Sequence[StageTable]
 
 
-def _uniform(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
-    share, extra = divmod(len(facts.layers), len(stages))
+@dataclass(frozen=True)
+class Method:
+    """What a strategy does."""
+
+    cut: Callable[[Problem, Stages], Outcome]
+    """Divides the layers among these stages, in this order."""
+    weigh: Callable[[Machine], float] | None = None
+    """A machine's share of every layer in tensor parallelism; None: given by the user, or whatever is quickest."""
+
+
+def _memory(machine: Machine) -> float:
+    return float(machine.memory)
+
+
+def _compute(machine: Machine) -> float:
+    return machine.flops
+
+
+def _uniform(problem: Problem, stages: Stages) -> Outcome:
+    share, extra = divmod(problem.layers, len(stages))
     # The leader, which holds the head too, is the last stage and takes none of the remainder before the others.
     counts = [share + (stage < extra) for stage in range(len(stages))]
     return _fitting(stages, counts, [1 / len(stages)] * len(stages))
 
 
-def _proportional(weigh: Callable[[Node], float]) -> Callable[[ModelFacts, Sequence[StageTable], Wish], Outcome]:
-    def split(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
+def _proportional(weigh: Callable[[Machine], float]) -> Method:
+    def cut(problem: Problem, stages: Stages) -> Outcome:
         weights = [weigh(stage.node) for stage in stages]
-        counts = apportion(weights, len(facts.layers), [stage.node.name for stage in stages])
+        counts = apportion(weights, problem.layers, [stage.node.name for stage in stages])
         return _fitting(stages, counts, [weight / sum(weights) for weight in weights])
 
-    return split
+    return Method(cut, weigh)
 
 
-def _balanced(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
+def _balanced(problem: Problem, stages: Stages) -> Outcome:
     return balanced(stages), ()
 
 
-def _custom(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outcome:
+def _custom(problem: Problem, stages: Stages) -> Outcome:
     """What the user laid down is kept or refused, never changed."""
-    if wish.layers:
-        counts: Sequence[int] = tuple(reversed(wish.layers))
+    request = problem.request
+    if request.layers:
+        counts: Sequence[int] = tuple(reversed(request.layers))
     else:
-        assert wish.proportions is not None
+        assert request.proportions is not None
         names = [stage.node.name for stage in stages]
-        counts = apportion(tuple(reversed(wish.proportions)), len(facts.layers), names)
+        counts = apportion(tuple(reversed(request.proportions)), problem.layers, names)
     bounds = _bounds(counts)
     short = [
         (stage.node.name, int(stage.need[run] - stage.node.memory))
@@ -50,13 +72,13 @@ def _custom(facts: ModelFacts, stages: Sequence[StageTable], wish: Wish) -> Outc
     ]
     if short:
         name, missing = max(short, key=lambda item: item[1])
-        better = nearest_to_shares(stages, [count / len(facts.layers) for count in counts])
+        better = nearest_to_shares(stages, [count / problem.layers for count in counts])
         hint = f"the nearest split that fits is {numbers(_counts(better))}" if better else "no other split fits either"
         raise DoesNotFit(sum(bytes_short for _, bytes_short in short), (hint,), f" (on {name} {size(missing)})")
     return bounds, ()
 
 
-def _fitting(stages: Sequence[StageTable], counts: Sequence[int], shares: Sequence[float]) -> Outcome:
+def _fitting(stages: Stages, counts: Sequence[int], shares: Sequence[float]) -> Outcome:
     """The wanted split, or the nearest one that fits."""
     bounds = _bounds(counts)
     if all(stage.fits[run] for stage, run in zip(stages, pairwise(bounds), strict=True)):
@@ -67,13 +89,14 @@ def _fitting(stages: Sequence[StageTable], counts: Sequence[int], shares: Sequen
     return nearest, (f"the shares alone would give {numbers(_counts(bounds))}, which does not fit",)
 
 
-STRATEGIES: dict[str, Callable[[ModelFacts, Sequence[StageTable], Wish], Outcome]] = {
-    "uniform": _uniform,
-    "memory_proportional": _proportional(lambda node: float(node.memory)),
-    "compute_proportional": _proportional(lambda node: node.flops),
-    "balanced": _balanced,
-    "custom": _custom,
+METHODS: dict[Strategy, Method] = {
+    "uniform": Method(_uniform, lambda machine: 1.0),
+    "memory_proportional": _proportional(_memory),
+    "compute_proportional": _proportional(_compute),
+    "balanced": Method(_balanced),
+    "custom": Method(_custom),
 }
+"""Of every strategy but auto, which is the planner's own search."""
 
 
 def _bounds(counts: Sequence[int]) -> Bounds:
@@ -84,5 +107,5 @@ def _bounds(counts: Sequence[int]) -> Bounds:
 
 
 def _counts(bounds: Bounds) -> tuple[int, ...]:
-    """In rank order."""
+    """The layers of each rank, in rank order."""
     return tuple(last - first for first, last in reversed(list(pairwise(bounds))))

@@ -8,11 +8,12 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from chorus.planning.chain_costs import Prediction
+from chorus.models.architectures import TensorRule, tensor_rule
 from chorus.planning.costs import (
     Links,
+    Machine,
     Matrix,
-    Node,
+    Prediction,
     StageTable,
     Workload,
     is_packed,
@@ -22,25 +23,26 @@ from chorus.planning.costs import (
 )
 from chorus.planning.cuts import evenest
 from chorus.planning.facts import ModelFacts
+from chorus.planning.problem import Problem
 
-TENSOR_ARCHITECTURES = frozenset(
-    {
-        *("llama", "mistral", "ministral3", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma", "gemma2"),
-        *("gemma3", "gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "granite", "minimax", "olmo2", "olmo3"),
-        *("seed_oss", "smollm3"),
-    }
-)
-"""Model types that can be divided by weights."""
-WHOLE_CACHES = frozenset({"deepseek_v3"})
-"""Latent attention: all heads read the same cache, so that every rank keeps it whole."""
-SUMS_PER_LAYER = 2
+
+def rule_of(facts: ModelFacts) -> TensorRule:
+    """How this model is divided inside its layers. Asked only where `Problem.rule` is there."""
+    rule = tensor_rule(facts.model_type)
+    assert rule is not None, facts.model_type
+    return rule
+
+
+def cache_part(facts: ModelFacts, part: float) -> float:
+    """Which part of the cache a rank keeps that holds such a part of every layer."""
+    return part if rule_of(facts).divides_cache else 1.0
 
 
 @dataclass(frozen=True)
 class SliceTable:
-    """Over all shares g of one node, from no group to all of them."""
+    """What each share of the layers costs one node, from no key/value group to all of them."""
 
-    node: Node
+    node: Machine
     unpacked: tuple[bool, ...]
     weights: tuple[int, ...]
     cache: tuple[int, ...]
@@ -59,6 +61,8 @@ class SliceTable:
 
 @dataclass(frozen=True)
 class TensorChoice:
+    """Nodes that divide every layer among them, their shares, and what a request takes then."""
+
     tables: tuple[SliceTable, ...]
     shares: tuple[int, ...]
     prediction: Prediction
@@ -75,7 +79,7 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
     activations = int(whole.activations[0, layers])
     shares = [g / groups for g in range(groups + 1)]
     room = node.memory - activations - work.reserve
-    held = tuple(int(cache if facts.model_type in WHOLE_CACHES else cache * share) for share in shares)
+    held = tuple(int(cache * cache_part(facts, share)) for share in shares)
     unpacked = tuple(bodies[0] * share + ends[0] + kept <= room for kept, share in zip(held, shares, strict=True))
     weights = tuple(
         int(bodies[not fits] * share + ends[not fits]) for fits, share in zip(unpacked, shares, strict=True)
@@ -98,11 +102,14 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
     )
 
 
-def choose_tensor(
-    facts: ModelFacts, wholes: Sequence[StageTable], links: Links, work: Workload, leader: str | None, exact: bool
-) -> TensorChoice | None:
+def slice_tables(problem: Problem) -> list[SliceTable]:
+    """One for each node, in their order."""
+    return [slice_table(problem.facts, whole, problem.work) for whole in problem.tables]
+
+
+def choose_tensor(problem: Problem, exact: bool) -> TensorChoice | None:
     """The quickest set of nodes and shares; of many nodes, only the fastest few, fewer and fewer, are tried."""
-    tables = [slice_table(facts, whole, work) for whole in wholes]
+    tables, leader = slice_tables(problem), problem.request.leader
     if exact:
         sets = [chosen for count in range(2, len(tables) + 1) for chosen in combinations(tables, count)]
     else:
@@ -111,9 +118,9 @@ def choose_tensor(
     best: TensorChoice | None = None
     for chosen in sets:
         names = [table.node.name for table in chosen]
-        if len(chosen) > facts.groups or (leader is not None and leader not in names):
+        if len(chosen) > problem.facts.groups or (leader is not None and leader not in names):
             continue
-        candidate = share_out(facts, chosen, links, work)
+        candidate = share_out(problem, chosen)
         if candidate and (
             best is None or candidate.prediction.request_seconds < best.prediction.request_seconds * (1 - 1e-9)
         ):
@@ -121,9 +128,10 @@ def choose_tensor(
     return best
 
 
-def share_out(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, work: Workload) -> TensorChoice | None:
+def share_out(problem: Problem, tables: Sequence[SliceTable]) -> TensorChoice | None:
     """The best shares for these nodes; None where they do not fit or cannot reach each other."""
-    sums = _sums(facts, tables, links, work)
+    work = problem.work
+    sums = _sums(problem.facts, tables, problem.links, work)
     if sums is None:
         return None
     prefill = [table.by_run(table.prefill) for table in tables]
@@ -135,14 +143,12 @@ def share_out(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, wor
     return TensorChoice(tuple(tables), shares, predict_tensor(tables, shares, sums, work))
 
 
-def predicted(
-    facts: ModelFacts, tables: Sequence[SliceTable], shares: Sequence[int], links: Links, work: Workload
-) -> TensorChoice | None:
-    """Of shares that were laid down; None where they do not fit or the nodes cannot reach each other."""
-    sums = _sums(facts, tables, links, work)
+def with_shares(problem: Problem, tables: Sequence[SliceTable], shares: Sequence[int]) -> TensorChoice | None:
+    """The nodes with shares that were laid down; None where they do not fit or cannot reach each other."""
+    sums = _sums(problem.facts, tables, problem.links, problem.work)
     if sums is None or any(table.need[share] > table.node.memory for table, share in zip(tables, shares, strict=True)):
         return None
-    return TensorChoice(tuple(tables), tuple(shares), predict_tensor(tables, shares, sums, work))
+    return TensorChoice(tuple(tables), tuple(shares), predict_tensor(tables, shares, sums, problem.work))
 
 
 def can_sum(tables: Sequence[SliceTable | StageTable], links: Links) -> bool:
@@ -167,8 +173,8 @@ def _sums(facts: ModelFacts, tables: Sequence[SliceTable], links: Links, work: W
 def sums_of_layer(
     facts: ModelFacts, tables: Sequence[SliceTable | StageTable], links: Links, work: Workload
 ) -> tuple[float, float] | None:
-    """Of one layer, in a prefill chunk and in a decode step; the slowest link sets the pace. None where there is one
-    that no collective runs on.
+    """Seconds that one layer of a prefill chunk and of a decode step spends in sums; the slowest link sets the pace.
+    None where there is a link that no collective runs on.
     """
     found = [links.between(a.node.name, b.node.name) for a, b in combinations(tables, 2)]
     latencies = [link.all_reduce for link in found]
@@ -179,5 +185,5 @@ def sums_of_layer(
     bandwidth = min(link.bandwidth for link in found)
     width = facts.hidden * 4 * 2 * (ranks - 1) / ranks / bandwidth
     seconds = (latency + tokens * width for tokens in (work.chunk_tokens, work.concurrency))
-    prefill, decode = (SUMS_PER_LAYER * one for one in seconds)
+    prefill, decode = (rule_of(facts).sums * one for one in seconds)
     return prefill, decode

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from chorus.messages.load import LoadRequest
 from chorus.messages.rank import Step
-from chorus.planning.split import check_split, layers_of
+from chorus.planning.split import check_layer_counts, layers_of
 from chorus.rank.join import connect, layout_of
 from chorus.rank.load import LoadedShard, load_shard, load_slices, own_folder
 from chorus.rank.pipeline.token_relay import TokenRelay, placeholder
@@ -256,7 +256,7 @@ def take_part(
     }
 
     def layers(total: int) -> range:
-        return layers_of(place.stage, check_split(layout.split, total, layout.stages))
+        return layers_of(place.stage, check_layer_counts(layout.split, total, layout.stages))
 
     if connection.peers is None:
         shard = load_shard(own_folder(path, rank, layout.split, None), layers, **options)

@@ -87,14 +87,13 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser.add_argument("--ranks", type=int, default=2)
     chosen = parser.parse_args(arguments)
     platform.prepare()
-    from chorus.planning.split import BadSplit
+    from chorus.planning.split import SplitError
     from chorus.rank.load import LoadError
-    from chorus.rank.pipeline.architectures import SplitError
 
     try:
         ranks = len(chosen.split) if chosen.split else chosen.ranks
         report = compare(chosen.folder, chosen.split, ranks)
-    except (LoadError, BadSplit, SplitError) as error:
+    except (LoadError, SplitError) as error:
         write(json.dumps({"error": str(error)}))
         return 1
     write(json.dumps(asdict(report)))

@@ -22,7 +22,7 @@ from chorus import __version__
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_from_wire
-from chorus.planning.split import BadSplit
+from chorus.planning.split import SplitError
 from chorus.platform import device
 from chorus.platform.memory import device_memory, resident_memory
 from chorus.platform.process import beats
@@ -228,7 +228,7 @@ class Worker:
             self._part, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except Exception as error:
             # Whatever a leader asks for, and whatever its model does, the rank is there for the next one.
-            known = isinstance(error, LoadError | BadSplit | RuntimeError | ValueError | OSError)
+            known = isinstance(error, LoadError | SplitError | RuntimeError | ValueError | OSError)
             log.error("%s", error, exc_info=not known)
             answers.put(error)
             if self._in_collective:

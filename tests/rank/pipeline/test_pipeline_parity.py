@@ -14,9 +14,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from chorus.planning.split import SplitError
 from chorus.rank.cache import caches
 from chorus.rank.cache.caches import CacheError
-from chorus.rank.pipeline.stage import SplitError, Stage, check_split, layer_count
+from chorus.rank.pipeline.stage import Stage, check_boundaries, layer_count
 from tests.rank.pipeline.programs import COLUMNS, PROGRAMS, History, Machine, Program, Row
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED, build, text_modules
 
@@ -86,7 +87,7 @@ def parity(name: str) -> Parity:
     whole = staged(model, (0, layers))
     measured = partial(Parity, name, layers, one_stage_off(model, whole[0]), whole[0].batches)
     try:
-        check_split(ARCHITECTURES[name], two[1:-1])
+        check_boundaries(ARCHITECTURES[name], two[1:-1])
     except SplitError as error:
         with pytest.raises(SplitError):
             staged(model, two)

@@ -27,10 +27,9 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 from chorus.messages.rank import Drop, Feed, Step  # noqa: E402
 from chorus.rank.pipeline.stage import Stage, layer_count  # noqa: E402
 from chorus.rank.runner import Runner  # noqa: E402
-from chorus.rank.tensor import divide  # noqa: E402
+from chorus.rank.tensor import divide, parts  # noqa: E402
+from chorus.rank.tensor.cuts import Cut, take  # noqa: E402
 from chorus.rank.tensor.divide import TensorPlan, from_leader, shard_model  # noqa: E402
-from chorus.rank.tensor.rules import parts  # noqa: E402
-from chorus.rank.tensor.rules.cuts import Cut, take  # noqa: E402
 from chorus.rank.upstream.weights import dequantize  # noqa: E402
 from tests.rank.tensor.cases import BFLOAT16_TOLERANCE, Case, cases  # noqa: E402
 from tests.rank.tensor.spoken import Spoken, is_free, load, reference_file  # noqa: E402
@@ -160,7 +159,7 @@ def run(case: Case, group: mx.distributed.Group, references: Path) -> Outcome:
         if case.format == "unpacked":
             dequantize(model, mx.float32)
             assert not any("scales" in module for _, module in model.named_modules())
-    except divide.TensorError as error:
+    except divide.SplitError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
     choose = chosen_by(case)
     spoken = converse(
@@ -185,10 +184,10 @@ def divided(case: Case, model: nn.Module, group: mx.distributed.Group) -> None:
     """Divide the model, wrongly where the case asks for it."""
     plan = TensorPlan(group.rank(), case.weights)
     if case.fault == "biases on every rank":
-        original = parts.Share.adds_biases
-        parts.Share.adds_biases = True  # type: ignore[assignment]
+        original = parts.RankShare.adds_biases
+        parts.RankShare.adds_biases = True  # type: ignore[assignment]
         shard_model(model, case.config, plan, group)
-        parts.Share.adds_biases = original  # type: ignore[method-assign]
+        parts.RankShare.adds_biases = original  # type: ignore[method-assign]
     elif case.fault is not None:
         wrong = {"shifted columns": "layers.2.self_attn.o_proj.weight", "foreign rows": "layers.2.mlp.up_proj.weight"}
         victim = wrong[case.fault]

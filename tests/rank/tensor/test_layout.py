@@ -13,7 +13,7 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sources import load_settings
 from chorus.deploy.programs import CannotLaunch, rank_programs
 from chorus.planning.layout import Layout, check_transport, shape
-from chorus.planning.split import BadSplit
+from chorus.planning.split import SplitError
 from chorus.transport.auto import choose_transport
 from chorus.transport.catalog import hybrid_note
 from tests.support.tiny_model import write_tiny_model
@@ -77,21 +77,21 @@ def test_the_number_of_stages_and_of_ranks_in_each_follows_from_what_is_given(
 def test_a_hybrid_that_does_not_come_out_even_says_what_would(
     ranks: int, split: tuple[int, ...] | None, weights: tuple[int, ...] | None, error: str
 ) -> None:
-    with pytest.raises(BadSplit, match=error):
+    with pytest.raises(SplitError, match=error):
         shape("hybrid", ranks, split, weights)
 
 
 @pytest.mark.parametrize("transport", ["ring", "grpc", "jaccl", "nccl"])
 def test_transports_that_cannot_carry_a_hybrid_are_refused_by_name(transport: str) -> None:
-    with pytest.raises(BadSplit, match=f"cannot use {transport}: .*use --transport mpi"):
+    with pytest.raises(SplitError, match=f"cannot use {transport}: .*use --transport mpi"):
         check_transport("hybrid", transport)
     assert transport in hybrid_note()
 
 
 def test_nccl_is_refused_for_pipelines_and_grpc_for_tensor_groups() -> None:
-    with pytest.raises(BadSplit, match="nccl cannot pass activations"):
+    with pytest.raises(SplitError, match="nccl cannot pass activations"):
         check_transport("pipeline", "nccl")
-    with pytest.raises(BadSplit, match="grpc makes no group"):
+    with pytest.raises(SplitError, match="grpc makes no group"):
         check_transport("tensor", "grpc")
     check_transport("hybrid", "mpi")
 

@@ -11,9 +11,10 @@ from mlx.utils import tree_flatten
 
 from chorus.models import LocalModel, tensor_index
 from chorus.models.preshard.folder import Division, open_preshard
+from chorus.planning.split import SplitError
 from chorus.rank.load import LoadError, load_slices
 from chorus.rank.tensor import divide
-from chorus.rank.tensor.divide import Imagined, TensorError, TensorPlan
+from chorus.rank.tensor.divide import Imagined, TensorPlan
 from chorus.rank.tensor.preshard import write_sliced_preshard
 from tests.support.tiny_model import write_tiny_model
 
@@ -68,6 +69,6 @@ def test_slices_of_another_rank_are_not_taken_for_ones_own(tmp_path: Path) -> No
 
 
 def test_an_architecture_that_only_upstream_divides_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TensorError, match=r"divided by mlx-lm itself.* serve it from the original folder"):
+    with pytest.raises(SplitError, match=r"divided by mlx-lm itself.* serve it from the original folder"):
         write_sliced_preshard(tiny(tmp_path, "deepseek_v2"), (1, 1), tmp_path / "parts")
     assert not (tmp_path / "parts").exists()

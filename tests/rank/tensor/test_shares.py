@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from chorus.rank.tensor.rules.shares import TensorError, apportion, default_weights, head_ranges
+from chorus.planning.split import SplitError
+from chorus.rank.tensor.shares import apportion, default_weights, head_ranges
 
 
 def test_three_groups_go_two_to_one() -> None:
@@ -17,19 +18,19 @@ def test_weights_are_proportions_of_the_groups() -> None:
 
 
 def test_weights_that_do_not_divide_the_groups_name_weights_that_would() -> None:
-    with pytest.raises(TensorError, match=r"weights 2,1 make 3 parts .* 8 key/value groups: weights 5,3 would fit"):
+    with pytest.raises(SplitError, match=r"weights 2,1 make 3 parts .* 8 key/value groups: weights 5,3 would fit"):
         head_ranges(8, 1, (2, 1))
 
 
 def test_a_group_is_shared_only_by_ranks_that_each_lie_inside_it() -> None:
     assert head_ranges(1, 6, (1, 1, 1)) == [(0, 2), (2, 4), (4, 6)]
     assert head_ranges(2, 2, (2, 1, 1)) == [(0, 2), (2, 3), (3, 4)]
-    with pytest.raises(TensorError, match="would fit"):
+    with pytest.raises(SplitError, match="would fit"):
         head_ranges(2, 4, (3, 1))
 
 
 def test_more_ranks_than_groups_can_feed_are_refused() -> None:
-    with pytest.raises(TensorError, match="at most 3 ranks, or use --parallel pipeline"):
+    with pytest.raises(SplitError, match="at most 3 ranks, or use --parallel pipeline"):
         default_weights(3, 3, 4)
 
 
@@ -57,5 +58,5 @@ def test_columns_are_all_given_to_somebody_in_whole_units(total: int, unit: int,
 
 
 def test_fewer_units_than_ranks_are_refused() -> None:
-    with pytest.raises(TensorError, match="cannot be shared by 3 ranks"):
+    with pytest.raises(SplitError, match="cannot be shared by 3 ranks"):
         apportion(128, (1, 1, 1), 64)

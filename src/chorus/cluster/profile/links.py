@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from chorus.cluster.agent.door import FILES
 from chorus.cluster.transfer.share import PROBE_BYTES
-from chorus.planning.costs import Link
+from chorus.planning.costs import LinkSpeed
 from chorus.security import handshake
 from chorus.security.identity import Identity
 from chorus.security.meet import meet
@@ -43,11 +43,11 @@ class LinkFigures:
     """Seconds, one way."""
     bandwidth: float
 
-    def link(self, transport: str = catalog.DEFAULT, collective: str | None = None) -> Link:
+    def link(self, transport: str = catalog.DEFAULT, collective: str | None = None) -> LinkSpeed:
         """As the planner sees it over one transport, and over one kind of collective where there is any."""
         call = catalog.get(transport).call_seconds or 0.0
         added = None if collective is None else catalog.get(collective).sum_seconds
-        return Link(self.latency + call, self.bandwidth, None if added is None else self.latency + added)
+        return LinkSpeed(self.latency + call, self.bandwidth, None if added is None else self.latency + added)
 
 
 class LinkProbe:

@@ -15,7 +15,7 @@ from typing import Any
 import chorus
 from chorus.cluster.doctor.checks import chip
 from chorus.cluster.profile.kernels import Rates
-from chorus.planning.costs import Node
+from chorus.planning.costs import Machine
 from chorus.platform import cores, device, memory
 from chorus.platform.device import Backend
 from chorus.platform.files import write_if_possible
@@ -83,10 +83,10 @@ def _described(threads: int, rates: Rates) -> Profile:
     )
 
 
-def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -> Node:
+def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -> Machine:
     """The machine, or one of several equal ranks on it, as the planner sees it."""
     rates = found.rates
-    return Node(
+    return Machine(
         name=name,
         backend=found.backend,
         memory=found.usable_memory(memory_fraction) // ranks,

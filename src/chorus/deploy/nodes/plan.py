@@ -6,23 +6,22 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
-from typing import get_args
 
 import grpc.aio
 
 from chorus.cluster.coordinator.process import Node
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.config.engine import EngineSpec
-from chorus.config.tree import ShardingConfig, Strategy
+from chorus.config.strategies import STRATEGIES
+from chorus.config.tree import ShardingConfig
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.planning.costs import ETHERNET, Link, Links, Workload
-from chorus.planning.costs import Node as Machine
+from chorus.models.architectures import tensor_rule
+from chorus.planning.costs import ETHERNET, Links, LinkSpeed, Machine, Workload
 from chorus.planning.facts import ModelFacts
 from chorus.planning.plan import Plan, PlanError
 from chorus.planning.planner import plan
-from chorus.planning.tensor import TENSOR_ARCHITECTURES
-from chorus.planning.wish import Wanted, Wish
+from chorus.planning.problem import PlanRequest, WantedParallel
 from chorus.platform import cores
 
 log = logging.getLogger("chorus.coordinator")
@@ -49,7 +48,7 @@ async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, shard
     prompt, output = min(512, context // 2), min(256, context // 4)
     work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
     try:
-        made = plan(facts, machines, links, work, wish_of(spec, sharding, len(machines)))
+        made = plan(facts, machines, links, work, plan_request(spec, sharding, len(machines)))
     except PlanError as error:
         raise GaveUp(str(error)) from None
     for rank in made.ranks:
@@ -67,19 +66,19 @@ def is_given(spec: EngineSpec, ranks: int) -> bool:
 def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
     """What mlx-lm divides itself it divides evenly; more ranks than key/value groups only go by hand."""
     if spec.parallel == "tensor":
-        return facts.model_type in TENSOR_ARCHITECTURES and ranks <= facts.groups
+        return tensor_rule(facts.model_type) is not None and ranks <= facts.groups
     return spec.parallel == "pipeline"
 
 
-def wish_of(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Wish:
+def plan_request(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> PlanRequest:
     """What was laid down for so many ranks holds; who named nodes wants all of them used."""
-    parallel: Wanted = "tensor" if spec.parallel == "tensor" else "pipeline"
+    parallel: WantedParallel = "tensor" if spec.parallel == "tensor" else "pipeline"
     if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
-        return Wish("custom", proportions=sharding.custom_proportions, parallel=parallel)
+        return PlanRequest("custom", proportions=sharding.custom_proportions, parallel=parallel)
     if spec.split or sharding.custom_proportions:
         log.warning("the split that was asked for is not for %d ranks: dividing anew", ranks)
-    usable = [strategy for strategy in get_args(Strategy) if strategy not in ("auto", "custom")]
-    return Wish(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
+    usable = [strategy for strategy in STRATEGIES if strategy not in ("auto", "custom")]
+    return PlanRequest(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
 
 
 async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
@@ -93,6 +92,6 @@ async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
     return [node_of(own, HERE, fraction), *named]
 
 
-def _link(node: Node) -> Link:
+def _link(node: Node) -> LinkSpeed:
     """As fast as was measured when the node came, with the latency that its agent's answers had."""
-    return Link(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)
+    return LinkSpeed(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)

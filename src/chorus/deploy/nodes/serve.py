@@ -25,9 +25,8 @@ from chorus.deploy.supervisor import GaveUp, Group, Program
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
-from chorus.planning.facts import ModelFacts, read_facts
+from chorus.planning.facts import ModelFacts, find_facts, read_facts
 from chorus.planning.plan import Plan
-from chorus.planning.remote_facts import find_facts
 from chorus.planning.split import choose_split, layers_of
 from chorus.platform.process.beats import SILENCE_SECONDS
 from chorus.platform.process.lifeline import Lifeline

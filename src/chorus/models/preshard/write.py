@@ -1,4 +1,4 @@
-"""Cuts a model into one folder per rank; see preshard.py for what such a folder is."""
+"""Cuts a model into one folder per rank; `folder` says what such a folder is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from chorus.models.architectures import architecture
 from chorus.models.errors import ModelError
 from chorus.models.hub.cache import description_files
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
@@ -31,14 +32,6 @@ from chorus.models.store import ORIGIN_FILE
 from chorus.models.tensors import INDEX_FILE, TensorInfo, read_json, tensor_index
 from chorus.models.values import LocalModel, Progress, ProgressCallback, ignore_progress
 
-_NOTHING = re.compile(r"(?!)")
-_READ_WHILE_LOADING = {
-    "falcon_h1": re.compile(r"layers\.0\.mamba\.conv1d\.weight$"),
-    "minicpm": re.compile(r"lm_head|embed_tokens"),
-    "prism_hadamard_qwen35": re.compile(r"\.signs$"),
-    "qwen3_vl_moe": re.compile(r"lm_head"),
-}
-"""Tensors that upstream looks up on every rank before it knows which it needs; no rank reads those of others."""
 _PIECE = 8 << 20
 _ALIGNMENT = 8
 
@@ -83,7 +76,7 @@ def write_preshard(
     """Runs of layers, one folder per rank under `output`. Lists are in rank order; rank 0 holds the last layers."""
     config, tensors = read_json(model.path / "config.json"), tensor_index(model.path)
     layers = layer_count(config, layers_of_names(tensors))
-    check_split(split, layers)
+    _check_split(split, layers)
     with Sources() as sources:
         contents = [
             Content(sources.pieces(tensors_of_rank(rank, split, config, tensors))) for rank in range(len(split))
@@ -135,7 +128,7 @@ def write_folders(
     return parts
 
 
-def check_split(split: Sequence[int], layers: int) -> None:
+def _check_split(split: Sequence[int], layers: int) -> None:
     shown = ",".join(map(str, split))
     if not split or any(count < 1 for count in split):
         raise ModelError(f"split {shown}: every rank needs at least 1 layer")
@@ -154,12 +147,12 @@ def tensors_of_rank(
         ends.add("before")
     if rank == 0:
         ends.add("after")
-    everywhere = _READ_WHILE_LOADING.get(str(config.get("model_type")), _NOTHING)
+    everywhere = architecture(str(config.get("model_type"))).read_by_all
 
     def wanted(name: str, info: TensorInfo) -> bool:
         if is_foreign(name):
             return False
-        if everywhere.search(name) or (tied and rank == 0 and embeds_tokens(name)):
+        if (everywhere and re.search(everywhere, name)) or (tied and rank == 0 and embeds_tokens(name)):
             return True
         return layers[name] in held if name in layers else place_of(name, len(info.shape)) in ends
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.rank.pipeline.architectures import (
-    Architecture,
+from chorus.planning.split import SplitError
+from chorus.rank.pipeline.rules import (
     Args,
     Arguments,
     CacheMap,
     Call,
     Flow,
     Kwargs,
+    PipelineRule,
     Span,
-    SplitError,
     by_name,
     register,
 )
@@ -25,29 +25,29 @@ from chorus.rank.upstream import decoders
 
 
 def register_all() -> None:
-    register(Architecture(writes=_nothing_else_cached(lambda layer: layer.self_attn is not None)), "nemotron-nas")
-    register(Architecture(writes=_nothing_else_cached(lambda layer: layer.block_type in "M*")), "nemotron_h")
+    register(PipelineRule(writes=_nothing_else_cached(lambda layer: layer.self_attn is not None)), "nemotron-nas")
+    register(PipelineRule(writes=_nothing_else_cached(lambda layer: layer.block_type in "M*")), "nemotron_h")
     register(
-        Architecture(writes=lambda span: [(index + 1,) for index in range(len(span.layers))]), "longcat_flash_ngram"
+        PipelineRule(writes=lambda span: [(index + 1,) for index in range(len(span.layers))]), "longcat_flash_ngram"
     )
-    register(Architecture(flow=RunningPair), "rwkv7")
-    register(Architecture(flow=SharedProjections), "hunyuan")
-    register(Architecture(flow=EmbeddingBeside), "talkie")
-    register(Architecture(flow=ResidualBlocks), "kimi_k3")
-    register(Architecture(flow=FusedNorm), "muse_spark")
-    register(Architecture(flow=Streams), "deepseek_v41")
-    register(Architecture(writes=_own_first(_afm7_owners), reads=_borrowed(_afm7_owners)), "afm7")
+    register(PipelineRule(flow=RunningPair), "rwkv7")
+    register(PipelineRule(flow=SharedProjections), "hunyuan")
+    register(PipelineRule(flow=EmbeddingBeside), "talkie")
+    register(PipelineRule(flow=ResidualBlocks), "kimi_k3")
+    register(PipelineRule(flow=FusedNorm), "muse_spark")
+    register(PipelineRule(flow=Streams), "deepseek_v41")
+    register(PipelineRule(writes=_own_first(_afm7_owners), reads=_borrowed(_afm7_owners)), "afm7")
     register(
-        Architecture(flow=Gemma3n, writes=_own_first(_gemma3n_owners), reads=_borrowed(_gemma3n_owners)), "gemma3n"
+        PipelineRule(flow=Gemma3n, writes=_own_first(_gemma3n_owners), reads=_borrowed(_gemma3n_owners)), "gemma3n"
     )
     register(
-        Architecture(flow=Gemma4, writes=_own_first(_gemma4_owners), reads=_borrowed(_gemma4_owners)),
+        PipelineRule(flow=Gemma4, writes=_own_first(_gemma4_owners), reads=_borrowed(_gemma4_owners)),
         "gemma4_text",
         "gemma4",
     )
-    register(Architecture(flow=GroupedMask), "gemma2")
-    register(Architecture(flow=Looped, check=_refuse_loops), "nanbeige")
-    register(Architecture(ends_at_last_layer=False, check=_refuse_loops), "iquestloopcoder")
+    register(PipelineRule(flow=GroupedMask), "gemma2")
+    register(PipelineRule(flow=Looped, check=_refuse_loops), "nanbeige")
+    register(PipelineRule(ends_at_last_layer=False, check=_refuse_loops), "iquestloopcoder")
     for name in _WRONG_IN_BATCHES:
         register(replace(by_name(name), batches=False), name)
 

@@ -13,10 +13,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from chorus.planning.split import SplitError
 from chorus.rank.cache import caches
 from chorus.rank.parameters import Key, Placeholders, Witness, hide_contents, keep_only, modules_in
-from chorus.rank.pipeline import architectures, special
-from chorus.rank.pipeline.architectures import Args, CacheMap, Call, Flow, Kwargs, Span, SplitError
+from chorus.rank.pipeline import rules, special
+from chorus.rank.pipeline.rules import Args, CacheMap, Call, Flow, Kwargs, Span
 from chorus.rank.upstream import decoders
 
 Cache = list[Any]
@@ -25,7 +26,6 @@ _FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "norm_f", "final_norm", "fina
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
 special.register_all()
-architectures.register_packages()
 
 
 class _Cut(Exception):
@@ -51,12 +51,12 @@ class Stage:
         self.first, self.last, self.layers = first, last, len(layers)
         self.is_first, self.is_last = first == 0, last == len(layers)
         self._span = Span(model, holders[0][0], layers, first, last)
-        self.architecture = architectures.of_decoder(self._span.decoder)
+        self.rule = rules.of_decoder(self._span.decoder)
         whole = self.is_first and self.is_last
-        if not whole and self.architecture.check is not None:
+        if not whole and self.rule.check is not None:
             arguments = {"model_type": _name(self._span.decoder), **vars(self._span.decoder.args)}
-            self.architecture.check(arguments, [edge for edge in (first, last) if 0 < edge < len(layers)])
-        self._flow: Flow = self.architecture.flow(self._span)
+            self.rule.check(arguments, [edge for edge in (first, last) if 0 < edge < len(layers)])
+        self._flow: Flow = self.rule.flow(self._span)
         self._call: Call | None = None
         self._plan_caches(caches.fresh(model))
         self._placeholders = Placeholders()
@@ -73,7 +73,7 @@ class Stage:
     @property
     def batches(self) -> bool:
         """Whether sequences of unequal length may share a batch; if not, run them one at a time."""
-        return self.architecture.batches and caches.batchable(self.new_cache())
+        return self.rule.batches and caches.batchable(self.new_cache())
 
     @property
     def every_stage_reads_tokens(self) -> bool:
@@ -133,7 +133,7 @@ class Stage:
         self._unread = [] if self.is_first else sorted(self._unwritten)
 
     def _cache_maps(self, entries: int) -> tuple[CacheMap, CacheMap]:
-        describe_writes, describe_reads = self.architecture.writes, self.architecture.reads
+        describe_writes, describe_reads = self.rule.writes, self.rule.reads
         reads: CacheMap = describe_reads(self._span) if describe_reads else [()] * self.layers
         if self.is_first and self.is_last:
             return [tuple(range(entries))], reads
@@ -169,7 +169,7 @@ class Stage:
                 _seat(layer, _Far, self, index)
 
     def _seat_edges(self) -> None:
-        if not self.architecture.ends_at_last_layer:
+        if not self.rule.ends_at_last_layer:
             return
         layers, flow = self._span.layers, self._flow
         for index in range(self.first, self.last):
@@ -256,7 +256,7 @@ def layer_count(model: nn.Module) -> int:
     return len(model.layers)
 
 
-def check_split(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
+def check_boundaries(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
     """Raise SplitError when this model cannot be split so; `boundaries` are the first layers of all stages but the
     first. Needs no weights.
     """
@@ -267,7 +267,7 @@ def check_split(config: Mapping[str, Any], boundaries: Sequence[int]) -> None:
     total = config_layers(config)
     if list(boundaries) != sorted(set(boundaries)) or any(not 0 < b < (total or b + 1) for b in boundaries):
         raise SplitError(f"stages starting at layers {list(boundaries)} do not divide {total or 'the'} layers in order")
-    check = architectures.by_name(*reversed(names)).check
+    check = rules.by_name(*reversed(names)).check
     if check is not None and boundaries:
         check({**config, **text}, boundaries)
 

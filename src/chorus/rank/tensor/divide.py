@@ -14,24 +14,22 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from chorus.rank.tensor import rules
-from chorus.rank.tensor.rules import modules, shares
-from chorus.rank.tensor.rules.cuts import Cut, take
-from chorus.rank.tensor.rules.parts import Become, Change, Count, Drop, Rule, Share, Slice, vocabulary_changes
-from chorus.rank.tensor.rules.shares import TensorError
+from chorus.models.architectures import TensorRule, tensor_rule
+from chorus.planning.split import SplitError
+from chorus.rank.tensor import modules, shares
+from chorus.rank.tensor.cuts import Cut, take
+from chorus.rank.tensor.parts import (
+    Become,
+    Change,
+    Count,
+    Discard,
+    RankShare,
+    Slice,
+    block_changes,
+    head_sizes,
+    vocabulary_changes,
+)
 from chorus.rank.upstream import decoders
-
-__all__ = [
-    "Imagined",
-    "Read",
-    "TensorError",
-    "TensorPlan",
-    "apply",
-    "changes_of",
-    "check",
-    "from_leader",
-    "shard_model",
-]
 
 Read = Callable[[str, mx.array, Cut], mx.array]
 """A parameter's path, the whole of it (not read yet), and the part that is wanted."""
@@ -48,11 +46,11 @@ class TensorPlan:
 
 
 def check(config: Mapping[str, Any], ranks: int, weights: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The weights that a plan for this many ranks shall have; TensorError where there are none. Needs no files."""
+    """The weights that a plan for this many ranks shall have; SplitError where there are none. Needs no files."""
     model = decoders.build(copy.deepcopy(dict(config)))
     if weights is not None:
         _check_weights(weights, ranks)
-    rule = rules.of_decoder(_decoder(model)[1])
+    rule = rule_of(model)
     if rule is None:
         even = _check_even(model, config, ranks, weights)
         # Nothing is computed: mlx-lm's own division shows on the spot whether every size is a multiple.
@@ -80,34 +78,34 @@ def shard_model(
     """
     if (group.rank(), group.size()) != (plan.rank, len(plan.weights)):
         planned = f"{plan.rank} of {len(plan.weights)}"
-        raise TensorError(f"the group has rank {group.rank()} of {group.size()} where the plan says {planned}")
-    rule = rules.of_decoder(_decoder(model)[1])
+        raise SplitError(f"the group has rank {group.rank()} of {group.size()} where the plan says {planned}")
+    rule = rule_of(model)
     if rule is None:
         _check_even(model, config, group.size(), plan.weights)
         _shard_upstream(model, config, group)
         return
-    apply(model, list(divide(model, rule, Share(plan.rank, plan.weights, group))), read)
+    apply(model, list(divide(model, rule, RankShare(plan.rank, plan.weights, group))), read)
 
 
 def changes_of(model: nn.Module, config: Mapping[str, Any], plan: TensorPlan, group: Any) -> list[Change]:
     """What `shard_model` would do, for a model whose slices are stored elsewhere. Only shapes are looked at, so that an
     imagined group is as good as a real one.
     """
-    rule = rules.of_decoder(_decoder(model)[1])
+    rule = rule_of(model)
     if rule is None:
-        raise TensorError(
+        raise SplitError(
             f"{decoders.architecture_name(config)} is divided by mlx-lm itself, as it loads the whole: "
             "its slices cannot be stored apart; serve it from the original folder"
         )
-    return list(divide(model, rule, Share(plan.rank, plan.weights, group)))
+    return list(divide(model, rule, RankShare(plan.rank, plan.weights, group)))
 
 
-def divide(model: nn.Module, rule: Rule, share: Share) -> Iterator[Change]:
+def divide(model: nn.Module, rule: TensorRule, share: RankShare) -> Iterator[Change]:
     """What must change for a model to become one rank's share of it."""
     path, decoder = _decoder(model)
     for index, layer in enumerate(decoder["layers"]):
         for block in rule.blocks:
-            yield from block.divide(layer, f"{path}.layers.{index}", share)
+            yield from block_changes(block, layer, f"{path}.layers.{index}", share)
     yield from _divide_vocabulary(model, rule, share)
 
 
@@ -123,7 +121,7 @@ def from_leader(
     return mx.distributed.all_sum(mx.depends([own], list(after))[0], group=group)
 
 
-def _divide_vocabulary(model: nn.Module, rule: Rule, share: Share) -> Iterator[Change]:
+def _divide_vocabulary(model: nn.Module, rule: TensorRule, share: RankShare) -> Iterator[Change]:
     """The embedding and the head, by rows; where there is no head, the embedding is both."""
     path, decoder = _decoder(model)
     embedding = decoder[rule.embedding]
@@ -138,7 +136,7 @@ def _divide_vocabulary(model: nn.Module, rule: Rule, share: Share) -> Iterator[C
 def apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:
     by_path = dict(model.named_modules())
     for change in changes:
-        if isinstance(change, Slice | Drop):
+        if isinstance(change, Slice | Discard):
             owner, _, name = change.path.rpartition(".")
             holder = by_path[owner]
             if isinstance(change, Slice):
@@ -151,6 +149,11 @@ def apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:
             modules.become(by_path[change.path], change.form, **change.constants)
 
 
+def rule_of(model: nn.Module) -> TensorRule | None:
+    """The rule for the module that defines the decoder's class, or one of its base classes."""
+    return tensor_rule(*decoders.defining_modules(_decoder(model)[1]))
+
+
 def _decoder(model: nn.Module) -> tuple[str, nn.Module]:
     """The module that holds the list of layers, with its path."""
     first = model.layers[0]
@@ -161,16 +164,18 @@ def _decoder(model: nn.Module) -> tuple[str, nn.Module]:
     return "", model
 
 
-def _attention_sizes(model: nn.Module, rule: Rule) -> list[tuple[int, int]]:
-    return list(dict.fromkeys(size for layer in model.layers for size in rule.attention(layer)))
+def _attention_sizes(model: nn.Module, rule: TensorRule) -> list[tuple[int, int]]:
+    """Key/value groups and the heads of each, for every kind of attention that the model has."""
+    found = (head_sizes(heads, layer[block.at]) for layer in model.layers for block, heads in rule.attention())
+    return list(dict.fromkeys(found))
 
 
 def _check_weights(weights: Sequence[int], ranks: int) -> None:
     shown = ",".join(map(str, weights))
     if len(weights) != ranks:
-        raise TensorError(f"weights {shown} are {len(weights)} for {ranks} ranks: give one for each rank")
+        raise SplitError(f"weights {shown} are {len(weights)} for {ranks} ranks: give one for each rank")
     if any(weight < 1 for weight in weights):
-        raise TensorError(f"weights {shown} must all be at least 1: leave out a rank that shall hold nothing")
+        raise SplitError(f"weights {shown} must all be at least 1: leave out a rank that shall hold nothing")
 
 
 def _check_even(
@@ -178,9 +183,9 @@ def _check_even(
 ) -> tuple[int, ...]:
     name = decoders.architecture_name(config)
     if _upstream_owner(model) is None:
-        raise TensorError(f"{name} cannot be divided inside its layers: use --parallel pipeline")
+        raise SplitError(f"{name} cannot be divided inside its layers: use --parallel pipeline")
     if weights is not None and len(set(weights)) > 1:
-        raise TensorError(
+        raise SplitError(
             f"{name} can only be divided evenly, by mlx-lm itself: leave out the weights, or use --parallel pipeline"
         )
     for part in (config, config.get("text_config") or {}):
@@ -188,7 +193,7 @@ def _check_even(
         for key in keys:
             count = part.get(key)
             if isinstance(count, int) and count % ranks:
-                raise TensorError(
+                raise SplitError(
                     f"{name} can only be divided evenly, and its {key} of {count} is no multiple of {ranks} ranks: "
                     "use --parallel pipeline"
                 )
@@ -215,7 +220,7 @@ def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distr
     try:
         owner.shard(group)
     except (ValueError, AssertionError) as error:
-        raise TensorError(
+        raise SplitError(
             f"{decoders.architecture_name(config)} does not divide evenly by {group.size()} ranks ({error}): "
             "use --parallel pipeline"
         ) from error

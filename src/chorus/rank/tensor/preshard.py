@@ -20,8 +20,8 @@ from chorus.models.preshard.write import Content, Part, Piece, write_folders
 from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.rank.pipeline.stage import layer_count
 from chorus.rank.tensor import divide
+from chorus.rank.tensor.cuts import Cut, take
 from chorus.rank.tensor.divide import Imagined, TensorPlan
-from chorus.rank.tensor.rules.cuts import Cut, take
 from chorus.rank.upstream import weights as upstream
 
 _STORED_NAMES = {
@@ -45,7 +45,7 @@ def write_sliced_preshard(
     progress: ProgressCallback = ignore_progress,
     trust_remote_code: bool = False,
 ) -> list[Part]:
-    """One folder per rank under `output`, each with its slices by these weights. TensorError where none are known."""
+    """One folder per rank under `output`, each with its slices by these weights. SplitError where none are known."""
     chosen = divide.check(upstream.read_config(model.path), len(weights), tuple(weights))
     contents, layers = [], 0
     for rank in range(len(chosen)):

@@ -18,7 +18,7 @@ import mlx.nn as nn
 import numpy as np
 
 from chorus.models.tensors import TensorInfo, tensor_index, weight_files
-from chorus.rank.tensor.rules.cuts import Cut, take
+from chorus.rank.tensor.cuts import Cut, take
 from chorus.rank.upstream import decoders
 
 _SHORT = 512

@@ -39,6 +39,7 @@ __all__ = [
     "architecture_module",
     "architecture_name",
     "build",
+    "defining_modules",
     "make_prompt_cache",
     "module_names",
     "module_of",
@@ -88,3 +89,8 @@ def module_names() -> list[str]:
 def module_of(instance: object) -> ModuleType:
     """The module that defines an object's class, for helpers that upstream keeps beside it."""
     return sys.modules[type(instance).__module__]
+
+
+def defining_modules(decoder: nn.Module) -> list[str]:
+    """The names of the modules that define a decoder's class and its base classes, its own first."""
+    return [base.__module__.rpartition(".")[2] for base in type(decoder).__mro__]

@@ -1,27 +1,27 @@
 """What the pipeline must know about an architecture that is not plain.
 
-Most decoders need nothing here: their layers hand on one array and own one cache each. An entry is keyed by the name of
-the mlx-lm module (or third-party module) that defines the decoder; `register` adds one.
+Most decoders need nothing here: their layers hand on one array and own one cache each. A rule is found by the name of
+the mlx-lm module (or third-party module) that defines the decoder. `special` has those of mlx-lm; a package names its
+own in the table of architectures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from chorus.models.architectures import architecture
+from chorus.rank.upstream import decoders
+
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Arguments = tuple[Args, Kwargs]
 CacheMap = list[tuple[int, ...]]
-
-
-class SplitError(ValueError):
-    """This model cannot be divided as asked."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class PipelineRule:
+    """What is particular about an architecture when its layers are divided into stages."""
+
     flow: type[Flow] = Flow
     writes: Callable[[Span], CacheMap] | None = None
     """The caches that each layer updates, by index; None: layer i updates cache i."""
@@ -106,34 +108,26 @@ class Architecture:
     """False where the model reaches into its layers instead of calling them."""
 
 
-PLAIN = Architecture()
-_registry: dict[str, Architecture] = {}
+PLAIN = PipelineRule()
+_registry: dict[str, PipelineRule] = {}
 
 
-ENTRY_POINTS = "chorus.architectures"
-
-
-def register_packages() -> None:
-    """Other people's packages bring their architectures by an entry point that names a function to call."""
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            entry.load()()
-        except Exception as error:
-            raise RuntimeError(
-                f"the architectures of entry point {entry.name} ({entry.value}) failed: {error}"
-            ) from error
-
-
-def register(architecture: Architecture, *modules: str) -> None:
-    """Use this for decoders defined in Python modules of these names."""
+def register(rule: PipelineRule, *modules: str) -> None:
+    """Use this rule for decoders that are defined in Python modules of these names."""
     for name in modules:
-        _registry[name] = architecture
+        _registry[name] = rule
 
 
-def by_name(*names: str) -> Architecture:
-    """The first that is registered; plain when none is."""
-    return next((_registry[name] for name in names if name in _registry), PLAIN)
+def by_name(*names: str) -> PipelineRule:
+    """The rule of the first of these names that has one; the plain one where none has."""
+    for name in names:
+        if place := architecture(name).pipeline:
+            rule: PipelineRule = resolve_name(place)
+            return rule
+        if name in _registry:
+            return _registry[name]
+    return PLAIN
 
 
-def of_decoder(decoder: nn.Module) -> Architecture:
-    return by_name(*(base.__module__.rpartition(".")[2] for base in type(decoder).__mro__))
+def of_decoder(decoder: nn.Module) -> PipelineRule:
+    return by_name(*decoders.defining_modules(decoder))

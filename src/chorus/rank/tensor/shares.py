@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import gcd
 
+from chorus.planning.split import SplitError
+
 Range = tuple[int, int]
-
-
-class TensorError(ValueError):
-    """This model cannot be divided inside its layers as asked: names what would fit."""
 
 
 def reduced(weights: Sequence[int]) -> tuple[int, ...]:
@@ -25,7 +23,7 @@ def apportion(total: int, weights: Sequence[int], unit: int = 1) -> list[Range]:
     """
     ranks, units = len(weights), total // unit
     if units < ranks:
-        raise TensorError(f"{total} columns in units of {unit} cannot be shared by {ranks} ranks")
+        raise SplitError(f"{total} columns in units of {unit} cannot be shared by {ranks} ranks")
     edges = [0]
     for rank, reached in enumerate(accumulate(weights[:-1]), start=1):
         ideal = round(units * reached / sum(weights))
@@ -47,12 +45,12 @@ def head_ranges(groups: int, heads_per_group: int, weights: Sequence[int]) -> li
             return ranges
     shown = ",".join(map(str, weights))
     if len(weights) > groups:
-        raise TensorError(
+        raise SplitError(
             f"{len(weights)} ranks with weights {shown} cannot share {groups} key/value groups of {heads_per_group} "
             f"heads: give at most {groups} ranks, or use --parallel pipeline"
         )
     fitting = ",".join(str(stop - start) for start, stop in apportion(groups, weights))
-    raise TensorError(
+    raise SplitError(
         f"weights {shown} make {sum(parts)} parts and do not divide {groups} key/value groups: "
         f"weights {fitting} would fit, or use --parallel pipeline"
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
-from chorus.rank.tensor.rules.shares import Range, TensorError
+from chorus.planning.split import SplitError
+from chorus.rank.tensor.shares import Range
 
 MATRIX = ("weight", "scales", "biases")
 """The arrays of a linear layer that have a row for each output; all but the first belong to quantized layers."""
@@ -85,7 +86,7 @@ def stack_cuts(module: nn.Module, ranges: Sequence[Range]) -> dict[str, Cut]:
 def _arrays(module: nn.Module) -> dict[str, mx.array]:
     arrays = {name: value for name, value in module.items() if isinstance(value, mx.array)}
     if unknown := arrays.keys() - {*MATRIX, "bias", "global_scale"}:
-        raise TensorError(
+        raise SplitError(
             f"a {type(module).__name__} holds {sorted(unknown)[0]}, which no cut is known for: use --parallel pipeline"
         )
     return arrays

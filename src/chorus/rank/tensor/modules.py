@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from chorus.rank.tensor.rules.shares import Range
+from chorus.rank.tensor.shares import Range
 from chorus.rank.upstream.weights import PLAIN_FORMS
 
 # What mlx-lm's own division makes of linear layers.
