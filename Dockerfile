@@ -30,7 +30,7 @@ VOLUME ["/data"]
 EXPOSE 50150-50165 8100
 
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30s --retries=3 \
-    CMD ["python", "-m", "chorus.cluster.agent.health"]
+    CMD ["python", "-m", "chorus.cluster.health"]
 
 ENTRYPOINT ["chorus"]
 CMD ["join", "--log-dir", "/data/logs"]

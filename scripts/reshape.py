@@ -55,7 +55,7 @@ chorus.cli.up_serve -> chorus.deploy.nodes.serve
 chorus.cli.worker_lead -> chorus.deploy.by_hand
 chorus.cluster.agent -> chorus.cluster.agent.process
 chorus.cluster.agent_door -> chorus.cluster.agent.door
-chorus.cluster.agent_health -> chorus.cluster.agent.health
+chorus.cluster.agent_health -> chorus.cluster.health
 chorus.cluster.agent_models -> chorus.cluster.agent.model_files
 chorus.cluster.agent_paths -> chorus.security.node_folder
 chorus.cluster.agent_peers -> chorus.cluster.agent.peers
@@ -139,7 +139,6 @@ chorus.models.gguf_tokenizer -> chorus.models.gguf.tokenizer
 chorus.models.hub -> chorus.models.hub.cache
 chorus.models.hub_client -> chorus.models.hub.client
 chorus.models.hub_record -> chorus.models.hub.record
-chorus.models.parts -> chorus.models.hub.parts
 chorus.models.preshard -> chorus.models.preshard.folder
 chorus.models.preshard_write -> chorus.models.preshard.write
 chorus.models.quantized -> chorus.models.gguf.quantized
@@ -239,6 +238,10 @@ chorus.cli.serve:choose_transport -> chorus.transport.auto:choose_transport
 chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
 chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
 chorus.cluster.agent_models:named_model -> chorus.models.resolve:named_model
+chorus.cluster.agent_door:CARDS -> chorus.cluster.agent.peers:CARDS
+chorus.cluster.agent_door:FILES -> chorus.cluster.transfer.share:FILES
+chorus.cluster.agent_door:PROTOCOLS -> chorus.cluster.agent.process:PROTOCOLS
+chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
 chorus.cluster.supervisor:Life -> chorus.platform.process.restarts:Life
 chorus.cluster.supervisor:NEVER_SERVED -> chorus.platform.process.restarts:NEVER_SERVED
 chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:RestartPolicy
@@ -251,6 +254,9 @@ chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
 chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
 chorus.shard.layout:hybrid_note -> chorus.transport.catalog:hybrid_note
 chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
+chorus.models.hub:CachedModel -> chorus.models.values:CachedModel
+chorus.models.hub:choose_weights -> chorus.models.hub.files:choose_weights
+chorus.models.hub:description_files -> chorus.models.hub.files:description_files
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
@@ -300,9 +306,6 @@ TEXTS: dict[str, dict[str, str]] = {
     )
 """,
     },
-}
-"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
-of what is one now and was two."""
     "tests/rank/tensor/test_group.py": {
         "from chorus.messages.proto import rank_pb2 as wire": "from chorus.messages import load as wire"
     },

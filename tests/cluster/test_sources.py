@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from chorus.cli.status import link_text
-from chorus.cluster.agent.door import FILES, PROTOCOLS, Door
+from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.coordinator.process import Node, Nodes
 from chorus.cluster.coordinator.sources import Wanted, find_sources, wire_files
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.cluster.status import node_status
-from chorus.cluster.transfer.share import PROBE_BYTES, FileServer, Share, share_folder
+from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, Share, share_folder
 from chorus.cluster.transfer.sources import Source, choose_sources, lacking, streams
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.security.authority import Authority

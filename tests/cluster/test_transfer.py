@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent import model_files
-from chorus.cluster.agent.door import FILES, PROTOCOLS, Door
+from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.transfer.disk import RANGE_BYTES
 from chorus.cluster.transfer.fetch import Progress, fetch
-from chorus.cluster.transfer.share import FileServer, Share, SharedFile, TransferFailed, share_folder
+from chorus.cluster.transfer.share import FILES, FileServer, Share, SharedFile, TransferFailed, share_folder
 from chorus.cluster.transfer.sources import Source
 from chorus.security import handshake
 from chorus.security.authority import Authority

@@ -20,9 +20,10 @@ from chorus.cluster.logs import follow, tail
 from chorus.config.tree import DeviceConfig
 from chorus.deploy.services import agent_command, launchd, systemd
 from chorus.deploy.ssh import launch
+from chorus.deploy.ssh.connect import is_this_machine
 from chorus.deploy.ssh.hosts import Facts, HostPlan, plan_hosts, problems
 from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
-from chorus.deploy.ssh.shell import Login, is_this_machine
+from chorus.deploy.ssh.shell import Login
 from chorus.platform.process.mark import mark
 from chorus.platform.process.output import RotatingLog
 from chorus.security.token import Token

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorus.models import ModelError, resolve
-from chorus.models.hub.parts import remote_tensors
 from chorus.models.hub.record import HubVersion, kept_record
+from chorus.models.parts import remote_tensors
 from tests.fuzz.foreign import fewer, texts, values
 from tests.fuzz.test_safetensors import headers
 from tests.models.conftest import point_hub_at

@@ -9,7 +9,8 @@ from huggingface_hub import constants
 from safetensors.numpy import save
 
 from chorus.models import ModelError, Progress, fetch_files, files_holding, resolve, tensor_index, weight_map
-from chorus.models.hub.cache import cached_models, choose_weights, description_files, remove_cached
+from chorus.models.hub.cache import cached_models, remove_cached
+from chorus.models.hub.files import choose_weights, description_files
 from tests.models.hub_server import HubServer, Repo
 
 CONFIG = json.dumps({"model_type": "llama"}).encode()

@@ -9,7 +9,7 @@ from chorus.cluster.coordinator.sources import nobody_has
 from chorus.cluster.transfer.share import SharedFile
 from chorus.cluster.transfer.sources import Source
 from chorus.models import ModelError, fetch_files, resolve
-from chorus.models.hub.parts import HubVersion, hub_version, missing_weights, resolve_description
+from chorus.models.parts import HubVersion, hub_version, missing_weights, resolve_description
 from chorus.planning.facts import find_facts
 from chorus.platform.paths import cache_dir
 from tests.models.hub_server import HubServer, Repo

@@ -16,8 +16,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from chorus.cluster.agent.door import FILES, PROTOCOLS, Door
-from chorus.cluster.transfer.share import FileServer
+from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.process import PROTOCOLS
+from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.expelled import BadList

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from chorus.cli.join import agent_options, run_agent
-from chorus.cli.output import console, fail
+from chorus.cli.output import fail
 from chorus.cli.token_source import read_token
-from chorus.config.file import read_file
-from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, parse_hostfile
-from chorus.config.sources import ConfigError
-from chorus.deploy.by_hand import lead_with_api
-from chorus.deploy.rendezvous import NoAddress, RanksMissing, rank_addresses, wait_for_all
-from chorus.deploy.supervisor import Group, Program
+from chorus.config.hostfile import BACKENDS
+from chorus.deploy.by_hand import START_SECONDS, follow, lead_with_api, read_hosts
+from chorus.deploy.rendezvous import rank_addresses
 from chorus.platform.process import logs
-from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
-from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.restarts import Restarts, describe_exit, python
 from chorus.security.node_folder import DOOR_PORT, BadName
 from chorus.security.token import BadToken
 from chorus.transport import catalog
-from chorus.transport.channel import is_private
 
 app = typer.Typer(help="Run one rank by hand.", no_args_is_help=True)
-
-TUNNELS_FILE = "localai_mlx_hostfile.json"
-GRACE_SECONDS = 3.0
 
 
 @app.command("mlx-distributed")
@@ -57,7 +44,7 @@ def mlx_distributed(
     ] = None,
     start_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the other ranks; 0: for ever.")
-    ] = 600.0,
+    ] = START_SECONDS,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this rank.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let models of this machine's store run their own Python.")
@@ -72,13 +59,10 @@ def mlx_distributed(
     if backend not in BACKENDS:
         fail(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
     hosts = read_hosts(hostfile, rank)
-    try:
-        addresses = rank_addresses(hosts.hosts)
-    except NoAddress as error:
-        fail(str(error))
+    addresses = rank_addresses(hosts.hosts)
     transport = BACKENDS[backend]
     if rank == 0 and model is None:
-        from chorus.cli.localai import lead  # it brings the whole LocalAI front end
+        from chorus.localai.launch import lead  # the whole LocalAI front end, which other ranks need not wait for
 
         lead(addr, backend, hostfile, coordinator, trust_remote_code=trust_remote_code)
     elif rank == 0 and model is not None:
@@ -86,7 +70,7 @@ def mlx_distributed(
             model, addresses, transport, addr, coordinator, hosts, start_timeout, threads, trust_remote_code, log_level
         )
     else:
-        follow(addresses, rank, start_timeout or None, threads, trust_remote_code, log_level, dict(hosts.envs))
+        follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, dict(hosts.envs))
 
 
 @app.command("p2p-mlx")
@@ -124,101 +108,3 @@ def p2p_mlx(
     except (BadToken, BadName, ValueError, OSError) as error:
         fail(str(error))
     run_agent(options)
-
-
-def read_hosts(hostfile: Path, rank: int) -> Hostfile:
-    if hostfile.name == TUNNELS_FILE:
-        fail(
-            f"{hostfile} holds the tunnels of LocalAI's own p2p and not rank 0, so no group can form from it: "
-            "use `chorus worker p2p-mlx`, or write a hostfile with the addresses of all ranks"
-        )
-    try:
-        hosts = parse_hostfile(read_file(hostfile))
-    except (ConfigError, HostfileError) as error:
-        fail(f"{hostfile}: {error}".replace(f"{hostfile}: {hostfile}", str(hostfile)))
-    if rank >= len(hosts.hosts):
-        fail(f"{hostfile} has {len(hosts.hosts)} hosts, so there is no rank {rank}: ranks count from 0")
-    return hosts
-
-
-def follow(
-    addresses: tuple[str, ...],
-    rank: int,
-    start_timeout: float | None,
-    threads: int | None,
-    trust_remote_code: bool,
-    log_level: str,
-    environment: dict[str, str] | None = None,
-) -> None:
-    """Keep one following rank alive until stopped; fails when others do not come in time."""
-    if not is_private(addresses[rank]):
-        console.print(
-            "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "
-            "this machine's store, and nothing else; `chorus join` has TLS"
-        )
-    try:
-        asyncio.run(_follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, environment or {}))
-    except (RanksMissing, _Ended) as error:
-        fail(str(error))
-
-
-class _Ended(Exception):
-    pass
-
-
-async def _follow(
-    addresses: tuple[str, ...],
-    rank: int,
-    start_timeout: float | None,
-    threads: int | None,
-    trust_remote_code: bool,
-    log_level: str,
-    environment: dict[str, str],
-) -> None:
-    command = ["-m", "chorus.rank", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
-    command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
-    command += ["--trust-remote-code"] if trust_remote_code else []
-    lifeline = Lifeline()
-    group = Group("rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, GRACE_SECONDS)
-    others = {number: address for number, address in enumerate(addresses) if number != rank}
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    keeper = asyncio.create_task(_keep(group, rank, addresses[rank]))
-    meeting = asyncio.create_task(wait_for_all(others, start_timeout))
-    stop = asyncio.create_task(stopped.wait())
-    try:
-        await asyncio.wait([keeper, meeting, stop], return_when=asyncio.FIRST_COMPLETED)
-        if meeting.done():
-            meeting.result()
-            await asyncio.wait([keeper, stop], return_when=asyncio.FIRST_COMPLETED)
-        if keeper.done():
-            keeper.result()
-    finally:
-        for task in (keeper, meeting, stop):
-            task.cancel()
-        await asyncio.gather(keeper, meeting, stop, return_exceptions=True)
-        await group.stop()
-        lifeline.cut()
-
-
-async def _keep(group: Group, rank: int, address: str) -> None:
-    restarts = Restarts()
-    while True:
-        await group.start()
-        _, code = await group.ended()
-        if code == EXIT_LEADER_GONE:
-            restarts.has_run()
-            continue
-        now = time.monotonic()
-        pause = restarts.pause(code, now, group.life(now))
-        if code == EXIT_CANNOT_START:
-            if pause is None:
-                raise _Ended(f"rank {rank} cannot start on {address}: its last log line says why")
-            console.print(f"rank {rank} cannot start on {address} now: trying again in {pause:g} s")
-        elif pause is None:
-            raise _Ended(f"rank {rank} at {address} ended again and again, last with {describe_exit(code)}")
-        else:
-            console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
-        await asyncio.sleep(pause)

@@ -1,13 +1,18 @@
-"""Rank 0 of a hostfile with an OpenAI endpoint: the leader here, the other ranks wherever somebody started them."""
+"""Ranks of a hostfile, each started by hand on its machine: the leader with an OpenAI endpoint, or one that follows."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from chorus.config.hostfile import DEFAULT_PORT, Hostfile, split_address
+from chorus.config.file import read_file
+from chorus.config.hostfile import DEFAULT_PORT, Hostfile, HostfileError, parse_hostfile, split_address
 from chorus.config.sources import ConfigError, Settings, load_settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
@@ -20,10 +25,39 @@ from chorus.deploy.front_end import (
     run_announced,
 )
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
-from chorus.deploy.supervisor import Group, Supervisor
+from chorus.deploy.rendezvous import wait_for_all
+from chorus.deploy.supervisor import Group, Program, Supervisor
+from chorus.errors import ChorusError
 from chorus.models import LocalModel
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.restarts import Restarts, describe_exit, python
+from chorus.platform.terminal import console
 from chorus.transport.channel import is_private
+
+TUNNELS_FILE = "localai_mlx_hostfile.json"
+FOLLOWER_GRACE_SECONDS = 3.0
+START_SECONDS = 600.0
+
+
+class RankEnded(ChorusError):
+    """This machine's rank does not stay alive: names it, its address and how it ended."""
+
+
+def read_hosts(hostfile: Path, rank: int) -> Hostfile:
+    if hostfile.name == TUNNELS_FILE:
+        raise HostfileError(
+            "",
+            f"{hostfile} holds the tunnels of LocalAI's own p2p and not rank 0, so no group can form from it: "
+            "use `chorus worker p2p-mlx`, or write a hostfile with the addresses of all ranks",
+        )
+    try:
+        hosts = parse_hostfile(read_file(hostfile))
+    except (ConfigError, HostfileError) as error:
+        raise ConfigError(f"{hostfile}: {error}".replace(f"{hostfile}: {hostfile}", str(hostfile))) from None
+    if rank >= len(hosts.hosts):
+        raise ConfigError(f"{hostfile} has {len(hosts.hosts)} hosts, so there is no rank {rank}: ranks count from 0")
+    return hosts
 
 
 def lead_with_api(
@@ -90,3 +124,79 @@ async def _lead(
         await run_announced(supervisor, engine_address(folder), model, access.url(listener))
     finally:
         lifeline.cut()
+
+
+def follow(
+    addresses: tuple[str, ...],
+    rank: int,
+    start_timeout: float = START_SECONDS,
+    threads: int | None = None,
+    trust_remote_code: bool = False,
+    log_level: str = "info",
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time (0: never)."""
+    if not is_private(addresses[rank]):
+        console.print(
+            "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "
+            "this machine's store, and nothing else; `chorus join` has TLS"
+        )
+    asyncio.run(_follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, environment or {}))
+
+
+async def _follow(
+    addresses: tuple[str, ...],
+    rank: int,
+    start_timeout: float,
+    threads: int | None,
+    trust_remote_code: bool,
+    log_level: str,
+    environment: Mapping[str, str],
+) -> None:
+    command = ["-m", "chorus.rank", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
+    command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
+    command += ["--trust-remote-code"] if trust_remote_code else []
+    lifeline = Lifeline()
+    group = Group("rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, FOLLOWER_GRACE_SECONDS)
+    others = {number: address for number, address in enumerate(addresses) if number != rank}
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    keeper = asyncio.create_task(_keep(group, rank, addresses[rank]))
+    meeting = asyncio.create_task(wait_for_all(others, start_timeout or None))
+    stop = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([keeper, meeting, stop], return_when=asyncio.FIRST_COMPLETED)
+        if meeting.done():
+            meeting.result()
+            await asyncio.wait([keeper, stop], return_when=asyncio.FIRST_COMPLETED)
+        if keeper.done():
+            keeper.result()
+    finally:
+        for task in (keeper, meeting, stop):
+            task.cancel()
+        await asyncio.gather(keeper, meeting, stop, return_exceptions=True)
+        await group.stop()
+        lifeline.cut()
+
+
+async def _keep(group: Group, rank: int, address: str) -> None:
+    restarts = Restarts()
+    while True:
+        await group.start()
+        _, code = await group.ended()
+        if code == EXIT_LEADER_GONE:
+            restarts.has_run()
+            continue
+        now = time.monotonic()
+        pause = restarts.pause(code, now, group.life(now))
+        if code == EXIT_CANNOT_START:
+            if pause is None:
+                raise RankEnded(f"rank {rank} cannot start on {address}: its last log line says why")
+            console.print(f"rank {rank} cannot start on {address} now: trying again in {pause:g} s")
+        elif pause is None:
+            raise RankEnded(f"rank {rank} at {address} ended again and again, last with {describe_exit(code)}")
+        else:
+            console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
+        await asyncio.sleep(pause)

@@ -23,7 +23,7 @@ from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models import Progress as PullProgress
-from chorus.models.hub.parts import resolve_description
+from chorus.models.parts import resolve_description
 from chorus.platform.terminal import console
 from chorus.security.key_file import KeyFileError, default_key_file, load_keys
 from chorus.security.key_rules import refusal_to_listen

@@ -20,6 +20,16 @@ class LocalModel:
 
 
 @dataclass(frozen=True)
+class CachedModel:
+    """A model in the Hugging Face cache of this machine, with all its revisions."""
+
+    id: str
+    revisions: tuple[str, ...]
+    path: Path
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far a wait has come, in bytes."""
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from chorus.models.description import context_length
 from chorus.models.errors import ModelError
-from chorus.models.hub.parts import remote_tensors
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
+from chorus.models.parts import remote_tensors
 from chorus.models.resolve import resolve, split_hub_id
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.models.values import Progress

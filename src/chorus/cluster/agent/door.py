@@ -20,9 +20,6 @@ from chorus.security.identity import Identity, Member, NotTrusted
 
 log = logging.getLogger("chorus.trust")
 
-CARDS = "chorus-card/1"
-FILES = "chorus-files/1"
-PROTOCOLS = [handshake.PROTOCOL, CARDS, FILES]
 STRANGER_SECONDS = 20.0
 """For the handshake, and for all of joining."""
 MAX_STRANGERS = 64

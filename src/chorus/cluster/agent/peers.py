@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chorus.cluster.agent.door import CARDS
 from chorus.security import handshake
 from chorus.security.enrol import TIMEOUT_SECONDS, Card
 from chorus.security.expelled import BadList
@@ -22,6 +21,8 @@ from chorus.security.meet import meet
 
 log = logging.getLogger("chorus.agent")
 
+CARDS = "chorus-card/1"
+"""The name of this protocol in a TLS handshake."""
 ALIVE_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 

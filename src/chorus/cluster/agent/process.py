@@ -21,14 +21,14 @@ from pathlib import Path
 import grpc.aio
 
 from chorus.cluster.agent import peers as agent_peers
-from chorus.cluster.agent.door import CARDS, FILES, PROTOCOLS, Door
-from chorus.cluster.agent.peers import Registry
+from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.peers import CARDS, Registry
 from chorus.cluster.agent.ranks import Ranks
 from chorus.cluster.agent.service import AgentService, NodeFacts, serve_control
 from chorus.cluster.discovery import Announcer
 from chorus.cluster.logs import device_log
 from chorus.cluster.logs_copy import copied_output
-from chorus.cluster.transfer.share import FileServer
+from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.platform.process.output import RotatingLog
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
@@ -39,6 +39,8 @@ from chorus.security.token import Token
 
 log = logging.getLogger("chorus.agent")
 
+PROTOCOLS = [handshake.PROTOCOL, CARDS, FILES]
+"""What an agent's door answers to."""
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
 HOUSEKEEPING_SECONDS = 1.0
 

@@ -17,7 +17,7 @@ from chorus.cluster.transfer.fetch import fetch
 from chorus.cluster.transfer.share import FileServer, Share, SharedFile, TransferFailed, share_folder
 from chorus.cluster.transfer.sources import Source, lacking
 from chorus.models import LocalModel, Progress
-from chorus.models.hub.parts import hub_version, missing_weights
+from chorus.models.parts import hub_version, missing_weights
 from chorus.security.identity import Identity
 
 log = logging.getLogger("chorus.coordinator")

@@ -15,8 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from chorus.cluster.agent.door import FILES
-from chorus.cluster.transfer.share import PROBE_BYTES
+from chorus.cluster.transfer.share import FILES, PROBE_BYTES
 from chorus.planning.costs import LinkSpeed
 from chorus.security import handshake
 from chorus.security.identity import Identity

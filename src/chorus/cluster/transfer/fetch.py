@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chorus.cluster.agent.door import FILES
 from chorus.cluster.transfer.disk import BLOCK_BYTES, Checksum, PartialFile, Range, aligned_buffer
-from chorus.cluster.transfer.share import TIMEOUT_SECONDS, SharedFile, TransferFailed, is_same
+from chorus.cluster.transfer.share import FILES, TIMEOUT_SECONDS, SharedFile, TransferFailed, is_same
 from chorus.cluster.transfer.sources import Source, lacking, streams
 from chorus.config.hostfile import split_address
 from chorus.security import handshake

@@ -18,6 +18,8 @@ from chorus.cluster.transfer.disk import RANGE_BYTES, Checksum
 from chorus.security import handshake
 from chorus.security.identity import Member, NotTrusted
 
+FILES = "chorus-files/1"
+"""The name of this protocol in a TLS handshake."""
 TIMEOUT_SECONDS = 30.0
 PROBE_BYTES = 16 << 20
 """The most that one measurement of a link may ask for."""

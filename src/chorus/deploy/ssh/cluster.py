@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chorus.deploy.ssh import package
+from chorus.deploy.ssh.connect import open_shell
 from chorus.deploy.ssh.hosts import COMMANDS, Host, HostPlan, local_versions, problems
-from chorus.deploy.ssh.shell import HostFailed, open_shell
+from chorus.deploy.ssh.shell import HostFailed
 
 AGENT_SECONDS = 60.0
 AGENT_READY = r"waiting on .* to be let into a cluster|is in the cluster"

@@ -3,31 +3,18 @@
 Its settings hold: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Only files that are needed are fetched, code never.
 
 Every process that knows models imports this, few ask the hub: the library, half a second of processor time, stays
-behind `hub_client` until one does.
+behind `client` until one does, so every function here imports that by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from chorus.models.errors import ModelError
-from chorus.models.tensors import INDEX_FILE, WEIGHTS_GLOB
-from chorus.models.values import ProgressCallback, ignore_progress
-
-DESCRIPTIONS = ("*.json", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
-
-
-@dataclass(frozen=True)
-class CachedModel:
-    id: str
-    revisions: tuple[str, ...]
-    path: Path
-    nbytes: int
+from chorus.models.values import CachedModel, ProgressCallback, ignore_progress
 
 
 def fetch_model(
@@ -39,7 +26,7 @@ def fetch_model(
     offline: bool | None = None,
 ) -> Path:
     """The snapshot folder of a model, with what is missing downloaded; from the cache alone where offline."""
-    from chorus.models.hub import client  # see above
+    from chorus.models.hub import client
 
     if is_offline(offline):
         return client.cached_model(model_id, revision, weights)
@@ -90,27 +77,3 @@ def remove_cached(model_id: str, revision: str | None = None) -> int:
 
 def is_offline(asked: bool | None) -> bool:
     return bool(constants.HF_HUB_OFFLINE) if asked is None else asked
-
-
-def description_files(names: Iterable[str]) -> list[str]:
-    """Configuration and tokenizer: what says how to use the weights."""
-    return sorted(
-        name for name in names if "/" not in name and any(fnmatchcase(name, pattern) for pattern in DESCRIPTIONS)
-    )
-
-
-def choose_weights(model_id: str, names: Iterable[str], index: dict[str, str]) -> list[str]:
-    """The files that the index names, or the one form that needs no index; never pickles, never other formats."""
-    present = set(names)
-    if index:
-        chosen = sorted(set(index.values()))
-        if missing := [name for name in chosen if name not in present]:
-            raise ModelError(f"{model_id} lacks {missing[0]}, which its {INDEX_FILE} names; tell its publisher.")
-        return chosen
-    if chosen := sorted(name for name in present if fnmatchcase(name, WEIGHTS_GLOB)):
-        return chosen
-    if gguf := sorted(name for name in present if name.endswith(".gguf")):
-        raise ModelError(
-            f"{model_id} has only GGUF weights; download one, such as {gguf[0]}, and run: chorus models import FILE"
-        )
-    raise ModelError(f"{model_id} has no {WEIGHTS_GLOB}; choose a repository with safetensors weights.")

@@ -1,4 +1,4 @@
-"""The hub through its library, whose errors become one clear line. Import `hub`, which brings this in when needed."""
+"""The hub through its library, whose errors become one clear line. `cache` imports this when it is needed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import tqdm as hub_tqdm
 
 from chorus.models.errors import ModelError
-from chorus.models.hub.cache import DESCRIPTIONS, CachedModel, choose_weights, description_files
+from chorus.models.hub.files import DESCRIPTIONS, choose_weights, description_files
 from chorus.models.tensors import WEIGHTS_GLOB, weight_files, weight_map
-from chorus.models.values import Progress, ProgressCallback
+from chorus.models.values import CachedModel, Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
 

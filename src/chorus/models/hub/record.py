@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.models.errors import ModelError
-from chorus.models.hub.cache import choose_weights, fetch_files, file_sizes, is_offline
+from chorus.models.hub.cache import fetch_files, file_sizes, is_offline
+from chorus.models.hub.files import choose_weights
 from chorus.models.tensors import TensorInfo, tensor_info, weight_map
 from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.platform.files import write_if_possible
@@ -98,6 +99,7 @@ def _ask(version: HubVersion, folder: Path) -> WeightsRecord:
 
 
 def _headers(version: HubVersion) -> dict[str, TensorInfo]:
+    # Few processes ask the hub: they alone wait for its library.
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError, NotASafetensorsRepoError, SafetensorsParsingError
     from huggingface_hub.utils import disable_progress_bars

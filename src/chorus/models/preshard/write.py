@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from chorus.models.architectures import architecture
 from chorus.models.errors import ModelError
-from chorus.models.hub.cache import description_files
+from chorus.models.hub.files import description_files
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
 from chorus.models.preshard.folder import (
     CHECKSUMS_FILE,

@@ -1,4 +1,4 @@
-"""Is Chorus well on this machine? `python -m chorus.cluster.agent.health` ends with 0 or 1: for containers.
+"""Is Chorus well on this machine? `python -m chorus.cluster.health` ends with 0 or 1: for containers.
 
 An agent is well while it runs and lets its cluster in; a server while its API says so.
 """
