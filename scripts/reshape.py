@@ -63,7 +63,7 @@ chorus.cluster.agent_ranks -> chorus.cluster.agent.ranks
 chorus.cluster.agent_service -> chorus.cluster.agent.service
 chorus.cluster.config -> chorus.config.sources
 chorus.cluster.config_file -> chorus.config.file
-chorus.cluster.config_tree -> chorus.config.tree
+chorus.cluster.config_tree -> chorus.config.sections
 chorus.cluster.coordinator -> chorus.cluster.coordinator.process
 chorus.cluster.coordinator_calls -> chorus.cluster.coordinator.calls
 chorus.cluster.coordinator_group -> chorus.deploy.nodes.group
@@ -242,6 +242,14 @@ chorus.cluster.agent_door:CARDS -> chorus.cluster.agent.peers:CARDS
 chorus.cluster.agent_door:FILES -> chorus.cluster.transfer.share:FILES
 chorus.cluster.agent_door:PROTOCOLS -> chorus.cluster.agent.process:PROTOCOLS
 chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
+chorus.api.settings:Limits -> chorus.config.sections:Limits
+chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
+chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
+chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
+chorus.cluster.config_tree:Settings -> chorus.config.settings:Settings
+chorus.cluster.config_tree:known_keys -> chorus.config.settings:known_keys
+chorus.cluster.config_tree:nearest -> chorus.config.settings:nearest
+chorus.cluster.config_tree:sections -> chorus.config.settings:sections
 chorus.cluster.supervisor:Life -> chorus.platform.process.restarts:Life
 chorus.cluster.supervisor:NEVER_SERVED -> chorus.platform.process.restarts:NEVER_SERVED
 chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:RestartPolicy

@@ -13,7 +13,7 @@ import uvicorn
 from chorus.api.server.connections import Pool
 from chorus.api.server.door import Door
 from chorus.api.server.protocol import BoundedHttp, SharedState
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from tests.api.scripted_engine import DEADLINE
 
 

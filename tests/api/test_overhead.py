@@ -23,7 +23,7 @@ from chorus.api.openai.completions.wire import CompletionFormat
 from chorus.api.server import protocol
 from chorus.api.server.connections import Pool
 from chorus.api.server.protocol import SharedState
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving.answer import AnswerDelta
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.parsers.toolkit.pieces import Content, Reasoning, ToolCallArguments, ToolCallStart

@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
-from chorus.config.tree import ApiConfig
+from chorus.config.sections import ApiConfig
 from chorus.localai.chat import answer_grammar, read_chat
 from chorus.localai.errors import BadRequest
 from chorus.messages.proto import localai_pb2

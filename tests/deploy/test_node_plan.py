@@ -9,7 +9,7 @@ import pytest
 
 from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
-from chorus.config.tree import ShardingConfig
+from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.plan import is_given, plan_request
 from chorus.deploy.nodes.serve import needed_files
 

@@ -17,7 +17,7 @@ import pytest
 
 from chorus.cluster.agent.process import AgentOptions
 from chorus.cluster.logs import follow, tail
-from chorus.config.tree import DeviceConfig
+from chorus.config.sections import DeviceConfig
 from chorus.deploy.services import agent_command, launchd, systemd
 from chorus.deploy.ssh import launch
 from chorus.deploy.ssh.connect import is_this_machine

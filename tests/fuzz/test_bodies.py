@@ -20,7 +20,7 @@ from chorus.api.openai.embeddings import EmbeddingsRequest
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.openai.sampling import SamplingFields
 from chorus.api.tokens import DetokenizeRequest, TokenizeRequest
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving.measure import BadField
 from tests.fuzz.foreign import values
 from tests.fuzz.server.bodies import SAMPLES, damaged, mutated, written

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from chorus.config.file import ConfigError, read_file
 from chorus.config.hostfile import Hostfile, HostfileError, parse_hostfile
+from chorus.config.settings import known_keys, sections
 from chorus.config.sources import load
-from chorus.config.tree import known_keys, sections
 from tests.fuzz.foreign import at_most, texts, values
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

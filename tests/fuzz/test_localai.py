@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest, LoadFailed
 from chorus.localai.options import SamplingOptions, parse_options

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorus.config.tree import ApiConfig
+from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import SamplingOptions

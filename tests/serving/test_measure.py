@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chorus.config.tree import ApiConfig
+from chorus.config.sections import ApiConfig
 from chorus.serving import measure
 from chorus.serving.measure import NotASchema, TooMuch
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from chorus.api.errors import ApiError, from_validation, invalid
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 
 # A client that is still writing does not read our answer, so a body a little too large is read and thrown away.
 _DISCARD_FACTOR = 16

@@ -157,7 +157,7 @@ class Service:
         self, wish: Wish, prompt: tuple[int, ...], stops: Stops, description: pb.Description, label: str, owner: str
     ) -> list[TextRequest]:
         try:
-            default = wish.max_tokens if wish.cut_to_fit else self.settings.sampling.max_tokens
+            default = wish.max_tokens if wish.cut_to_fit else self.settings.max_tokens
             asked = None if wish.cut_to_fit else wish.max_tokens
             budget = answer_budget(len(prompt), asked, default, self.context_length(description))
         except ContextExceeded as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorus.config.file import ConfigError
-from chorus.config.tree import known_keys, nearest, sections
+from chorus.config.settings import known_keys, nearest, sections
 
 DEFAULT = "default"
 

@@ -17,20 +17,16 @@ from pydantic import BaseModel, ValidationError
 from chorus.config.file import ConfigError, read_file, user_path
 from chorus.config.older_projects import Translation, read_hostfile, translate_file, translate_variables
 from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
-from chorus.config.tree import (
-    NESTED,
-    PREFIX,
+from chorus.config.sections import (
     ApiConfig,
     Capabilities,
     DeviceConfig,
     EngineConfig,
     LogConfig,
     SamplingConfig,
-    Settings,
     ShardingConfig,
-    known_keys,
-    nearest,
 )
+from chorus.config.settings import NESTED, PREFIX, Settings, known_keys, nearest
 
 __all__ = [
     "ApiConfig",

@@ -15,8 +15,9 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.config.front_end import ApiSettings, Limits, SamplingDefaults
-from chorus.config.sources import ApiConfig, Settings
+from chorus.config.front_end import ApiSettings, SamplingDefaults
+from chorus.config.sections import ApiConfig, ApiOptions, Limits
+from chorus.config.sources import Settings
 from chorus.deploy.supervisor import Supervisor
 from chorus.errors import ChorusError
 from chorus.messages.proto import engine_pb2 as wire
@@ -132,25 +133,22 @@ def api_settings(
     settings: Settings, model: LocalModel, address: str, listener: socket.socket, access: Access
 ) -> ApiSettings:
     api = settings.api
+    decided = {
+        "port": listener.getsockname()[1],
+        "aliases": tuple(dict.fromkeys((model.name, *api.aliases))),
+        "tls_certificate": access.certificate,
+        "tls_key": access.key,
+    }
     return ApiSettings(
-        host=api.host,
-        port=listener.getsockname()[1],
+        **(api.shared_with(ApiOptions) | decided),
         socket_fd=listener.fileno(),
         engine_address=address,
         model_id=model.id,
         model_name=model.id.rpartition("/")[2],
-        aliases=tuple(dict.fromkeys((model.name, *api.aliases))),
         model_path=model.path,
         keys_file=access.keys_file,
-        tls_certificate=access.certificate,
-        tls_key=access.key,
-        hosts=api.hosts,
-        cors_origins=api.cors_origins,
-        tool_parser=api.tool_parser,
-        embeddings=api.embeddings,
-        pooling=api.pooling,
-        sampling=SamplingDefaults(**settings.sampling.model_dump(), max_tokens=api.max_tokens),
-        limits=Limits(**api.model_dump(include=set(Limits.model_fields))),
+        sampling=SamplingDefaults(**settings.sampling.model_dump()),
+        limits=Limits(**api.shared_with(Limits)),
         trust_remote_code=settings.engine.trust_remote_code,
         log_level=settings.log.level,
         log_json=settings.log.json_lines,

@@ -8,7 +8,7 @@ from pathlib import Path
 from chorus.cluster import status
 from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
-from chorus.config.grammar import GrammarLimits
+from chorus.config.sections import EngineOptions
 from chorus.config.sources import Settings
 from chorus.deploy.supervisor import Program
 from chorus.errors import ChorusError
@@ -38,7 +38,12 @@ def engine_address(folder: Path) -> str:
 
 def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tuple[str, ...]) -> EngineSpec:
     engine = settings.engine
+    decided = {
+        "threads": engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
+        "step_log": engine.step_log and engine.step_log.resolve(),
+    }
     return EngineSpec(
+        **(engine.shared_with(EngineOptions) | decided),
         address=engine_address(folder),
         model_path=model.path,
         ranks=ranks,
@@ -46,26 +51,7 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         split=engine.split,
         weights=engine.weights,
         transport=choose_transport(engine.transport, engine.served_parallel),
-        compression=engine.compression,
-        start_timeout_seconds=engine.start_timeout_seconds,
-        step_timeout_seconds=engine.step_timeout_seconds,
-        threads=engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
-        dtype=engine.dtype,
-        memory_fraction=engine.memory_fraction,
-        context=engine.context,
-        max_batch=engine.max_batch,
-        max_queue=engine.max_queue,
-        prefill_chunk=engine.prefill_chunk,
-        lanes=engine.lanes,
-        grammars=GrammarLimits(
-            memory_mb=engine.grammar_memory_mb,
-            compile_seconds=engine.grammar_compile_seconds,
-            mask_seconds=engine.grammar_mask_seconds,
-            max_bytes=engine.max_grammar_bytes,
-        ),
-        trust_remote_code=engine.trust_remote_code,
         failure_file=folder / "failure",
-        step_log=engine.step_log and engine.step_log.resolve(),
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
     )

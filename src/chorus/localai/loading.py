@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorus.config.tree import ApiConfig
+from chorus.config.sections import ApiConfig
 from chorus.localai.engine_host import EngineHost, Launch, State
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import LoadPlan, Tree, plan_load

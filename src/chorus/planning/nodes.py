@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from chorus.config.file import ConfigError
 from chorus.config.older_projects import LOCAL_NAMES
-from chorus.config.tree import Capabilities, DeviceConfig
+from chorus.config.sections import Capabilities, DeviceConfig
 from chorus.planning.costs import ETHERNET, LOOPBACK, Links, LinkSpeed, Machine
 
 GPU_CORE_FLOPS = 0.28e12

@@ -12,7 +12,7 @@ from chorus.api.anthropic.request import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving import measure
 
 Message = dict[str, Any]

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from chorus.api.openai.chat.request import FunctionName
 from chorus.api.openai.sampling import schema_grammar
 from chorus.api.strict import Harmless, Name, NonEmpty, PositiveCount, RequestBody, Strict, Undescribed, by_json_type
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving.prompt.tools import Tool, ToolChoice
 

@@ -19,7 +19,7 @@ from chorus.api.strict import (
     refused,
 )
 from chorus.api.wish import SamplingWish
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar, GrammarError
 from chorus.serving import grammar as grammars
 from chorus.serving import measure

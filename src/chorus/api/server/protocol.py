@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from chorus.api.server.connections import Pool
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 
 LONGEST_HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 100

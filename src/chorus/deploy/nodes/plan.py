@@ -12,8 +12,8 @@ import grpc.aio
 from chorus.cluster.coordinator.process import Node
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.config.engine import EngineSpec
+from chorus.config.sections import ShardingConfig
 from chorus.config.strategies import STRATEGIES
-from chorus.config.tree import ShardingConfig
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule

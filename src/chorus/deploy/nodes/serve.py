@@ -17,7 +17,7 @@ from chorus.cluster.coordinator.parts import OwnParts
 from chorus.cluster.coordinator.process import Address, Node, Nodes
 from chorus.cluster.transfer.share import Share, SharedFile, share_folder
 from chorus.config.engine import EngineSpec
-from chorus.config.tree import ShardingConfig
+from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
 from chorus.deploy.nodes.plan import is_given, plan_for
 from chorus.deploy.programs import rank_programs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chorus.api.errors import invalid
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.prompt.voice import Offer
 

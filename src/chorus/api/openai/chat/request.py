@@ -20,7 +20,7 @@ from chorus.api.strict import (
     by_kind,
     refused,
 )
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
 from chorus.serving.prompt.tools import Tool, ToolChoice

@@ -19,7 +19,7 @@ from chorus.api.respond import GenerationResponse
 from chorus.api.server.access import record_of
 from chorus.api.service import Service
 from chorus.api.wish import Wish
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.prompt.conversation import Conversation, answer_grammar, prompt_of, reading_of, thinking_arguments
 from chorus.serving.prompt.tools import toolbox

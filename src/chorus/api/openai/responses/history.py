@@ -13,7 +13,7 @@ from chorus.api.openai.responses.request import (
     ReasoningItem,
     joined,
 )
-from chorus.config.front_end import Limits
+from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.blocks import Block
 

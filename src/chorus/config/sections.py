@@ -1,73 +1,61 @@
-"""Every setting there is, with its type, its limits and its default."""
+"""The sections of the settings: each setting with its type, its limits and its default.
+
+What the front end and the engine are told when they start (front_end.py, engine.py) is made of the same types, so that
+a new setting is written here and where it is used.
+"""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.config.strategies import Strategy
 from chorus.platform import device
 from chorus.platform.process.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
 from chorus.transport import catalog
 
-PREFIX = "CHORUS_"
-NESTED = "__"
 HIDDEN = "***"
 
 
 class Section(BaseModel):
+    """Settings that belong together: they never change, and an unknown one is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def shared_with(self, other: type[Section]) -> dict[str, Any]:
+        """Those of these settings that the other section has too."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in other.model_fields}
 
-class ApiConfig(Section):
+
+class ApiOptions(Section):
+    """Where the API is offered, to whom, and how it reads a model's answers."""
+
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8100, ge=0, le=65535)
     aliases: tuple[str, ...] = ()
+    """More names that the model is called by."""
     hosts: tuple[str, ...] = ()
+    """More names that this server is called by, or * for any; looked at where no key is asked for."""
     cors_origins: tuple[str, ...] = ()
+    """Web pages from these origins may call the API; none by default."""
     https: bool = False
+    """With a certificate of our own making where none is given."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    """HTTPS where both are given; read again when they change."""
     tool_parser: str | None = Field(default=None, min_length=1)
+    """How the model writes tool calls and reasoning, where its template does not tell."""
     embeddings: bool | None = None
+    """Whether /v1/embeddings is served; by default the model's files decide."""
     pooling: Literal["mean", "last"] | None = None
+    """How a text's hidden states become one; by default the model's files decide."""
     max_tokens: int | None = Field(default=None, ge=1)
-    max_body_bytes: int = Field(default=4 << 20, ge=1024)
-    max_body_values: int = Field(default=65_536, ge=64)
-    max_messages: int = Field(default=4096, ge=1)
-    max_choices: int = Field(default=64, ge=1)
-    max_logprobs: int = Field(default=131_072, ge=1)
-    max_tools: int = Field(default=256, ge=1)
-    max_tools_characters: int = Field(default=1 << 20, ge=1024)
-    max_grammar_characters: int = Field(default=256 << 10, ge=1024)
-    max_schema_values: int = Field(default=16_384, ge=64)
-    max_nesting: int = Field(default=64, ge=8, le=190)
-    max_inputs: int = Field(default=2048, ge=1)
-    max_detokenize_tokens: int = Field(default=262_144, ge=1)
-    max_preparing: int = Field(default=64, ge=1)
-    max_stop_strings: int = Field(default=16, ge=1)
-    max_stop_characters: int = Field(default=1024, ge=1)
-    max_logit_biases: int = Field(default=1024, ge=1)
-    max_stored_responses: int = Field(default=1000, ge=0)
-    max_stored_bytes: int = Field(default=64 << 20, ge=0)
-    body_timeout_seconds: float = Field(default=30, gt=0)
-    request_timeout_seconds: float = Field(default=600, gt=0)
-    keep_alive_seconds: float = Field(default=15, gt=0)
-    connect_timeout_seconds: float = Field(default=10, gt=0)
-    describe_timeout_seconds: float = Field(default=2, gt=0)
-    shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
-    max_connections: int = Field(default=1024, ge=16)
-    max_strangers: int = Field(default=256, ge=16)
-    head_timeout_seconds: float = Field(default=10, gt=0)
-    idle_timeout_seconds: float = Field(default=75, gt=0)
-    write_timeout_seconds: float = Field(default=60, gt=0)
+    """For requests that do not say how long their answer may be; by default as long as the context allows."""
 
     @field_validator("hosts")
     @classmethod
@@ -92,30 +80,68 @@ class ApiConfig(Section):
         return origins
 
 
-class EngineConfig(Section):
+class Limits(Section):
+    """How much one request, one client or all of them together may take of the front end."""
+
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    max_body_values: int = Field(default=65_536, ge=64)
+    """Objects and lists in one body: what is small in bytes can be large once it is read."""
+    max_messages: int = Field(default=4096, ge=1)
+    """Messages or items of one conversation."""
+    max_choices: int = Field(default=64, ge=1)
+    """Answers to one request: its prompts times its n."""
+    max_logprobs: int = Field(default=131_072, ge=1)
+    """Log probabilities of one request: its choices times their tokens times the candidates of each."""
+    max_tools: int = Field(default=256, ge=1)
+    max_tools_characters: int = Field(default=1 << 20, ge=1024)
+    """Of all tools together, about as long as they are written as JSON."""
+    max_grammar_characters: int = Field(default=256 << 10, ge=1024)
+    """Of a grammar, or of one schema as JSON."""
+    max_schema_values: int = Field(default=16_384, ge=64)
+    """Objects in one schema, with all that each of them refers to."""
+    max_nesting: int = Field(default=64, ge=8, le=190)
+    """Levels of a schema, of template arguments and of the arguments of a call; and references in a row. The parser of
+    bodies ends at 200."""
+    max_inputs: int = Field(default=2048, ge=1)
+    """Texts in one embeddings request."""
+    max_detokenize_tokens: int = Field(default=262_144, ge=1)
+    max_preparing: int = Field(default=64, ge=1)
+    """Large requests that may wait to be rendered and tokenized."""
+    max_stop_strings: int = Field(default=16, ge=1)
+    max_stop_characters: int = Field(default=1024, ge=1)
+    """In each stop string."""
+    max_logit_biases: int = Field(default=1024, ge=1)
+    max_stored_responses: int = Field(default=1000, ge=0)
+    max_stored_bytes: int = Field(default=64 << 20, ge=0)
+    """What /v1/responses keeps in memory for previous_response_id; the oldest goes first."""
+    body_timeout_seconds: float = Field(default=30, gt=0)
+    request_timeout_seconds: float = Field(default=600, gt=0)
+    keep_alive_seconds: float = Field(default=15, gt=0)
+    connect_timeout_seconds: float = Field(default=10, gt=0)
+    describe_timeout_seconds: float = Field(default=2, gt=0)
+    shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
+    max_connections: int = Field(default=1024, ge=16)
+    max_strangers: int = Field(default=256, ge=16)
+    """Connections that have not shown a key, where one is asked for."""
+    head_timeout_seconds: float = Field(default=10, gt=0)
+    idle_timeout_seconds: float = Field(default=75, gt=0)
+    write_timeout_seconds: float = Field(default=60, gt=0)
+    """How long a client may leave what waits for it unread."""
+
+
+# Pydantic lists the fields of the last base first.
+class ApiConfig(Limits, ApiOptions):
+    """The section `api`: the options, then the limits."""
+
+
+class Division(Section):
+    """How a model is divided among ranks, as it was asked for: much of it may be left open."""
+
     ranks: int = Field(default=1, ge=1)
     parallel: Literal["auto", "pipeline", "tensor", "hybrid", "single"] = "auto"
     split: tuple[int, ...] | None = None
     weights: tuple[int, ...] | None = None
     transport: catalog.Choice = catalog.AUTO
-    compression: Literal["auto", "off", "on"] = "auto"
-    threads: int | None = Field(default=None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
-    memory_fraction: float = Field(default=0.8, gt=0, le=1)
-    reserve_mb: int = Field(default=512, ge=0)
-    context: int | None = Field(default=None, ge=1)
-    max_batch: int = Field(default=32, ge=1)
-    max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
-    lanes: int | None = Field(default=None, ge=1)
-    grammar_memory_mb: int = Field(default=256, ge=16)
-    grammar_compile_seconds: float = Field(default=5, gt=0)
-    grammar_mask_seconds: float = Field(default=0.5, gt=0)
-    max_grammar_bytes: int = Field(default=1 << 20, ge=1024)
-    trust_remote_code: bool = False
-    step_log: Path | None = None
-    start_timeout_seconds: float = Field(default=600, gt=0)
-    step_timeout_seconds: float = Field(default=120, gt=0)
 
     @property
     def served_parallel(self) -> Literal["pipeline", "tensor", "hybrid"]:
@@ -156,6 +182,44 @@ class EngineConfig(Section):
         if self.split is not None and self.ranks != len(self.split):
             raise ValueError(f"split {_commas(self.split)} has {len(self.split)} entries for {self.ranks} ranks")
         return self
+
+
+class EngineOptions(Section):
+    """What holds for the planner, the leader and every rank as it was set, however the model is divided."""
+
+    compression: Literal["auto", "off", "on"] = "auto"
+    """Of activations over grpc, without loss; auto: only where the link is slow enough."""
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
+    memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    reserve_mb: int = Field(default=512, ge=0)
+    context: int | None = Field(default=None, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    max_queue: int = Field(default=256, ge=1)
+    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
+    lanes: int | None = Field(default=None, ge=1)
+    """Into how many batches a pipeline's streams are divided; None: as measured when the engine starts."""
+    grammar_memory_mb: int = Field(default=GrammarLimits.memory_mb, ge=16)
+    grammar_compile_seconds: float = Field(default=GrammarLimits.compile_seconds, gt=0)
+    grammar_mask_seconds: float = Field(default=GrammarLimits.mask_seconds, gt=0)
+    max_grammar_bytes: int = Field(default=GrammarLimits.max_bytes, ge=1024)
+    trust_remote_code: bool = False
+    step_log: Path | None = None
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    step_timeout_seconds: float = Field(default=120, gt=0)
+
+    @property
+    def grammars(self) -> GrammarLimits:
+        return GrammarLimits(
+            memory_mb=self.grammar_memory_mb,
+            compile_seconds=self.grammar_compile_seconds,
+            mask_seconds=self.grammar_mask_seconds,
+            max_bytes=self.max_grammar_bytes,
+        )
+
+
+class EngineConfig(EngineOptions, Division):
+    """The section `engine`: the division, then the options."""
 
 
 class SamplingConfig(Section):
@@ -235,62 +299,6 @@ class ClusterConfig(Section):
     def shown(self) -> dict[str, Any]:
         """For people and their screens: variables may hold tokens, so their names alone."""
         return {**self.model_dump(mode="json"), "env": dict.fromkeys(self.env, HIDDEN)}
-
-
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=PREFIX,
-        env_nested_delimiter=NESTED,
-    )
-
-    model: str = Field(default="smollm2-135m", min_length=1)
-    cache_dir: Path | None = None
-    api: ApiConfig = ApiConfig()
-    engine: EngineConfig = EngineConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    log: LogConfig = LogConfig()
-    devices: tuple[DeviceConfig, ...] = ()
-    sharding: ShardingConfig = ShardingConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    watch: WatchConfig = WatchConfig()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The loader reads all sources itself, since it must know where each value came from."""
-        return (init_settings,)
-
-
-def sections() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name
-
-
-def known_keys(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from known_keys(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def nearest(key: str, known: list[str] | None = None) -> str:
-    """A hint to append to an error about an unknown key; empty when nothing is close."""
-    names = known or list(known_keys())
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    tails = {name.rpartition(".")[2]: name for name in names}
-    close = close or [tails[t] for t in difflib.get_close_matches(key.rpartition(".")[2], list(tails), n=1, cutoff=0.6)]
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _commas(numbers: tuple[int, ...]) -> str:
