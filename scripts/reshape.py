@@ -273,6 +273,15 @@ TEXTS: dict[str, dict[str, str]] = {
     "tests/e2e/hosts/conftest.py": {"parents[2]": "parents[3]"},
     "tests/rank/tensor/test_parity.py": {"parents[2]": "parents[3]"},
     "tests/planning/test_plan_command.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
+    "tests/planning/test_planner.py": {
+        '''    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")
+''': '''    modules = ("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")
+    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")
+''',
+        '[*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]': (
+            '[*(f"import chorus.{name}" for name in modules), "import sys"]'
+        ),
+    },
     "tests/deploy/test_one_device.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
     "tests/api/test_engine_client.py": {
         "= Request(prompt=": '= Request(id="", prompt=',
