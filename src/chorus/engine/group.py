@@ -98,8 +98,7 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     def own() -> None:
         meeting.release()
         coordinator.release()
-        report_own = partial(progress, 0)
-        parts.append(take_part(0, spec.model_path, request, inbox, report_own, security))
+        parts.append(take_part(0, spec.model_path, request, inbox, partial(progress, 0), security))
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
     shard = parts[0].shard

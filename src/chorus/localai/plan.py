@@ -161,13 +161,8 @@ def _tensor_over_rdma(loaded: Loaded) -> Settings:
 def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
     if len(settings.devices) < 2:
         return ()
-    transport = settings.engine.transport
-    if transport != catalog.AUTO and catalog.get(transport).launcher:
-        program = catalog.get(transport).launcher.rpartition(":")[2]
-        raise LoadFailed(
-            f"transport {transport} needs {program} to start every rank: with a hostfile use "
-            f"{catalog.offer(catalog.offered('hostfile'))}"
-        )
+    if refusal := catalog.hostfile_refusal(settings.engine.transport):
+        raise LoadFailed(refusal)
     hosts = [
         Host(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
         for device in settings.devices

@@ -45,7 +45,9 @@ class Transport:
     offered: tuple[Place, ...] = ()
     """Where help texts and advice name it."""
     launcher: str = ""
-    """`module:function` that starts all ranks by one program (transport/launch.py); empty: each is started alone."""
+    """`module:function`, called like the one program that starts all ranks (transport/launch.py); empty: each rank is
+    started alone.
+    """
     missed_on: str = ""
     """The system (`platform.system()`) on which it should be installed."""
     install: str = ""
@@ -261,6 +263,15 @@ def hybrid_note() -> str:
         f"{' and '.join(no_stages)} {'pass' if len(no_stages) > 1 else 'passes'} no activations, "
         f"{' and '.join(no_sums)} {'make' if len(no_sums) > 1 else 'makes'} no sums"
     )
+
+
+def hostfile_refusal(wanted: str) -> str | None:
+    """Why ranks that are started one by one, as a hostfile lists them, cannot use what was asked for."""
+    launcher = "" if wanted == AUTO else get(wanted).launcher
+    if not launcher:
+        return None
+    program = launcher.rpartition(":")[2]
+    return f"transport {wanted} needs {program} to start every rank: with a hostfile use {offer(offered('hostfile'))}"
 
 
 def cuda_refusal(name: str, on_cuda: Iterable[str]) -> str | None:
