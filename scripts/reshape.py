@@ -157,7 +157,7 @@ chorus.shard.adapters -> chorus.rank.pipeline.special
 chorus.shard.architectures -> chorus.rank.pipeline.architectures
 chorus.shard.batch -> chorus.rank.cache.batch
 chorus.shard.caches -> chorus.rank.cache.caches
-chorus.shard.graph_tokens -> chorus.rank.tensor.graph_tokens
+chorus.shard.graph_tokens -> chorus.rank.graph_tokens
 chorus.shard.layout -> chorus.planning.layout
 chorus.shard.parameters -> chorus.rank.parameters
 chorus.shard.pipeline -> chorus.rank.pipeline.stage

@@ -28,8 +28,8 @@ from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Feed, Step
 from chorus.platform.process import beats
 from chorus.platform.process.output import LogFile
+from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.runner import Runner
-from chorus.rank.tensor.graph_tokens import GraphTokens
 from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")

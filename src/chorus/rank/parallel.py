@@ -15,12 +15,12 @@ import mlx.core as mx
 from chorus.messages.load import LoadRequest
 from chorus.messages.rank import Step
 from chorus.planning.split import check_layer_counts, layers_of
+from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.join import connect, layout_of
 from chorus.rank.load import LoadedShard, load_shard, load_slices, own_folder
 from chorus.rank.pipeline.token_relay import TokenRelay, placeholder
 from chorus.rank.runner import Runner
 from chorus.rank.tensor.divide import TensorPlan, from_leader
-from chorus.rank.tensor.graph_tokens import GraphTokens
 from chorus.transport.links import Inbox, Link, TokenPath, Traffic
 from chorus.transport.security import PRIVATE, Security
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from chorus.messages.rank import Step
-from chorus.rank.tensor.graph_tokens import GraphTokens
+from chorus.rank.graph_tokens import GraphTokens
 
 
 class TokenRelay:
