@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from chorus.transport import catalog
+
 Strategy = Literal["auto", "balanced", "uniform", "memory_proportional", "compute_proportional", "custom"]
 
 STRATEGIES: dict[Strategy, str] = {
     "auto": "whatever answers a request soonest: one machine, a pipeline in the best order, or tensor parallel; over "
-    "mpi also a hybrid",
+    f"{catalog.offer(catalog.carrying('hybrid'))} also a hybrid",
     "balanced": "every rank takes equally long, as far as memory allows",
     "uniform": "as even as can be",
     "memory_proportional": "by memory: 48 GB and 16 GB share 28 layers as 21 and 7",
