@@ -364,3 +364,9 @@ def test_planning_and_configuration_load_no_mlx() -> None:
         [sys.executable, "-c", "; ".join([*lines, check])], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_model_that_more_nodes_than_it_has_groups_cannot_hold_is_refused() -> None:
+    facts, nodes = replace(model(60), groups=2), [mac(f"mac{index}", 8, 10) for index in range(4)]
+    with pytest.raises(DoesNotFit, match=r"needs .* more memory; use parallel pipeline; or add a node"):
+        plan(facts, nodes, Links(), Workload(), PlanRequest(parallel="tensor"))

@@ -197,6 +197,8 @@ def _tensor(problem: Problem) -> Plan:
 def _tensor_misfit(problem: Problem, slices: Sequence[SliceTable], weights: Sequence[float] | None) -> PlanError:
     if not can_sum(slices, problem.links):
         return PlanError("these nodes have no link that collectives run on: use parallel pipeline")
+    if len(slices) > problem.facts.groups:  # each needs a group: leave out those that have the least room
+        slices = sorted(slices, key=lambda table: -table.node.memory)[: problem.facts.groups]
     names = [table.node.name for table in slices]
     shares = apportion(weights or [1.0] * len(slices), problem.facts.groups, names)
     short = [table.need[share] - table.node.memory for table, share in zip(slices, shares, strict=True)]

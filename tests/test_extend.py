@@ -1,0 +1,107 @@
+"""The names that extensions may rely on, and the documentation that shows them, as a package of other people's."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chorus import extend
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "new-architecture.md"
+BLOCKS = re.findall(r"```python\n# (my_package/\w+\.py)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", extend.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(extend, name) is not None
+
+
+def test_no_other_name_is_promised() -> None:
+    with pytest.raises(AttributeError, match=r"chorus\.extend has no Stage"):
+        extend.Stage  # noqa: B018
+
+
+def test_what_needs_mlx_waits_until_it_is_used() -> None:
+    program = "import sys, chorus.extend; sys.exit(any(name.startswith('mlx') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+def test_the_document_uses_what_is_promised_and_nothing_else() -> None:
+    assert len(BLOCKS) == DOCUMENT.read_text().count("```python") == 2
+    imports = [node for _, code in BLOCKS for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    assert {node.module for node in imports} == {"chorus.extend"}
+    assert {alias.name for node in imports for alias in node.names} <= set(extend.__all__)
+    assert set(re.findall(r"chorus[./](\w+)", DOCUMENT.read_text())) <= {"extend", "architectures"}
+
+
+PLANS = """
+import sys
+from dataclasses import replace
+from chorus.planning.costs import LinkSpeed, Links, Machine, Workload
+from chorus.planning.facts import read_facts
+from chorus.planning.planner import plan
+from chorus.planning.problem import PlanRequest
+from pathlib import Path
+facts = replace(read_facts(Path(sys.argv[1])), model_type="my_model")
+nodes = [Machine(name, "metal", 16 * 10**9, 1e12, 1e11) for name in ("one", "other")]
+links = Links(LinkSpeed(1e-4, 5e9, 3e-5))
+work = Workload(context=facts.context, prompt=16, output=16)
+made = plan(facts, nodes, links, work, PlanRequest(parallel="tensor"))
+assert made.weights == (1, 1), made
+assert not any(name.startswith("mlx") for name in sys.modules)
+"""
+
+DIVIDES = """
+from chorus.extend import PipelineRule, SplitError
+from chorus.models.architectures import tensor_rule
+from chorus.rank.pipeline import rules, stage
+assert isinstance(rules.by_name("my_model"), PipelineRule)
+assert rules.by_name("my_model").flow.wires == 2
+assert tensor_rule("nobody", "my_model").sums == 2
+try:
+    rules.by_name("my_model").check({"layers_per_group": 4}, [6])
+except SplitError as error:
+    assert "cut at a multiple of 4" in str(error)
+else:
+    raise AssertionError("cut inside a group")
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The package of the document, installed for whoever gets this environment."""
+    (tmp_path / "my_package").mkdir()
+    for file, code in BLOCKS:
+        (tmp_path / file).write_text(code)
+    described = tmp_path / "my_package-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
+    (entry,) = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    entry = entry.replace('[project.entry-points."chorus.architectures"]', "[chorus.architectures]")
+    (described / "entry_points.txt").write_text(entry.replace('"', ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+
+def run(program: str, environment: dict[str, str], *arguments: str) -> None:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_planner_offers_a_packages_architecture_without_loading_mlx(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    from tests.support.tiny_model import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "tiny", "llama", tokenizer=False)
+    run(PLANS, installed, str(folder))
+
+
+def test_ranks_divide_a_packages_architecture_by_its_own_rules(installed: dict[str, str]) -> None:
+    run(DIVIDES, installed)
