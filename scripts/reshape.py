@@ -71,10 +71,10 @@ chorus.cluster.coordinator_parts -> chorus.cluster.coordinator.parts
 chorus.cluster.coordinator_record -> chorus.cluster.coordinator.record
 chorus.cluster.coordinator_sources -> chorus.cluster.coordinator.sources
 chorus.cluster.costs -> chorus.planning.costs
-chorus.cluster.costs_chain -> chorus.planning.chain_costs
+chorus.cluster.costs_chain -> chorus.planning.costs
 chorus.cluster.facts -> chorus.planning.facts
 chorus.cluster.facts_cache -> chorus.planning.cache_sizes
-chorus.cluster.facts_remote -> chorus.planning.remote_facts
+chorus.cluster.facts_remote -> chorus.planning.facts
 chorus.cluster.hostfile -> chorus.config.hostfile
 chorus.cluster.https -> chorus.security.https
 chorus.cluster.legacy_config -> chorus.config.older_projects
@@ -89,7 +89,7 @@ chorus.cluster.planner_search -> chorus.planning.search
 chorus.cluster.planner_split -> chorus.planning.cuts
 chorus.cluster.planner_strategies -> chorus.planning.strategies
 chorus.cluster.planner_tensor -> chorus.planning.tensor
-chorus.cluster.planner_wish -> chorus.planning.wish
+chorus.cluster.planner_wish -> chorus.planning.problem
 chorus.cluster.profile -> chorus.cluster.profile.machine
 chorus.cluster.profile_kernels -> chorus.cluster.profile.kernels
 chorus.cluster.profile_links -> chorus.cluster.profile.links
@@ -154,7 +154,7 @@ chorus.platform.rdma_checks -> chorus.cluster.doctor.rdma
 chorus.proto -> chorus.messages.proto
 chorus.shard -> chorus.rank
 chorus.shard.adapters -> chorus.rank.pipeline.special
-chorus.shard.architectures -> chorus.rank.pipeline.architectures
+chorus.shard.architectures -> chorus.rank.pipeline.rules
 chorus.shard.batch -> chorus.rank.cache.batch
 chorus.shard.caches -> chorus.rank.cache.caches
 chorus.shard.graph_tokens -> chorus.rank.graph_tokens
@@ -166,7 +166,7 @@ chorus.shard.slices -> chorus.rank.tensor.stored_slices
 chorus.shard.split -> chorus.planning.split
 chorus.shard.steps -> chorus.messages.rank
 chorus.shard.tensor -> chorus.rank.tensor.divide
-chorus.shard.tensor_rules -> chorus.rank.tensor.rules
+chorus.shard.tensor_rules -> chorus.rank.tensor
 chorus.shard.token_relay -> chorus.rank.pipeline.token_relay
 chorus.shard.upstream -> chorus.rank.upstream.decoders
 chorus.shard.upstream_lean -> chorus.rank.upstream.lean
@@ -265,12 +265,59 @@ chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 chorus.models.hub:CachedModel -> chorus.models.values:CachedModel
 chorus.models.hub:choose_weights -> chorus.models.hub.files:choose_weights
 chorus.models.hub:description_files -> chorus.models.hub.files:description_files
+chorus.cli.up_plan:wish_of -> chorus.deploy.nodes.plan:plan_request
+chorus.cluster.config:Strategy -> chorus.config.strategies:Strategy
+chorus.cluster.config_tree:Strategy -> chorus.config.strategies:Strategy
+chorus.cluster.costs:Link -> chorus.planning.costs:LinkSpeed
+chorus.cluster.costs:Node -> chorus.planning.costs:Machine
+chorus.cluster.planner:Wish -> chorus.planning.problem:PlanRequest
+chorus.cluster.planner_wish:Wanted -> chorus.planning.problem:WantedParallel
+chorus.cluster.planner_wish:Wish -> chorus.planning.problem:PlanRequest
+chorus.shard.architectures:Architecture -> chorus.rank.pipeline.rules:PipelineRule
+chorus.shard.architectures:SplitError -> chorus.planning.split:SplitError
+chorus.shard.pipeline:SplitError -> chorus.planning.split:SplitError
+chorus.shard.pipeline:check_split -> chorus.rank.pipeline.stage:check_boundaries
+chorus.shard.split:BadSplit -> chorus.planning.split:SplitError
+chorus.shard.split:check_split -> chorus.planning.split:check_layer_counts
+chorus.shard.tensor:TensorError -> chorus.planning.split:SplitError
+chorus.shard.tensor_rules:Block -> chorus.models.architectures:SummedBlock
+chorus.shard.tensor_rules:Heads -> chorus.models.architectures:Heads
+chorus.shard.tensor_rules:Inner -> chorus.models.architectures:Inner
+chorus.shard.tensor_rules:Rule -> chorus.models.architectures:TensorRule
+chorus.shard.tensor_rules:TensorError -> chorus.planning.split:SplitError
+chorus.shard.tensor_rules.shares:TensorError -> chorus.planning.split:SplitError
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
 TEXTS: dict[str, dict[str, str]] = {
     "src/chorus/deploy/ssh/hosts.py": {'with_name("ssh_probe.py")': 'with_name("probe.py")'},
     "tests/e2e/hosts/conftest.py": {"parents[2]": "parents[3]"},
+    "tests/planning/test_facts.py": {
+        "from chorus.models import ModelError\n": "from chorus.models import ModelError, architectures\n",
+        "from chorus.planning.tensor import TENSOR_ARCHITECTURES\n": "",
+        "from chorus.rank import tensor as tensor_rules\n": "",
+        'TENSOR_ARCHITECTURES - {"gemma3"}}': "architectures.named() if architectures.tensor_rule(name)}",
+        "modules == set(tensor_rules.registered())": "all(architectures.tensor_rule(name) for name in modules)",
+    },
+    "tests/planning/test_planner.py": {
+        "import PlanRequest\n": "import PlanRequest, Problem\n",
+        "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
+    },
+    "tests/planning/test_planner_hybrid.py": {
+        "import PlanRequest\n": "import PlanRequest, Problem\n",
+        "group_tables(facts, of_equals(tables, members, None), shares, link, work)": (
+            "group_tables(Problem(facts, nodes, link, work), of_equals(tables, members, None), shares)"
+        ),
+        "group_tables(facts, [tables], (share, facts.groups - share), QUICK, work)": (
+            "group_tables(Problem(facts, pair, QUICK, work), [tables], (share, facts.groups - share))"
+        ),
+    },
+    "tests/rank/test_registration.py": {
+        "from chorus.rank.pipeline import rules\n": "from chorus.models import architectures\n",
+        "rules.": "architectures.",
+        "(rules,": "(architectures,",
+    },
+    "tests/rank/tensor/driver.py": {"divide.TensorError": "divide.SplitError", "parts.Share": "parts.RankShare"},
     "tests/rank/tensor/test_parity.py": {"parents[2]": "parents[3]"},
     "tests/planning/test_plan_command.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
     "tests/planning/test_planner.py": {
@@ -348,6 +395,8 @@ TEXTS: dict[str, dict[str, str]] = {
 """Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
 that take something else now.
 """
+"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and
+for calls of what takes other arguments now."""
 
 FOLDERS = {
     "src/chorus/api/server": "The listening socket, and what stands around every request.",
