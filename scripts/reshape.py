@@ -243,9 +243,6 @@ chorus.cluster.agent_door:FILES -> chorus.cluster.transfer.share:FILES
 chorus.cluster.agent_door:PROTOCOLS -> chorus.cluster.agent.process:PROTOCOLS
 chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
 chorus.api.settings:Limits -> chorus.config.sections:Limits
-chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
-chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
-chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
 chorus.cluster.config_tree:Settings -> chorus.config.settings:Settings
 chorus.cluster.config_tree:known_keys -> chorus.config.settings:known_keys
 chorus.cluster.config_tree:nearest -> chorus.config.settings:nearest

@@ -15,7 +15,7 @@ from rich.progress import Progress as Bars
 from chorus.cli.output import console, fail
 from chorus.models import ModelError, Progress, resolve
 from chorus.models.preshard.folder import Division
-from chorus.models.preshard.write import Part, write_preshard
+from chorus.models.preshard.write import RankFolder, write_preshard
 from chorus.models.values import LocalModel, ProgressCallback
 from chorus.planning.plan import Plan, PlanError
 from chorus.planning.split import SplitError
@@ -74,7 +74,7 @@ def preshard(
         console.print(f"rank {part.rank}: {layers}, {decimal(part.nbytes)} in {escape(str(part.path))}", soft_wrap=True)
 
 
-def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[Part]:
+def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[RankFolder]:
     if division.parallel == "pipeline":
         return write_preshard(model, division.parts, output, report)
     from chorus.rank.tensor.preshard import write_sliced_preshard

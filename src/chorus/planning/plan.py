@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from chorus.errors import ChorusError
 from chorus.planning.costs import Prediction, Workload
 from chorus.platform.dtype import policy_name
 
 Parallel = Literal["single", "pipeline", "tensor", "hybrid"]
 
 
-class PlanError(Exception):
+class PlanError(ChorusError):
     """There is no plan: one line that says why and what would change it."""
 
 

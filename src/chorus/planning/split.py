@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chorus.errors import ChorusError
 
-class SplitError(ValueError):
+
+class SplitError(ChorusError, ValueError):
     """A model cannot be divided as asked, among ranks or inside its layers: one line that says what would fit."""
 
 

@@ -37,7 +37,7 @@ _ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class RankFolder:
     """One rank's folder."""
 
     rank: int
@@ -59,7 +59,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Content:
+class FolderContent:
     """What one rank gets. `config` replaces the model's own description where slices need another."""
 
     pieces: Sequence[Piece]
@@ -72,14 +72,14 @@ class Content:
 
 def write_preshard(
     model: LocalModel, split: Sequence[int], output: Path, progress: ProgressCallback = ignore_progress
-) -> list[Part]:
+) -> list[RankFolder]:
     """Runs of layers, one folder per rank under `output`. Lists are in rank order; rank 0 holds the last layers."""
     config, tensors = read_json(model.path / "config.json"), tensor_index(model.path)
     layers = layer_count(config, layers_of_names(tensors))
     _check_split(split, layers)
     with Sources() as sources:
         contents = [
-            Content(sources.pieces(tensors_of_rank(rank, split, config, tensors))) for rank in range(len(split))
+            FolderContent(sources.pieces(tensors_of_rank(rank, split, config, tensors))) for rank in range(len(split))
         ]
         return write_folders(model, Division("pipeline", tuple(split)), layers, contents, output, progress)
 
@@ -88,10 +88,10 @@ def write_folders(
     model: LocalModel,
     division: Division,
     layers: int,
-    contents: Sequence[Content],
+    contents: Sequence[FolderContent],
     output: Path,
     progress: ProgressCallback = ignore_progress,
-) -> list[Part]:
+) -> list[RankFolder]:
     """All folders, complete or not there at all."""
     if output.exists() and any(output.iterdir()):
         raise ModelError(f"{output} is not empty; remove it, or name another folder.")
@@ -124,7 +124,7 @@ def write_folders(
     parts = []
     for rank, size in enumerate(sizes):
         held = division.layers_of(rank, layers)
-        parts.append(Part(rank, output / rank_name(rank), held.start, held.stop - 1, size))
+        parts.append(RankFolder(rank, output / rank_name(rank), held.start, held.stop - 1, size))
     return parts
 
 
@@ -216,7 +216,9 @@ def _write_descriptions(folder: Path, model: LocalModel, made: Mapping[str, Any]
             shutil.copyfile(model.path / name, folder / name)
 
 
-def _write_part(folder: Path, model: LocalModel, made: Mapping[str, Any], content: Content, report: _Report) -> None:
+def _write_part(
+    folder: Path, model: LocalModel, made: Mapping[str, Any], content: FolderContent, report: _Report
+) -> None:
     folder.mkdir()
     _write_descriptions(folder, model, made)
     if content.config is not None:

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from chorus.models import LocalModel
 from chorus.models.preshard.folder import Division
-from chorus.models.preshard.write import Content, Part, Piece, write_folders
+from chorus.models.preshard.write import FolderContent, Piece, RankFolder, write_folders
 from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.rank.pipeline.stage import layer_count
 from chorus.rank.tensor import divide
@@ -44,7 +44,7 @@ def write_sliced_preshard(
     output: Path,
     progress: ProgressCallback = ignore_progress,
     trust_remote_code: bool = False,
-) -> list[Part]:
+) -> list[RankFolder]:
     """One folder per rank under `output`, each with its slices by these weights. SplitError where none are known."""
     chosen = divide.check(upstream.read_config(model.path), len(weights), tuple(weights))
     contents, layers = [], 0
@@ -54,7 +54,7 @@ def write_sliced_preshard(
         plan = TensorPlan(rank, chosen)
         changes = divide.changes_of(lazy.model, lazy.config, plan, Imagined(rank, len(chosen)))
         divide.apply(lazy.model, changes, lambda path, array, cut: take(array, cut))
-        contents.append(Content(_pieces(lazy.model), explicit_quantization(lazy.config, lazy.model)))
+        contents.append(FolderContent(_pieces(lazy.model), explicit_quantization(lazy.config, lazy.model)))
     return write_folders(model, Division("tensor", chosen), layers, contents, output, progress)
 
 
