@@ -11,6 +11,8 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True)
 class CatalogModel:
+    """A model that has a short name of ours."""
+
     name: str
     about: str
     source: WheelFile

@@ -1,3 +1,5 @@
+"""The error of everything here."""
+
 from __future__ import annotations
 
 

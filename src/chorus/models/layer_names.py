@@ -29,7 +29,7 @@ _EMBEDDING = re.compile(r"emb|(?:^|\.)(?:wte|wpe|embd|per_layer_model_projection
 
 
 def is_foreign(name: str) -> bool:
-    """Parts of a larger model that no text decoder reads: vision, audio, prediction heads."""
+    """Whether a tensor is part of what no text decoder reads: vision, audio, prediction heads."""
     layer = _LAYER.search(name)
     return bool(_FOREIGN.search(name[: layer.start()] if layer else name))
 
@@ -64,7 +64,7 @@ def layer_count(config: Mapping[str, Any], layers: Mapping[str, int]) -> int:
 
 
 def place_of(name: str, dimensions: int) -> Place:
-    """Of a tensor outside the layers. Vectors (norms, biases) are kept on both ends: they cost nothing."""
+    """Where a tensor outside the layers belongs. Vectors (norms, biases) are kept on both ends: they cost nothing."""
     if dimensions < 2:
         return "around"
     if _HEAD.search(name):

@@ -27,7 +27,7 @@ def resolve_description(name: str, progress: ProgressCallback = ignore_progress)
 
 
 def hub_version(model: LocalModel) -> HubVersion | None:
-    """None for a model that is not from the hub's cache."""
+    """Which commit of the hub a model is; None where it is not from the hub's cache."""
     parsed = split_hub_id(model.name)
     in_cache = parsed is not None and model.id == parsed[0] and model.path.parent.name == "snapshots"
     return HubVersion(model.id, model.path.name) if in_cache else None

@@ -18,6 +18,8 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class TensorSpec:
+    """A tensor that is going to be written."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]

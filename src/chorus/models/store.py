@@ -44,6 +44,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Entry:
+    """A model in the store."""
+
     name: str
     path: Path
     origin: Origin
@@ -55,6 +57,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store:
+    """The folder of models that were imported on this machine."""
+
     root: Path
 
     @classmethod

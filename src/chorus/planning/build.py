@@ -83,7 +83,9 @@ def _rank(
     held: tuple[int, int, int, int],
     seconds: tuple[float, float],
 ) -> RankPlan:
-    """`held`: bytes of weights, cache and activations, and the reserve. `seconds`: of a prefill chunk and a step."""
+    """One rank of a plan. `held` is bytes of weights, cache and activations, and the reserve; `seconds` are those of a
+    prefill chunk and of a decode step.
+    """
     dtype = policy.dtype, policy.dequantize
     return RankPlan(rank, node.name, run[0], run[1] - 1, share, *dtype, *held, node.memory, *seconds)
 

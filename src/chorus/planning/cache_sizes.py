@@ -49,7 +49,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cache_of_layer(index: int, shapes: Shapes, config: Mapping[str, Any]) -> CacheFacts:
-    """`config` is what `text_config` made of a model's configuration."""
+    """What one layer keeps. `config` is what `text_config` made of a model's configuration."""
     model_type = str(config.get("model_type"))
     if _borrows_its_keys(index, config):
         return CacheFacts()
@@ -102,7 +102,7 @@ def _fused_width(index: int, name: str, rows: int, config: Mapping[str, Any]) ->
 
 
 def _heads(index: int, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Query heads and key/value heads of one layer."""
+    """How many query heads and how many key/value heads one layer has."""
     attention = config.get("attn_config") if isinstance(config.get("attn_config"), dict) else {}
     queries = _first(config, "num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
     groups = _first(

@@ -45,7 +45,7 @@ class Machine:
     bandwidth: float
     """Bytes of weights read per second."""
     packed_flops: float | None = None
-    """Where quantized products run at another rate."""
+    """Another rate for quantized products; None where it is the same."""
     packed_bandwidth: float | None = None
     layer_seconds: float = 0.0
     """What a layer costs however small it is: launching its operations."""
@@ -103,7 +103,7 @@ class Workload:
 
     @property
     def cached_tokens(self) -> int:
-        """What a sequence's keys and values take room for."""
+        """How many tokens the keys and values of a sequence take room for."""
         return math.ceil(self.context / CACHE_STEP) * CACHE_STEP
 
     @property
@@ -113,11 +113,11 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class StageTable:
-    """Over all runs of layers [i, j) of one node. Equal only to itself."""
+    """What each run of layers [i, j) costs one node. A table is equal only to itself."""
 
     node: Machine
     policies: tuple[DtypePolicy, DtypePolicy]
-    """What is done when the unpacked weights fit, and otherwise."""
+    """What is done with the weights where they fit unpacked, and what is done otherwise."""
     unpacked: NDArray[np.bool_]
     weights: Matrix
     cache: Matrix
@@ -131,7 +131,7 @@ class StageTable:
     request: Matrix
     """Seconds of a whole request: its first prefill chunk and all its decode steps."""
     costs: tuple[PolicyCosts, PolicyCosts]
-    """Under each of the policies."""
+    """What is held and read under each of the policies."""
 
     def policy(self, first: int, last: int) -> DtypePolicy:
         return self.policies[0 if self.unpacked[first, last] else 1]
@@ -166,13 +166,13 @@ class PolicyCosts:
 
 
 def runs_only(costs: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
-    """Infinite where a run is empty or not allowed."""
+    """The costs with infinity wherever a run is empty or not allowed."""
     size = len(costs)
     return np.where(allowed & (np.arange(size)[:, None] < np.arange(size)[None, :]), costs, np.inf)
 
 
 def band_of(runs: Matrix) -> Matrix:
-    """[d - 1, j]: the run of d layers that ends before layer j, up to the longest run that is possible at all.
+    """The same by length: at [d - 1, j] the run of d layers that ends before layer j, up to the longest possible.
 
     A node rarely holds all layers, so this is much less than the whole table.
     """
@@ -185,7 +185,7 @@ def band_of(runs: Matrix) -> Matrix:
 
 
 def stage_tables(facts: ModelFacts, nodes: Sequence[Machine], work: Workload) -> list[StageTable]:
-    """One for each node; what depends on the model alone is computed once."""
+    """A table for each node; what depends on the model alone is computed once."""
     known: dict[tuple[str, bool], PolicyCosts] = {}
     effort = model_effort(facts, work)
     return [stage_table(facts, node, work, known, effort) for node in nodes]
@@ -258,7 +258,7 @@ def is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
 
 
 def sums_over_runs(values: Sequence[float]) -> Matrix:
-    """[i, j]: the sum over layers i to j - 1."""
+    """A matrix that has at [i, j] the sum over layers i to j - 1."""
     ends = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     return ends[None, :] - ends[:, None]
 
@@ -320,11 +320,11 @@ class Effort:
     """Floating-point operations over all runs of layers, whatever the node."""
 
     products: Matrix
-    """Of a prefill chunk with the weights."""
+    """Products of a prefill chunk with the weights."""
     attention: Matrix
-    """Of a prefill chunk with keys and values."""
+    """Products of a prefill chunk with keys and values."""
     step: Matrix
-    """Of a decode step, head included."""
+    """Everything in a decode step, head included."""
     layers: Matrix
     """How many layers a run has."""
 
@@ -342,7 +342,7 @@ def model_effort(facts: ModelFacts, work: Workload) -> Effort:
 
 
 def stage_times(node: Machine, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
-    """(one prefill chunk, one decode step)."""
+    """Seconds of one prefill chunk and of one decode step."""
     flops = (packed and node.packed_flops) or node.flops
     bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
     launches = node.layer_seconds * effort.layers
@@ -379,14 +379,14 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one sequence; all concurrent ones together make so many times more."""
+        """How fast one sequence goes; all concurrent ones together make so many times more."""
         return 1 / self.token_seconds
 
 
 def predict_pipeline(
     facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload, bounds: Sequence[int]
 ) -> Prediction:
-    """`tables` in stage order, stage s holding layers bounds[s] to bounds[s + 1] - 1."""
+    """What a pipeline takes. `tables` are in stage order; stage s holds layers bounds[s] to bounds[s + 1] - 1."""
     runs = list(pairwise(bounds))
     prefill = [float(table.prefill[run]) for table, run in zip(tables, runs, strict=True)]
     decode = [float(table.decode[run]) for table, run in zip(tables, runs, strict=True)]
@@ -399,7 +399,7 @@ def predict_pipeline(
 
 
 def hops_of(facts: ModelFacts, tables: Sequence[StageTable], links: Links, work: Workload) -> tuple[list[Hop], float]:
-    """Between neighbours, and the way back of a sampled token to the first stage."""
+    """The hops between neighbours, and seconds for the way back of a sampled token to the first stage."""
     pairs = list(pairwise(tables))
     hops = [hop(facts, links.between(one.node.name, other.node.name), one, work) for one, other in pairs]
     back = links.between(tables[-1].node.name, tables[0].node.name).latency if pairs else 0.0

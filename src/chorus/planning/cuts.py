@@ -23,7 +23,7 @@ def start(layers: int) -> Vector:
 
 
 def extend(best: Vector, costs: Matrix) -> Vector:
-    """One more stage: for every end, the least total of a chain up to there."""
+    """Add one more stage: for every end, the least total of a chain up to there."""
     return (best[:, None] + costs).min(axis=0)
 
 
@@ -52,7 +52,7 @@ def _solve(costs: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds | N
 
 
 def balanced(tables: Sequence[StageTable]) -> Bounds | None:
-    """The slowest stage as fast as can be; among such splits, the least in all."""
+    """The split whose slowest stage is as fast as can be; among such splits, the one that takes least in all."""
     decode = [runs_only(table.decode, table.fits) for table in tables]
     slowest, found = least_maximum(decode)
     if found is None:
@@ -63,7 +63,7 @@ def balanced(tables: Sequence[StageTable]) -> Bounds | None:
 def quickest(
     tables: Sequence[StageTable], chunks: int, floor: float = 0.0, bound: float = float("inf")
 ) -> Bounds | None:
-    """The least of: all stages' times for a request, plus the slowest stage again for each further prefill chunk.
+    """The split that takes least: all stages' times for a request, the slowest again for each further prefill chunk.
 
     `floor` is a time that the slowest cannot go below (a link's); what costs `bound` or more is of no interest. The
     cheapest split is found for ever tighter limits on the slowest stage. A tighter limit only makes the sum larger,
@@ -95,7 +95,7 @@ def quickest(
 
 
 def _cut_bands(bands: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds | None]:
-    """As `_solve`, over bands: row d - 1 holds the runs of d layers, by their ends."""
+    """What `_solve` does, over bands: row d - 1 holds the runs of d layers, by their ends."""
     layers = bands[0].shape[1] - 1
     reached = [start(layers)]
     for band in bands:
@@ -113,7 +113,7 @@ def _cut_bands(bands: Sequence[Matrix], combine: Combine) -> tuple[float, Bounds
 
 
 def _beginnings(best: Vector, longest: int) -> Matrix:
-    """[d - 1, j]: the best up to where a run of d layers that ends before j begins. A view, nothing is copied."""
+    """A view that has at [d - 1, j] the best up to where a run of d layers that ends before j begins."""
     padded = np.full(longest + len(best), np.inf)
     padded[longest:] = best
     item = padded.itemsize
@@ -131,7 +131,7 @@ def _along(bands: Sequence[Matrix], bounds: Bounds) -> list[float]:
 
 
 def evenest(prefill: Sequence[Matrix], decode: Sequence[Matrix], chunks: int, output: int) -> Bounds | None:
-    """The least of: the slowest prefill for each chunk, plus the slowest decode step for each token."""
+    """The split that takes least: the slowest prefill for each chunk, and the slowest decode step for each token."""
     slowest, bounds = least_maximum(decode)
     lowest = least_maximum(prefill)[0]
     best_cost, best = float("inf"), bounds
@@ -169,7 +169,7 @@ def shortage(table: StageTable) -> Matrix:
 
 
 def apportion(shares: Sequence[float], total: int, names: Sequence[str]) -> tuple[int, ...]:
-    """Whole parts by largest remainder; each gets one at least. Ties go to the larger share, then by name."""
+    """Whole parts of a total by largest remainder; each gets one at least. Ties go to the larger share, then by name."""
     whole = sum(shares)
     quotas = [share / whole * total for share in shares]
     parts = [int(quota + 1e-9) for quota in quotas]

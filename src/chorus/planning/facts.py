@@ -38,9 +38,9 @@ class Weights:
     """Some tensors, counted so that every dtype policy can be applied to them."""
 
     stored: int = 0
-    """Bytes when left as they are."""
+    """Bytes of the tensors left as they are."""
     packed: int = 0
-    """Of these, bytes of quantized numbers and other integers, which no change of dtype touches."""
+    """The part of these bytes that is quantized numbers and other integers, which no change of dtype touches."""
     floating: int = 0
     """Floating-point numbers, scales and biases of quantized tensors among them."""
     elements: int = 0
@@ -63,6 +63,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class LayerFacts:
+    """What one layer holds, keeps and reads."""
+
     weights: Weights
     cache: CacheFacts
     experts: Weights = Weights()
@@ -84,6 +86,8 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
+    """What a plan depends on of a model."""
+
     name: str
     model_type: str
     layers: tuple[LayerFacts, ...]
@@ -252,5 +256,5 @@ def _first(config: Mapping[str, Any], keys: Iterable[str]) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The largest, where a configuration has one number per layer."""
+    """A number as it is; the largest, where a configuration has one per layer."""
     return max(value) if isinstance(value, list) and value else value

@@ -40,7 +40,7 @@ class GroupTable(StageTable):
     """
 
     members: tuple[StageTable, ...] = ()
-    """Each with its own share of the layers."""
+    """The tables of the machines, each for its own share of the layers."""
     shares: tuple[int, ...] = ()
     sums: Matrix | None = None
     """Seconds of a decode step that are spent in sums; the other figures have them already."""
@@ -51,7 +51,7 @@ def shares_by_weight(facts: ModelFacts, weights: Sequence[float]) -> tuple[int, 
 
 
 def in_order(tables: Sequence[StageTable], members: int) -> list[list[StageTable]]:
-    """Neighbours in the order of ranks share a stage."""
+    """Groups of neighbours in the order of ranks."""
     return [list(tables[first : first + members]) for first in range(0, len(tables), members)]
 
 
@@ -70,7 +70,7 @@ def group_tables(problem: Problem, groups: Sequence[Sequence[StageTable]], share
 
 
 def group_links(groups: Sequence[GroupTable], links: Links) -> Links:
-    """Each member passes activations to its like in the next stage, so the slowest of their links sets the pace."""
+    """The links between groups. Each member passes activations to its like, so the slowest of their links counts."""
     if not links.pairs:
         return links
     pairs = []
@@ -140,7 +140,7 @@ def _most(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def _held(facts: ModelFacts, whole: StageTable, share: int, policy: int) -> tuple[Matrix, Matrix]:
-    """Weights and cache of a share of every run: embedding and head are held in full."""
+    """Bytes of weights and cache for a share of every run; embedding and head are held in full."""
     part, costs = share / facts.groups, whole.costs[policy]
     body = sums_over_runs([layer.weights.bytes_under(whole.policies[policy]) for layer in facts.layers])
     return costs.weights - body * (1 - part), costs.cache * cache_part(facts, part)

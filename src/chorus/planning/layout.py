@@ -19,7 +19,7 @@ class Place:
 
     rank: int
     stage: int
-    """Counted from the leader's: 0 holds the last layers."""
+    """The number of its stage, counted from the leader's: 0 holds the last layers."""
     member: int
     """Which of the ranks that share the stage's layers."""
     layers: range

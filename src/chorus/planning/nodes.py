@@ -40,7 +40,7 @@ class Machines:
 
 
 def parse_nodes(text: str, memory_fraction: float) -> Machines:
-    """`48GB:30,16GB:10`: memory and GPU cores of Macs, in rank order, with names in front if wanted."""
+    """Machines from `48GB:30,16GB:10`: memory and GPU cores of Macs, in rank order, with names in front if wanted."""
     devices = []
     for rank, part in enumerate(text.split(",")):
         match = _NODE.fullmatch(part.strip())
@@ -53,7 +53,7 @@ def parse_nodes(text: str, memory_fraction: float) -> Machines:
 
 
 def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Machine | None = None) -> Machines:
-    """Devices as their configuration describes them; `here` stands in for this machine where it does not."""
+    """Machines as their configuration describes them; `here` stands in for this one where it does not."""
     nodes, notes = [], []
     for rank, device in enumerate(devices):
         offers = device.capabilities
@@ -74,7 +74,7 @@ def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Mac
 
 
 def rates_of(offers: Capabilities) -> tuple[float, float, str]:
-    """(flops, bandwidth, what had to be assumed)."""
+    """What a device can do: flops, bandwidth, and what had to be assumed."""
     assumed = ""
     if offers.backend == "metal":
         cores = offers.gpu_cores or ASSUMED_CORES

@@ -30,11 +30,13 @@ class DoesNotFit(PlanError):
 
 @dataclass(frozen=True)
 class RankPlan:
+    """What one rank holds, and how long it takes over its part."""
+
     rank: int
     node: str
     first_layer: int
     last_layer: int
-    """Inclusive, as people count."""
+    """The last layer that it holds, not the one after."""
     share: int
     """Key/value groups held, where layers are divided inside; otherwise all of them."""
     dtype: str
@@ -47,7 +49,7 @@ class RankPlan:
     """What the rank may take."""
     chunk_seconds: float
     step_seconds: float
-    """Its own part of a prefill chunk and of a decode step."""
+    """Seconds of its own part of a decode step; `chunk_seconds`, of a prefill chunk."""
 
     @property
     def policy_name(self) -> str:
@@ -69,18 +71,22 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Excluded:
+    """A node that a plan leaves out, and why."""
+
     node: str
     reason: str
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Who holds what, and what one gets for it."""
+
     model: str
     model_layers: int
     strategy: str
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
-    """In rank order: rank 0 leads and holds the last layers."""
+    """The ranks in their order: rank 0 leads and holds the last layers."""
     workload: Workload
     prediction: Prediction
     limit: str
@@ -141,7 +147,7 @@ class Plan:
 
 
 def size(count: float) -> str:
-    """Bytes for people, in the unit that machines are sold in."""
+    """A number of bytes for people, in the unit that machines are sold in."""
     for unit, name in ((1e9, "GB"), (1e6, "MB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

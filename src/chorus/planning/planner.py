@@ -110,7 +110,7 @@ def _no_group(problem: Problem, chain: Chain) -> tuple[Excluded, ...]:
 
 
 def _hybrid(problem: Problem) -> Plan:
-    """auto: groups of equal nodes, those that pay. Other strategies: all nodes, neighbours in the order given."""
+    """A plan with stages of several nodes: by auto of equal nodes, as many as pay; else of all, neighbours together."""
     tables, request = problem.tables, problem.request
     shares = [shares_by_weight(problem.facts, weights) for weights in hybrid_weights(problem, request)]
     if request.strategy == "auto":
@@ -136,7 +136,7 @@ def _hybrid(problem: Problem) -> Plan:
 def _hybrid_misfit(
     problem: Problem, groups: Sequence[Sequence[Sequence[StageTable]]], shares: Sequence[Sequence[int]]
 ) -> PlanError:
-    """What lacks least; or why there are no stages at all."""
+    """What is missing where least is missing; or why there are no stages at all."""
     enough = [(group, some) for group, some in zip(groups, shares, strict=True) if len(group) >= LEAST]
     if not enough:
         return PlanError(
@@ -155,7 +155,7 @@ def _hybrid_misfit(
 
 
 def _led(choice: TensorChoice, leader: str | None) -> TensorChoice:
-    """In the order of ranks: the leader, then the largest share first."""
+    """The choice in the order of ranks: the leader, then the largest share first."""
     pairs = sorted(
         zip(choice.tables, choice.shares, strict=True),
         key=lambda pair: (pair[0].node.name != leader, -pair[1], pair[0].node.name),
@@ -175,7 +175,7 @@ def _single(problem: Problem) -> Plan:
 
 
 def _tensor(problem: Problem) -> Plan:
-    """All nodes in the order given, their shares by the strategy; what was laid down is kept or refused."""
+    """A plan with all nodes in the order given and shares by the strategy; what was laid down is kept or refused."""
     request, slices = problem.request, slice_tables(problem)
     laid_down = request.weights or (request.proportions if request.strategy == "custom" else None)
     weights: Sequence[float] | None = laid_down
@@ -212,7 +212,7 @@ def _nothing_fits(problem: Problem) -> PlanError:
 
 
 def _fixed_chains(problem: Problem) -> list[Chain]:
-    """All nodes in the order given, split by each simple strategy: never let a heuristic lose to those."""
+    """Chains of all nodes in the order given, cut by each simple strategy: a heuristic must never lose to those."""
     stages = problem.tables[::-1]
     if len(stages) > problem.layers or problem.request.leader not in (None, stages[-1].node.name):
         return []

@@ -170,12 +170,12 @@ def _promising(search: Search, tables: Sequence[StageTable]) -> Iterator[list[St
 
 
 def _counts(most: int) -> list[int]:
-    """1 to `most`, thinning out: of many nodes, one more or less hardly matters."""
+    """Numbers from 1 to `most`, thinning out: of many nodes, one more or less hardly matters."""
     return sorted({min(most, round(1.25**step)) for step in range(60)} | set(range(1, min(most, 8) + 1)))
 
 
 def _by_memory(tables: Sequence[StageTable], most: int, leaders: Sequence[StageTable]) -> Iterator[list[StageTable]]:
-    """The largest first or last: where anything fits, one of these nearly always does."""
+    """Orders with the largest first or last: where anything fits, one of these nearly always does."""
     largest = sorted(tables, key=lambda table: (-table.node.memory, table.node.name))
     for count in _counts(most):
         chosen = largest[:count]
@@ -214,7 +214,7 @@ def fewest_missing(tables: Sequence[StageTable], leader: str | None) -> float:
 
 
 def _neighbours(order: Sequence[StageTable], tables: Sequence[StageTable]) -> Iterator[list[StageTable]]:
-    """One node fewer, one more in front, or one exchanged for its neighbour or for an idle one."""
+    """Orders with one node fewer, one more in front, or one exchanged for its neighbour or for an idle one."""
     places = range(len(order))
     idle = _one_of_each_kind([table for table in tables if table not in order])
     for place in places:

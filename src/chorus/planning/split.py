@@ -12,7 +12,7 @@ class SplitError(ChorusError, ValueError):
 
 
 def even_split(layers: int, ranks: int) -> tuple[int, ...]:
-    """As even as can be; the leader, which also holds the head, takes none of the remainder."""
+    """The most even split; the leader, which also holds the head, takes none of the remainder."""
     if ranks > layers:
         raise SplitError(f"{ranks} ranks cannot share {layers} layers: use at most {layers} ranks")
     share, extra = divmod(layers, ranks)
@@ -32,7 +32,7 @@ def check_layer_counts(split: Sequence[int], layers: int, ranks: int) -> tuple[i
 
 
 def layers_of(rank: int, split: Sequence[int]) -> range:
-    """Rank 0 is the last stage, the highest rank the first."""
+    """The layers of one rank. Rank 0 is the last stage, the highest rank the first."""
     first = sum(split[rank + 1 :])
     return range(first, first + split[rank])
 

@@ -8,6 +8,8 @@ from chorus.messages.rank import Drop, Step
 
 
 class GraphTokens:
+    """The last token of every sequence, as the array in which it was sampled."""
+
     def __init__(self) -> None:
         self._last: dict[int, tuple[mx.array, int]] = {}
         """Where a sequence's last token is: the sampled array and the row in it."""

@@ -36,6 +36,8 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class LoadedShard:
+    """A rank's part of a model, in memory and ready to run."""
+
     stage: Stage
     config: dict[str, Any]
     policy: DtypePolicy
@@ -129,7 +131,7 @@ def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """In which number type: as a plan decided, or where there is none by our own rule."""
+    """In which number type weights are kept: as a plan decided, or where there is none by our own rule."""
 
     dtype: str
     planned: str | None
@@ -209,7 +211,7 @@ def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
 
 
 def _apply(model: nn.Module, policy: DtypePolicy) -> None:
-    """Only changes the graph; nothing is read or computed yet."""
+    """Put weights into the number type of a policy. Only the graph changes; nothing is read or computed yet."""
     if policy.dtype != "stored":
         # Scales first, so that dequantizing happens in the final precision and loses nothing.
         model.set_dtype(getattr(mx, policy.dtype))

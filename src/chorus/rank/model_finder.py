@@ -13,7 +13,7 @@ ModelFinder = Callable[[LoadRequest], Path]
 
 
 def leaders_path(request: LoadRequest) -> Path:
-    """For ranks of one machine, started by the same user as their leader."""
+    """The folder that the leader names, for ranks of one machine that the same user started."""
     return Path(request.model_path)
 
 

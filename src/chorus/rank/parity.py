@@ -22,18 +22,20 @@ NEW_TOKENS = 16
 
 @dataclass(frozen=True)
 class ParityReport:
+    """Whether a model cut into stages says what it says whole."""
+
     split: tuple[int, ...]
     dtype: str
     equal: bool
     """Whether every greedy token is the same."""
     tokens: int
     largest_difference: float
-    """Of any logit of any position that was compared."""
+    """The largest difference of any logit of any position that was compared."""
     exact: bool
 
 
 def compare(path: Path, split: Sequence[int] | None, ranks: int) -> ParityReport:
-    """Greedy tokens and logits of the whole model, then of its stages. One of the two is in memory at a time."""
+    """Compare greedy tokens and logits of the whole model and of its stages, of which one is in memory at a time."""
     import mlx.core as mx
 
     from chorus.planning.split import choose_split, layers_of

@@ -21,6 +21,8 @@ Cache = list[Any]
 
 
 class Runner:
+    """Runs steps on one stage, with the caches of all sequences."""
+
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self._alone: dict[int, Cache] = {}

@@ -125,7 +125,7 @@ def model_shape(gguf: GgufFile) -> Shape:
 
 
 def model_config(gguf: GgufFile, shape: Shape, rope_factors: np.ndarray | None) -> dict[str, Any]:
-    """config.json, without the quantization and the token ids."""
+    """The content of config.json, without the quantization and the token ids."""
     prefix = gguf.architecture
     theta = float(gguf.metadata.get(f"{prefix}.rope.freq_base", 10000.0))
     rotated = int(gguf.metadata.get(f"{prefix}.rope.dimension_count", shape.head_dim))

@@ -56,6 +56,8 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
+    """A GGUF file: what it says of itself, and where its tensors lie."""
+
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -103,7 +105,7 @@ class _Cursor:
         return self.take(self.number("<Q")).decode("utf-8", errors="replace")
 
     def name(self) -> str:
-        """Of an entry or a tensor; errors show it."""
+        """The name of an entry or a tensor; errors show it."""
         name = self.text()
         if len(name) > _LONGEST_NAME or not name.isprintable():
             raise ValueError("a name that is none")

@@ -82,6 +82,8 @@ _SPLITTINGS = {
 
 @dataclass(frozen=True)
 class RebuiltTokenizer:
+    """The tokenizer that a GGUF file describes, in Hugging Face's form."""
+
     tokenizer: Tokenizer
     config: dict[str, Any]
     """tokenizer_config.json"""

@@ -42,14 +42,16 @@ class HubVersion:
 
 @dataclass(frozen=True)
 class WeightsRecord:
+    """What a hub model's weight files hold, known without having them."""
+
     sizes: dict[str, int]
     """Bytes of every weight file."""
     tensors: dict[str, TensorInfo]
-    """From the headers; a tensor's bytes are counted from where its file's header ends."""
+    """What the headers say; a tensor's bytes are counted from where its file's header ends."""
 
 
 def weights_record(version: HubVersion, folder: Path) -> WeightsRecord:
-    """Kept from before, or asked of the hub and kept. The folder has the model's description."""
+    """The record kept from before, or one asked of the hub and kept. The folder has the model's description."""
     if kept := kept_record(version):
         return kept
     if is_offline(None):

@@ -38,14 +38,14 @@ class Division:
 
     @classmethod
     def of(cls, split: Sequence[int] | None, weights: Sequence[int] | None) -> Division:
-        """Weights in the smallest numbers, since only their proportions count."""
+        """The division that these options mean, with weights in the smallest numbers: only their proportions count."""
         if weights:
             divisor = gcd(*weights)
             return cls("tensor", tuple(weight // divisor for weight in weights))
         return cls("pipeline", tuple(split or ()))
 
     def layers_of(self, rank: int, layers: int) -> range:
-        """Rank 0 holds the last ones of a pipeline."""
+        """The layers of one rank; rank 0 holds the last ones of a pipeline."""
         if self.parallel == "tensor":
             return range(layers)
         first = sum(self.parts[rank + 1 :])
@@ -53,7 +53,7 @@ class Division:
 
     @property
     def option(self) -> str:
-        """As the command line takes it."""
+        """The division as the command line takes it."""
         name = "--split" if self.parallel == "pipeline" else "--parallel tensor --weights"
         return f"{name} {','.join(map(str, self.parts))}"
 
@@ -70,7 +70,7 @@ class Preshard:
     division: Division
     layers: int
     rank: int | None
-    """None in the folder above the ranks' own."""
+    """Whose folder it is; None for the one above the ranks' own."""
 
 
 def is_preshard(folder: Path) -> bool:

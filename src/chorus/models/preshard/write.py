@@ -38,7 +38,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class RankFolder:
-    """One rank's folder."""
+    """The folder that was written for one rank."""
 
     rank: int
     path: Path
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class FolderContent:
-    """What one rank gets. `config` replaces the model's own description where slices need another."""
+    """What is written for one rank. `config` replaces the model's own description where slices need another."""
 
     pieces: Sequence[Piece]
     config: Mapping[str, Any] | None = field(default=None)
@@ -73,7 +73,7 @@ class FolderContent:
 def write_preshard(
     model: LocalModel, split: Sequence[int], output: Path, progress: ProgressCallback = ignore_progress
 ) -> list[RankFolder]:
-    """Runs of layers, one folder per rank under `output`. Lists are in rank order; rank 0 holds the last layers."""
+    """Write runs of layers, a folder per rank under `output`. Lists are in rank order; rank 0 holds the last layers."""
     config, tensors = read_json(model.path / "config.json"), tensor_index(model.path)
     layers = layer_count(config, layers_of_names(tensors))
     _check_split(split, layers)
@@ -92,7 +92,7 @@ def write_folders(
     output: Path,
     progress: ProgressCallback = ignore_progress,
 ) -> list[RankFolder]:
-    """All folders, complete or not there at all."""
+    """Write all folders: they are there completely, or not at all."""
     if output.exists() and any(output.iterdir()):
         raise ModelError(f"{output} is not empty; remove it, or name another folder.")
     sizes = [content.nbytes for content in contents]

@@ -47,7 +47,7 @@ class Call:
     rows: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     """New keys and values of caches that live on an earlier stage and are read here or later."""
     fetched: dict[int, tuple[Any, mx.array, mx.array]] = field(default_factory=dict)
-    """Of a mirrored cache: the offset before this call, and all its keys and values after it."""
+    """For a mirrored cache, the offset before this call and all its keys and values after it."""
 
 
 class Flow:
@@ -62,7 +62,7 @@ class Flow:
         self.span = span
 
     def begin(self, call: Call) -> None:
-        """Before the model's forward."""
+        """Called before the model's forward."""
 
     def skip(self, call: Call, index: int, args: Args, kwargs: Kwargs) -> Any:
         """What far layer `index` hands on."""

@@ -16,6 +16,8 @@ from chorus.rank.graph_tokens import GraphTokens
 
 
 class TokenRelay:
+    """Fetches sampled tokens from the leader as the first stage needs them."""
+
     def __init__(self, receive: Callable[[int], mx.array]) -> None:
         """`receive(count)` takes what the leader sent next: it sends once for every step that has logits."""
         self._receive = receive
@@ -32,13 +34,13 @@ class TokenRelay:
         return self._tokens.of(step)
 
     def expect(self, step: Step) -> None:
-        """The leader will sample behind this step."""
+        """Note that the leader will sample behind this step."""
         if step.logits:
             self._coming.append(step)
 
 
 def placeholder(step: Step) -> mx.array | None:
-    """For a stage that sees activations only: the shape of the tokens is all it needs of them."""
+    """Tokens for a stage that sees activations only: their shape is all it needs of them."""
     if all(feed.tokens for feed in step.feeds):
         return None
     return mx.zeros((len(step.feeds), 1), mx.int32)

@@ -49,12 +49,12 @@ def matrix_columns(module: nn.Module) -> int:
 
 
 def column_unit(module: nn.Module) -> int:
-    """Input columns that can only be kept together."""
+    """How many input columns can only be kept together."""
     return int(module.group_size) if "scales" in module else 1
 
 
 def row_cuts(module: nn.Module, ranges: Sequence[Range]) -> dict[str, Cut]:
-    """Outputs divided: rows of the matrix, entries of the bias."""
+    """The cuts that divide outputs: rows of the matrix, entries of the bias."""
     arrays = _arrays(module)
     cuts = {name: Cut(array.ndim - 2, tuple(ranges)) for name, array in arrays.items() if name in MATRIX}
     if "bias" in arrays:
@@ -63,7 +63,7 @@ def row_cuts(module: nn.Module, ranges: Sequence[Range]) -> dict[str, Cut]:
 
 
 def column_cuts(module: nn.Module, columns: Range) -> Columns:
-    """Inputs divided, in whole quantization groups. The bias is no input's: whoever sums adds it once."""
+    """The cuts that divide inputs, in whole quantization groups. The bias is no input's: whoever sums adds it once."""
     unit = column_unit(module)
     start, stop = columns
     first, last = start // unit, -(-stop // unit)
@@ -79,7 +79,7 @@ def column_cuts(module: nn.Module, columns: Range) -> Columns:
 
 
 def stack_cuts(module: nn.Module, ranges: Sequence[Range]) -> dict[str, Cut]:
-    """A matrix of its own for each head: whole matrices are kept."""
+    """The cuts that keep whole matrices, of a module that has one for each head."""
     return {name: Cut(0, tuple(ranges)) for name in _arrays(module)}
 
 

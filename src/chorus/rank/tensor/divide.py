@@ -40,9 +40,11 @@ VOCABULARY_PAYS_FROM = 1 << 18
 
 @dataclass(frozen=True)
 class TensorPlan:
+    """Which share of every layer a rank holds."""
+
     rank: int
     weights: tuple[int, ...]
-    """In rank order: how the key/value groups are shared, and by the same proportions all the rest."""
+    """The shares of all ranks: of the key/value groups, and by the same proportions of all the rest."""
 
 
 def check(config: Mapping[str, Any], ranks: int, weights: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -122,7 +124,7 @@ def from_leader(
 
 
 def _divide_vocabulary(model: nn.Module, rule: TensorRule, share: RankShare) -> Iterator[Change]:
-    """The embedding and the head, by rows; where there is no head, the embedding is both."""
+    """Divide the embedding and the head by rows; where there is no head, the embedding is both."""
     path, decoder = _decoder(model)
     embedding = decoder[rule.embedding]
     if embedding["weight"].size < VOCABULARY_PAYS_FROM:

@@ -80,7 +80,7 @@ class SplitVocabulary:
 
     group: mx.distributed.Group
     rows: tuple[Range, ...]
-    """Of every rank."""
+    """The rows that each rank holds."""
 
     @property
     def own(self) -> Range:
@@ -97,11 +97,15 @@ class SplitVocabulary:
 
 
 class SplitHead(SplitVocabulary):
+    """A head of which every rank has some rows."""
+
     def __call__(self, x: mx.array) -> mx.array:
         return self.gathered(super().__call__(x))  # type: ignore[misc]
 
 
 class SplitEmbedding(SplitVocabulary):
+    """An embedding of which every rank has some rows; the head too, where there is no other."""
+
     def __call__(self, tokens: mx.array) -> mx.array:
         start, stop = self.own
         ours = (tokens >= start) & (tokens < stop)

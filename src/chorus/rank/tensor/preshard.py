@@ -45,7 +45,7 @@ def write_sliced_preshard(
     progress: ProgressCallback = ignore_progress,
     trust_remote_code: bool = False,
 ) -> list[RankFolder]:
-    """One folder per rank under `output`, each with its slices by these weights. SplitError where none are known."""
+    """Write a folder per rank under `output` with its slices by these weights. SplitError where none are known."""
     chosen = divide.check(upstream.read_config(model.path), len(weights), tuple(weights))
     contents, layers = [], 0
     for rank in range(len(chosen)):
@@ -103,7 +103,7 @@ def _as_stored(path: str, array: mx.array, cut: Cut) -> mx.array:
 
 
 def _pieces(model: nn.Module) -> list[Piece]:
-    """In the order of the model, so that a tensor of which several are made is read once in a row."""
+    """The tensors in the order of the model, so that one of which several are made is read once in a row."""
     return [
         Piece(name, _STORED_NAMES[array.dtype], tuple(array.shape), array.nbytes, _bytes_of([array]))
         for name, array in tree_flatten(model.parameters())
@@ -111,7 +111,7 @@ def _pieces(model: nn.Module) -> list[Piece]:
 
 
 def _bytes_of(holder: list[mx.array]) -> Callable[[], Iterator[memoryview]]:
-    """Computed when it is this tensor's turn, and let go after it: no more than one is in memory."""
+    """The bytes of a tensor, computed when it is its turn and let go after it: no more than one is in memory."""
 
     def content() -> Iterator[memoryview]:
         array = mx.contiguous(holder.pop()).reshape(-1).view(mx.uint8)

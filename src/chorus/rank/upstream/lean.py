@@ -109,7 +109,7 @@ def _defer(name: str, then: Callable[[ModuleType], None] = lambda module: None) 
 
 @contextmanager
 def _lent(module: ModuleType, **names: object) -> Iterator[None]:
-    """These names in the module for as long as the block runs."""
+    """Put these names into the module for as long as the block runs."""
     before = {name: module.__dict__[name] for name in names if name in module.__dict__}
     module.__dict__.update(names)
     try:

@@ -26,6 +26,8 @@ Weights = dict[str, mx.array]
 
 @dataclass(frozen=True)
 class LazyModel:
+    """A model of which no array has been read."""
+
     model: nn.Module
     config: dict[str, Any]
     loaded: frozenset[str]
@@ -43,8 +45,9 @@ def load_lazily(
     wanted: Callable[[str], bool] = lambda name: True,
     before_weights: Callable[[nn.Module], None] = lambda model: None,
 ) -> LazyModel:
-    """mlx-lm's own loading with every array unread. `wanted` hides stored tensors by the name they have in the file;
-    `before_weights` sees the model with the shapes that its configuration says, before those of the file replace them.
+    """Load a model as mlx-lm does, with every array unread. `wanted` hides stored tensors by the name they have in the
+    file; `before_weights` sees the model with the shapes that its configuration says, before those of the file replace
+    them.
 
     Upstream's check is all or nothing, and a rank may hold only some of the files: so it is switched off, and the
     names that were found are handed back for ours.
