@@ -1,4 +1,4 @@
-"""A worked example: a tensor rule for an architecture that has none. CONTRIBUTING.md tells it."""
+"""A tensor rule of one's own: a row of the table of architectures; two ranks divide by it, and the planner offers it."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def shortage(table: StageTable) -> Matrix:
 
 
 def apportion(shares: Sequence[float], total: int, names: Sequence[str]) -> tuple[int, ...]:
-    """Whole parts of a total by largest remainder; each gets one at least. Ties go to the larger share, then by name."""
+    """Whole parts of a total by largest remainder, each at least one. Ties go to the larger share, then by name."""
     whole = sum(shares)
     quotas = [share / whole * total for share in shares]
     parts = [int(quota + 1e-9) for quota in quotas]
