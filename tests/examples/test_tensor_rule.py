@@ -1,4 +1,4 @@
-"""A tensor rule of one's own: a row of the table of architectures; two ranks divide by it, and the planner offers it."""
+"""A tensor rule of one's own: a row of the table. Two ranks divide a model by it, and the planner offers it."""
 
 from __future__ import annotations
 
