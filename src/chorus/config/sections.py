@@ -188,7 +188,7 @@ class EngineOptions(Section):
     """What holds for the planner, the leader and every rank as it was set, however the model is divided."""
 
     compression: Literal["auto", "off", "on"] = "auto"
-    """Of activations over grpc, without loss; auto: only where the link is slow enough."""
+    """Of activations, where the transport can pack them, without loss; auto: only where the link is slow enough."""
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
