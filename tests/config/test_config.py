@@ -143,6 +143,17 @@ def test_our_own_name_goes_over_an_older_one_in_the_same_place(tmp_path: Path) -
         ({"WORKER_HOSTS": "a", "NUM_DEVICES": "5"}, "environment: NUM_DEVICES: expected 2, the number of devices, got"),
         ({"MINIMAX_PIPELINE_SPLIT": "22,x"}, "environment: MINIMAX_PIPELINE_SPLIT: must be numbers separated"),
         ({"MINIMAX_PIPELINE_SPLIT": "22,0"}, "environment: MINIMAX_PIPELINE_SPLIT: split 22,0: every rank needs"),
+        (
+            {"CHORUS_WATCH__SILENCE_SECONDS": "1"},
+            "environment: CHORUS_WATCH__SILENCE_SECONDS: watch.silence_seconds must be 0 (never) or at least 1.5, "
+            "since watch.tick_seconds is 0.5",
+        ),
+        (
+            {"CHORUS_WATCH__TICK_SECONDS": "2"},
+            "environment: CHORUS_WATCH__TICK_SECONDS: watch.silence_seconds must be 0 (never) or at least 6, since "
+            "watch.tick_seconds is 2",
+        ),
+        ({"CHORUS_WATCH__LEASE_SECONDS": "0"}, "environment: CHORUS_WATCH__LEASE_SECONDS: watch.lease_seconds must be"),
     ],
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -169,6 +180,11 @@ def test_a_coordinator_that_is_not_first_is_warned_about(tmp_path: Path) -> None
     file.write_text("devices: [{device_id: a, hostname: x}, {device_id: b, hostname: y, role: coordinator}]\n")
     (warning,) = load(file, environment={}, folder=tmp_path).warnings
     assert warning.endswith("b is the coordinator but not the first device; rank 0, which leads, is a")
+
+
+def test_a_silence_that_is_longer_than_a_step_may_take_is_warned_about(tmp_path: Path) -> None:
+    (warning,) = load(environment={"CHORUS_ENGINE__STEP_TIMEOUT_SECONDS": "2"}, folder=tmp_path).warnings
+    assert warning.startswith("watch.silence_seconds is 3 and engine.step_timeout_seconds 2: ")
 
 
 def test_one_device_is_found_with_its_rank() -> None:

@@ -12,21 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chorus.platform.process.beats import (
-    LONGEST_SILENCE,
-    SILENCE_SECONDS,
-    STOPPED_SECONDS,
-    STUCK_LOOP_SECONDS,
-    Beat,
-    Monitor,
-    Phase,
-    Seen,
-    State,
-    Verdict,
-    verdict,
-)
-from chorus.platform.process.watcher import LATE_SECONDS, LOOK_SECONDS, Watched, Watcher, look
-from chorus.transport.collective import JOIN_SECONDS
+from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, longest_silence, verdict
+from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.watcher import LATE_SECONDS, Watched, Watcher, look
 
 DEADLINE = 60.0
 BEGIN = (
@@ -37,8 +25,8 @@ SERVE = BEGIN + "beats.enter(Phase.SERVING); "
 HOLD_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(600)"
 
 
-def judged(beat: Beat, quiet: float, state: State = State.RUNNING, silence: float = SILENCE_SECONDS) -> Verdict:
-    return verdict(Seen.at(0.0, beat), state, quiet, silence)
+def judged(beat: Beat, quiet: float, state: State = State.RUNNING, timing: Timing = DEFAULTS) -> Verdict:
+    return verdict(Seen.at(0.0, beat), state, quiet, timing)
 
 
 def test_what_serves_is_silent_after_three_seconds_without_a_tick() -> None:
@@ -47,33 +35,40 @@ def test_what_serves_is_silent_after_three_seconds_without_a_tick() -> None:
     assert judged(serving, 3.1) is Verdict.SILENT
 
 
-@pytest.mark.parametrize("phase", sorted(LONGEST_SILENCE))
+@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.SERVING}))
 def test_what_does_not_serve_yet_may_be_silent_for_as_long_as_its_phase_allows(phase: Phase) -> None:
-    assert judged(Beat(tick=1, phase=phase), LONGEST_SILENCE[phase] - 1) is Verdict.ALIVE
-    assert judged(Beat(tick=1, phase=phase), LONGEST_SILENCE[phase] + 1) is Verdict.SILENT
+    allowed = longest_silence(phase, DEFAULTS)
+    assert judged(Beat(tick=1, phase=phase), allowed - 1) is Verdict.ALIVE
+    assert judged(Beat(tick=1, phase=phase), allowed + 1) is Verdict.SILENT
 
 
 def test_every_phase_but_serving_has_an_allowance_and_a_join_may_take_its_whole_deadline() -> None:
-    assert {*LONGEST_SILENCE, Phase.SERVING} == set(Phase)
-    assert LONGEST_SILENCE[Phase.JOINING] > JOIN_SECONDS
+    for phase in set(Phase) - {Phase.SERVING}:
+        assert longest_silence(phase, DEFAULTS) >= 60 > longest_silence(Phase.SERVING, DEFAULTS)
+    assert longest_silence(Phase.JOINING, DEFAULTS) > DEFAULTS.join_seconds
+
+
+def test_who_starts_is_never_given_less_time_than_who_serves() -> None:
+    patient = Timing(silence_seconds=600)
+    assert {longest_silence(phase, patient) for phase in Phase} == {600}
 
 
 def test_a_stopped_process_is_dead_in_any_phase_but_not_at_the_first_moment() -> None:
     for phase in Phase:
-        assert judged(Beat(tick=1, phase=phase), STOPPED_SECONDS / 2, State.STOPPED) is Verdict.ALIVE
-        assert judged(Beat(tick=1, phase=phase), STOPPED_SECONDS, State.STOPPED) is Verdict.STOPPED
+        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds / 2, State.STOPPED) is Verdict.ALIVE
+        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds, State.STOPPED) is Verdict.STOPPED
 
 
 def test_a_loop_that_stands_still_is_dead_though_the_process_ticks() -> None:
     serving = Beat(tick=1, loop_tick=1, phase=Phase.SERVING)
-    ticking = Seen.at(0.0, serving).then(Beat(tick=2, loop_tick=1, phase=Phase.SERVING), STUCK_LOOP_SECONDS)
-    assert verdict(ticking, State.RUNNING, STUCK_LOOP_SECONDS, SILENCE_SECONDS) is Verdict.ALIVE
-    assert verdict(ticking, State.RUNNING, STUCK_LOOP_SECONDS + 1, SILENCE_SECONDS) is Verdict.SILENT
+    ticking = Seen.at(0.0, serving).then(Beat(tick=2, loop_tick=1, phase=Phase.SERVING), DEFAULTS.loop_silence_seconds)
+    assert verdict(ticking, State.RUNNING, DEFAULTS.loop_silence_seconds, DEFAULTS) is Verdict.ALIVE
+    assert verdict(ticking, State.RUNNING, DEFAULTS.loop_silence_seconds + 1, DEFAULTS) is Verdict.SILENT
 
 
 def test_nothing_is_judged_where_the_watch_is_off_or_the_process_has_ended() -> None:
     serving = Beat(tick=1, phase=Phase.SERVING)
-    assert judged(serving, 1e6, State.STOPPED, silence=0) is Verdict.ALIVE
+    assert judged(serving, 1e6, State.STOPPED, Timing(silence_seconds=0)) is Verdict.ALIVE
     assert judged(serving, 1e6, State.GONE) is Verdict.ALIVE
 
 
@@ -81,17 +76,17 @@ def test_every_tick_begins_the_time_anew() -> None:
     seen = Seen.at(0.0, Beat(tick=1, phase=Phase.SERVING))
     for second in range(1, 100):
         seen = seen.then(Beat(tick=second, phase=Phase.SERVING), float(second))
-        assert verdict(seen, State.RUNNING, second + 2.0, SILENCE_SECONDS) is Verdict.ALIVE
+        assert verdict(seen, State.RUNNING, second + 2.0, DEFAULTS) is Verdict.ALIVE
 
 
 class Child:
     """A process of ours that does what the code says, as a watcher sees it."""
 
-    def __init__(self, code: str, folder: Path, silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, code: str, folder: Path, timing: Timing = DEFAULTS) -> None:
         self.monitor = Monitor(folder)
-        environment = {**psutil.Process().environ(), **self.monitor.environment()}
+        environment = {**psutil.Process().environ(), **self.monitor.environment(), **timing.environment()}
         self.process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-        self.watched = Watched("child", self.monitor, silence, self.process.pid)
+        self.watched = Watched("child", self.monitor, timing, self.process.pid)
 
     def until(self, phase: Phase) -> None:
         deadline = time.monotonic() + DEADLINE
@@ -136,7 +131,7 @@ def test_a_process_tells_who_it_is_and_how_far(children: list[Child], tmp_path: 
 
 
 def test_a_process_that_holds_the_interpreter_is_killed(children: list[Child], tmp_path: Path) -> None:
-    children.append(child := Child(SERVE + HOLD_THE_LOCK, tmp_path, silence=1.5))
+    children.append(child := Child(SERVE + HOLD_THE_LOCK, tmp_path, Timing(silence_seconds=1.5)))
     child.until(Phase.SERVING)
     watch_until_dead(child)
     assert child.watched.death.startswith("silent")
@@ -156,9 +151,9 @@ def test_a_watcher_that_was_held_up_itself_blames_nobody(children: list[Child], 
     now = time.monotonic()
     look(child.watched, now)
     look(child.watched, now + 600, late=True)
-    look(child.watched, now + 600 + SILENCE_SECONDS - LOOK_SECONDS)
+    look(child.watched, now + 600 + DEFAULTS.silence_seconds - DEFAULTS.look_seconds)
     assert not child.watched.death
-    look(child.watched, now + 600 + SILENCE_SECONDS + LATE_SECONDS)
+    look(child.watched, now + 600 + DEFAULTS.silence_seconds + LATE_SECONDS)
     assert child.watched.death
 
 
@@ -169,3 +164,15 @@ def test_what_ends_by_itself_is_nobodys_business(children: list[Child], tmp_path
     for later in (0, 600):
         look(child.watched, now + later)
     assert not child.watched.death
+
+
+def test_a_process_ticks_as_often_as_it_was_told(children: list[Child], tmp_path: Path) -> None:
+    children.append(child := Child(SERVE + "time.sleep(600)", tmp_path, Timing(tick_seconds=0.01)))
+    child.until(Phase.SERVING)
+    deadline, ticks = time.monotonic() + DEADLINE, {child.monitor.read().tick}
+    while len(ticks) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        ticks.add(child.monitor.read().tick)
+    nine_ticks = (max(ticks) - min(ticks)) / 1e9
+    assert nine_ticks < 9 * DEFAULTS.tick_seconds

@@ -194,10 +194,9 @@ async def _serve(settings: Settings, model: LocalModel, listener: socket.socket,
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})
     front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
-    silence = settings.watch.silence_seconds
     supervisor = Supervisor(
-        Group("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, silence),
-        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, silence),
+        Group("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch),
+        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
     )
     try:
         async with access.kept():

@@ -98,7 +98,7 @@ def cluster_options(
         logs=log_dir,
         start_timeout_seconds=settings.engine.start_timeout_seconds,
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
-        silence_seconds=settings.watch.silence_seconds,
+        timing=settings.watch,
     )
 
 
@@ -148,8 +148,8 @@ async def _run(
             options,
             report,
         ) as ranks:
-            grace, silence = settings.api.shutdown_grace_seconds + 2, settings.watch.silence_seconds
-            supervisor = Supervisor(ranks, Group("front end", [front_end], lifeline, grace, silence))
+            grace = settings.api.shutdown_grace_seconds + 2
+            supervisor = Supervisor(ranks, Group("front end", [front_end], lifeline, grace, settings.watch))
             with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
                 async with access.kept():
                     await run_announced(supervisor, address, model, url)

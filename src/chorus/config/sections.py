@@ -16,7 +16,6 @@ from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.config.strategies import Strategy
 from chorus.platform import device
-from chorus.platform.process.beats import LEAST_SILENCE_SECONDS, SILENCE_SECONDS
 from chorus.transport import catalog
 
 HIDDEN = "***"
@@ -275,18 +274,6 @@ class ShardingConfig(Section):
         if abs(sum(shares) - 1) > 0.01:
             raise ValueError(f"the proportions must add up to 1 and add up to {sum(shares):g}")
         return shares
-
-
-class WatchConfig(Section):
-    silence_seconds: float = Field(default=SILENCE_SECONDS, ge=0)
-    """How long a process that serves may show no sign of life before it is replaced; 0: it is never judged."""
-
-    @field_validator("silence_seconds")
-    @classmethod
-    def _longer_than_a_few_ticks(cls, seconds: float) -> float:
-        if 0 < seconds < LEAST_SILENCE_SECONDS:
-            raise ValueError(f"must be 0 (never) or at least {LEAST_SILENCE_SECONDS:g}: a busy process may tick late")
-        return seconds
 
 
 class ClusterConfig(Section):

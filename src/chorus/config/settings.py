@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -17,8 +19,8 @@ from chorus.config.sections import (
     LogConfig,
     SamplingConfig,
     ShardingConfig,
-    WatchConfig,
 )
+from chorus.platform.process.timing import DEFAULTS, Timing
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -41,7 +43,7 @@ class Settings(BaseSettings):
     devices: tuple[DeviceConfig, ...] = ()
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()
-    watch: WatchConfig = WatchConfig()
+    watch: Timing = DEFAULTS
 
     @classmethod
     def settings_customise_sources(
@@ -56,16 +58,20 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The settings of a section with their types; of what is no section, none."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return get_type_hints(kind) if is_dataclass(kind) else {}
+
+
 def sections() -> Iterator[str]:
-    for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name
+    return (name for name, kind in fields_of(Settings).items() if fields_of(kind))
 
 
-def known_keys(section: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+def known_keys(section: Any = Settings, prefix: str = "") -> Iterator[str]:
+    for name, kind in fields_of(section).items():
+        if fields_of(kind):
             yield from known_keys(kind, f"{prefix}{name}.")
         else:
             yield prefix + name

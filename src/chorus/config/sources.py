@@ -26,7 +26,8 @@ from chorus.config.sections import (
     SamplingConfig,
     ShardingConfig,
 )
-from chorus.config.settings import NESTED, PREFIX, Settings, known_keys, nearest
+from chorus.config.settings import NESTED, PREFIX, Settings, fields_of, known_keys, nearest
+from chorus.platform.process.timing import BadTiming
 
 __all__ = [
     "ApiConfig",
@@ -53,11 +54,13 @@ log = logging.getLogger("chorus.config")
 NOT_SETTINGS = {
     "CHORUS_CACHE",
     "CHORUS_KEYS_FILE",
+    "CHORUS_BEAT",
     "CHORUS_BLAS",
     "CHORUS_LIFELINE",
     "CHORUS_CONFIG",
     "CHORUS_PIPELINE_SPLIT",
     "CHORUS_STATE",
+    "CHORUS_TIMING",
     "CHORUS_TOKEN",
 }
 """Variables with our prefix that the loader does not read as keys of the tree."""
@@ -183,8 +186,8 @@ def _from_text(key: str, text: str) -> Any:
     if key in ("engine.split", "engine.weights"):
         return text
     section, _, name = key.rpartition(".")
-    owner: Any = Settings.model_fields[section].annotation if section else Settings
-    kinds = {get_origin(kind) or kind for kind in (owner.model_fields[name].annotation, *_options(owner, name))}
+    whole = fields_of(fields_of(Settings)[section] if section else Settings)[name]
+    kinds = {get_origin(kind) or kind for kind in (whole, *get_args(whole))}
     if not kinds & {tuple, dict}:
         return text
     if text.lstrip().startswith(("[", "{")):
@@ -193,10 +196,6 @@ def _from_text(key: str, text: str) -> Any:
         except yaml.YAMLError:
             return text
     return [part.strip() for part in text.split(",")]
-
-
-def _options(owner: type[BaseModel], name: str) -> tuple[Any, ...]:
-    return get_args(owner.model_fields[name].annotation)
 
 
 def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
@@ -222,7 +221,18 @@ def _validate(values: Values) -> Settings:
     try:
         return Settings(**unflatten(values))
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], values)) from None
+        problem = error.errors()[0]
+        unfit = problem.get("ctx", {}).get("error")
+        explained = _explain_timing(unfit, values) if isinstance(unfit, BadTiming) else _explain(problem, values)
+        raise ConfigError(explained) from None
+
+
+def _explain_timing(unfit: BadTiming, values: Values) -> str:
+    """Where only the other one of two was given, that is the one to look at."""
+    keys = [f"watch.{setting}" for setting in unfit.settings]
+    given = next((values[key] for key in keys if key in values), None)
+    place = given.place if given else keys[0]
+    return f"{place}: {unfit}" if place.endswith(keys[0]) else f"{place}: {keys[0]} {unfit}"
 
 
 def _explain(problem: Any, values: Values) -> str:
@@ -302,4 +312,10 @@ def _warnings(settings: Settings, values: Values) -> list[str]:
     if settings.sharding.custom_proportions and settings.sharding.strategy != "custom":
         place = values["sharding.custom_proportions"].place
         found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
+    silence, step = settings.watch.silence_seconds, settings.engine.step_timeout_seconds
+    if silence >= step:
+        found.append(
+            f"watch.silence_seconds is {silence:g} and engine.step_timeout_seconds {step:g}: a rank that stands still "
+            "is found only by the step that it does not finish"
+        )
     return found

@@ -115,10 +115,9 @@ async def _lead(
     leader = rank_programs(spec)[0]
     leader = replace(leader, environment=dict(hosts.envs))
     front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
-    silence = settings.watch.silence_seconds
     supervisor = Supervisor(
-        Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, silence),
-        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, silence),
+        Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch),
+        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
     )
     try:
         await run_announced(supervisor, engine_address(folder), model, access.url(listener))

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chorus.errors import ChorusError
-from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
+from chorus.platform.process.beats import Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.supervisor")
@@ -68,13 +69,13 @@ class Group:
         programs: Sequence[Program],
         lifeline: Lifeline,
         grace_seconds: float,
-        silence_seconds: float = SILENCE_SECONDS,
+        timing: Timing = DEFAULTS,
     ) -> None:
         self.name = name
         self._programs = programs
         self._lifeline = lifeline
         self._grace = grace_seconds
-        self._silence = silence_seconds
+        self._timing = timing
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watcher = Watcher()
         self._monitors: dict[str, Monitor] = {}
@@ -106,6 +107,7 @@ class Group:
                     **program.environment,
                     **self._lifeline.environment(),
                     **monitor.environment(),
+                    **self._timing.environment(),
                 },
                 stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
                 pass_fds=tuple(program.descriptors),
@@ -117,10 +119,10 @@ class Group:
             pid = self._running[program.name].pid
             log.debug("started %s as process %d", program.name, pid)
             if program.processes == 1:
-                self._watcher.add(Watched(program.name, monitor, self._silence, pid))
+                self._watcher.add(Watched(program.name, monitor, self._timing, pid))
             else:
                 for rank in range(program.processes):
-                    self._watcher.add(Watched(f"rank {rank}", monitor, self._silence, place=rank))
+                    self._watcher.add(Watched(f"rank {rank}", monitor, self._timing, place=rank))
         self._watching = asyncio.create_task(self._watcher.run())
 
     async def ended(self) -> tuple[str, int]:

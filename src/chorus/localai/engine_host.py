@@ -17,10 +17,10 @@ from chorus.deploy.supervisor import Group, Program
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.platform.process.beats import SILENCE_SECONDS
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import RestartPolicy, Restarts, describe_exit
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
 
@@ -52,7 +52,7 @@ class Launch:
     programs: Sequence[Program]
     start_seconds: float
     """After this long a start is taken for stuck, whatever the ranks themselves think."""
-    silence_seconds: float = SILENCE_SECONDS
+    timing: Timing = DEFAULTS
 
 
 Launcher = Callable[[Path], Launch]
@@ -69,7 +69,7 @@ class EngineHost:
         launch = launcher(self._lifeline.path.parent)
         self.client = EngineClient(launch.address)
         self._start_seconds = launch.start_seconds
-        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.silence_seconds)
+        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.timing)
         self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None

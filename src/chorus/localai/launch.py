@@ -71,7 +71,7 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
         programs = [replace(leader, environment={**leader.environment, **settings.cluster.env})]
     # The ranks' own deadline holds for meeting and then for loading.
     start_seconds = 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS
-    return Launch(spec.address, programs, start_seconds, settings.watch.silence_seconds)
+    return Launch(spec.address, programs, start_seconds, settings.watch)
 
 
 def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:

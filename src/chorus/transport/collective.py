@@ -19,6 +19,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from chorus.platform.process.timing import Timing
 from chorus.transport import frames
 from chorus.transport.grpc_link import FrameSender, sender_to_next
 from chorus.transport.links import Inbox, TokenPath, Traffic
@@ -26,7 +27,6 @@ from chorus.transport.meeting import CannotJoin, Connection, DeviceMatrix, Meeti
 
 log = logging.getLogger("chorus.transport")
 
-JOIN_SECONDS = 120
 """A group forms in a moment or, when a rank is missing, never."""
 
 
@@ -194,9 +194,10 @@ def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]
                 json.dump(content, file)
             os.environ[variable] = name
         os.environ.update(settings)
-        log.info("joining the %s group, for at most %d s", backend, JOIN_SECONDS)
+        seconds = Timing.told().join_seconds
+        log.info("joining the %s group, for at most %g s", backend, seconds)
         # MLX waits for its peers without a deadline and keeps Python's lock meanwhile: only this timer still runs.
-        faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(seconds, exit=True)
         try:
             return mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:

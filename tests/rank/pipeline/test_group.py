@@ -19,9 +19,9 @@ from chorus.models.layer_names import files_for_layers
 from chorus.models.tensors import weight_map
 from chorus.planning.layout import Layout
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
+from chorus.platform.process.timing import DEFAULTS
 from chorus.rank.load import load_shard
 from chorus.transport.channel import open_channel
-from chorus.transport.collective import JOIN_SECONDS
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
 
@@ -123,7 +123,7 @@ def test_a_rank_without_the_model_is_named_before_a_ring_gives_up(model: Path, t
         follower = ranks.follower(1, addresses[1], "--own-store")
         spec = ranks.spec(model, addresses, transport="ring").model_copy(update={"model": "no-such-model"})
         leader = ranks.leader(spec)
-        assert leader.wait(JOIN_SECONDS - 30) == EXIT_CANNOT_START, ranks.log("leader")
+        assert leader.wait(DEFAULTS.join_seconds - 30) == EXIT_CANNOT_START, ranks.log("leader")
         assert f"rank 1 at {addresses[1]} cannot load: rank 1: no-such-model" in ranks.log("leader")
         # Its place in that ring cannot be given back: whoever keeps it starts it again.
         assert follower.wait(60) == EXIT_LEADER_GONE, ranks.log("rank1")

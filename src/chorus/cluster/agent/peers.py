@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.security import handshake
 from chorus.security.enrol import TIMEOUT_SECONDS, Card
 from chorus.security.expelled import BadList
@@ -23,8 +24,8 @@ log = logging.getLogger("chorus.agent")
 
 CARDS = "chorus-card/1"
 """The name of this protocol in a TLS handshake."""
-ALIVE_SECONDS = 5.0
-SILENCE_SECONDS = 20.0
+_HEARTBEAT = "heartbeat_seconds"
+"""How often the door wants to hear from whoever stays, in its first message."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Met:
 class Registry:
     """The members that are on the line now, by the address of their door."""
 
-    def __init__(self, own: Callable[[], tuple[Card, Identity]]) -> None:
+    def __init__(self, own: Callable[[], tuple[Card, Identity]], timing: Timing) -> None:
         self._own = own
+        self._timing = timing
         self._lock = threading.Lock()
         self._addresses: dict[str, int] = {}
 
@@ -52,8 +54,9 @@ class Registry:
     def serve(self, connection: ssl.SSLSocket, host: str, member: Member) -> None:
         """The door's side: give our card; when a card comes back, the caller is a peer until it hangs up."""
         card, identity = self._own()
-        handshake.send(connection, _message(card, identity))
-        connection.settimeout(SILENCE_SECONDS)
+        heartbeat = {_HEARTBEAT: self._timing.peer_heartbeat_seconds}
+        handshake.send(connection, {**_message(card, identity), **heartbeat})
+        connection.settimeout(self._timing.peer_silence_seconds)
         try:
             theirs = _card(handshake.receive(connection), identity)
         except handshake.JoinRefused:
@@ -94,11 +97,17 @@ async def ask(address: tuple[str, int], identity: Identity) -> Met:
 def stay(address: tuple[str, int], identity: Identity, own: Card, stop: threading.Event) -> None:
     """Be a peer of that node until the line breaks or we stop."""
     with meet(address, identity, CARDS, TIMEOUT_SECONDS) as (connection, member):
-        _card(handshake.receive(connection), identity)
+        theirs = handshake.receive(connection)
+        _card(theirs, identity)
         handshake.send(connection, _message(own, identity))
         log.info("on the line to %s at %s:%d", member.name, *address)
-        while not stop.wait(ALIVE_SECONDS):
+        while not stop.wait(_heartbeat_seconds(theirs)):
             handshake.send(connection, {"alive": True})
+
+
+def _heartbeat_seconds(message: handshake.Message) -> float:
+    told = message.get(_HEARTBEAT)
+    return float(told) if isinstance(told, int | float) and told > 0 else DEFAULTS.peer_heartbeat_seconds
 
 
 def _message(card: Card, identity: Identity) -> handshake.Message:

@@ -30,6 +30,7 @@ from chorus.cluster.logs import device_log
 from chorus.cluster.logs_copy import copied_output
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.platform.process.output import RotatingLog
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.enrol import Card
@@ -43,6 +44,7 @@ PROTOCOLS = [handshake.PROTOCOL, CARDS, FILES]
 """What an agent's door answers to."""
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
 HOUSEKEEPING_SECONDS = 1.0
+"""How often an agent looks at what no event tells: leases, certificates."""
 
 
 class CannotJoin(Exception):
@@ -61,6 +63,8 @@ class AgentOptions:
     announce: bool = True
     rank_port: int | None = None
     backend: str = ""
+    timing: Timing = DEFAULTS
+    """For nodes that call this one."""
     lock: bool = True
     """False for the door that a coordinator opens beside an agent of the same machine: it does not own its process."""
 
@@ -80,7 +84,7 @@ class Agent:
         self._enrolling = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.node_id = ""
-        self.registry = Registry(self._own_card)
+        self.registry = Registry(self._own_card, options.timing)
         self._door: Door | None = None
 
     @property

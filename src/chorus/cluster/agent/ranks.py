@@ -18,19 +18,17 @@ import psutil
 
 from chorus.cluster.logs import pump
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.platform.process.beats import SILENCE_SECONDS, Monitor
+from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.restarts import RestartPolicy, python
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.agent")
 
 GRACE_SECONDS = 3.0
-LEASE_SECONDS = 15.0
-"""How long ranks of a session stay without a word from whoever watches it."""
-ABANDONED_SECONDS = 5.0
-"""After so long without one, whoever wants the node's memory need not wait for the lease to run out."""
+"""How long a rank may take to end by itself before it is killed."""
 KEPT_ENDED = 16
 
 
@@ -43,6 +41,7 @@ class Coordinators:
     """Who looks at a session."""
 
     heard_at: float
+    timing: Timing
     connected: int = 0
     came: bool = False
 
@@ -54,7 +53,7 @@ class Coordinators:
 
     def left(self, now: float) -> bool:
         """Whether there was somebody who is not there any more. Before they came, they may be busy with other nodes."""
-        return self.came and (not self.connected or self.silent(now) > ABANDONED_SECONDS)
+        return self.came and (not self.connected or self.silent(now) > self.timing.abandon_seconds)
 
 
 @dataclass
@@ -122,7 +121,7 @@ class Ranks:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         port: int | None = None,
-        silence_seconds: float = SILENCE_SECONDS,
+        timing: Timing = DEFAULTS,
     ) -> Rank:
         """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets."""
         await self.end(session, number)
@@ -133,7 +132,13 @@ class Ranks:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *arguments,
-                env={**os.environ, **environment, **self._lifeline.environment(), **monitor.environment()},
+                env={
+                    **os.environ,
+                    **environment,
+                    **self._lifeline.environment(),
+                    **monitor.environment(),
+                    **timing.environment(),
+                },
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -141,11 +146,11 @@ class Ranks:
             )
             assert process.stdout is not None
             reader = asyncio.create_task(pump(process.stdout, self._output))
-            watched = Watched(f"rank {number} of {model}", monitor, silence_seconds, process.pid)
+            watched = Watched(f"rank {number} of {model}", monitor, timing, process.pid)
             rank = Rank(session, number, port, model, process, watched, reader)
             self._ranks[session, number] = rank
             self._had.add(port)
-            self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+            self._coordinators.setdefault(session, Coordinators(time.monotonic(), timing))
             self._watcher.add(watched)
             self._keep(self._reap(rank))
             await self._stay_awake()
@@ -186,9 +191,9 @@ class Ranks:
         return len(running)
 
     @contextlib.contextmanager
-    def watched(self, session: str) -> Iterator[Callable[[], None]]:
+    def watched(self, session: str, timing: Timing = DEFAULTS) -> Iterator[Callable[[], None]]:
         """Somebody looks at the session; whenever they are heard, call what this gives."""
-        coordinators = self._coordinators.setdefault(session, Coordinators(time.monotonic()))
+        coordinators = self._coordinators.setdefault(session, Coordinators(time.monotonic(), timing))
         coordinators.heard(time.monotonic())
         coordinators.connected += 1
         coordinators.came = True
@@ -204,8 +209,9 @@ class Ranks:
     async def end_forgotten(self) -> None:
         """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still."""
         now = time.monotonic()
-        for session in [s for s in self._sessions() if self._coordinators[s].silent(now) > LEASE_SECONDS]:
-            log.warning("nobody has watched session %s for %g s: ending its ranks", session, LEASE_SECONDS)
+        leases = {session: self._coordinators[session].timing.lease_seconds for session in self._sessions()}
+        for session in [s for s, lease in leases.items() if self._coordinators[s].silent(now) > lease]:
+            log.warning("nobody has watched session %s for %g s: ending its ranks", session, leases[session])
             await self.end(session)
 
     async def end_abandoned(self) -> int:

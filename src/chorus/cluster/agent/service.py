@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -29,6 +29,7 @@ from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform import cores, device
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
+from chorus.platform.process.timing import Timing
 from chorus.security.expelled import BadList
 from chorus.security.guard import caller
 from chorus.security.identity import Identity, NotTrusted, make_request, own_key
@@ -36,9 +37,10 @@ from chorus.security.identity import Identity, NotTrusted, make_request, own_key
 log = logging.getLogger("chorus.agent")
 refusals = logging.getLogger("chorus.trust")
 
-HEARTBEAT_SECONDS = 1.0
 FIRST_WORD_SECONDS = 10.0
+"""How long a coordinator that begins to watch may take to say which session."""
 DISK_SECONDS = 5.0
+"""How old what is known of the disk may be."""
 MAX_MESSAGE = 4 << 20
 MAX_LOG_LINES = 100_000
 _PROGRESS_SECONDS = 0.2
@@ -125,7 +127,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 self._arguments(request, path),
                 dict(request.environment),
                 self._facts.rank_port,
-                request.silence_seconds,
+                replace(Timing.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
             )
         except (model_files.NoModel, NoPort, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
@@ -160,19 +162,20 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             return
         # By what comes in, and not by what goes out: a connection that breaks ends this task at once, but a generator
         # that has just handed out a message only some time later.
-        listening = asyncio.create_task(self._listen(first.session, requests))
+        timing = Timing.told(context.invocation_metadata())
+        listening = asyncio.create_task(self._listen(first.session, timing, requests))
         self.watchers += 1
         try:
             while not self._ended.is_set() and not listening.done():
                 await self._check(context)
                 yield wire.Heartbeat(sent_at=time.time(), node=self._node())
-                await _within(self._ended.wait(), HEARTBEAT_SECONDS)
+                await _within(self._ended.wait(), timing.heartbeat_seconds)
         finally:
             self.watchers -= 1
             listening.cancel()
 
-    async def _listen(self, session: str, requests: AsyncIterator[wire.WatchRequest]) -> None:
-        with self._ranks.watched(session) as heard, contextlib.suppress(grpc.aio.UsageError):
+    async def _listen(self, session: str, timing: Timing, requests: AsyncIterator[wire.WatchRequest]) -> None:
+        with self._ranks.watched(session, timing) as heard, contextlib.suppress(grpc.aio.UsageError):
             async for _ in requests:
                 heard()
 

@@ -25,6 +25,7 @@ from chorus.cluster.discovery import Announcement, Listener
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.security import enrol
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
@@ -44,12 +45,10 @@ MAX_ASKED = 256
 """At once."""
 DIALLERS = 8
 LOOK_SECONDS = 0.5
+"""How often a coordinator looks at what other processes and threads change."""
 STEADY_SECONDS = 5.0
 """A connection that lasted so long was a good one: when it breaks, the node is looked for at once."""
 CALL_SECONDS = 10.0
-SILENCE_SECONDS = 10.0
-"""An agent that sends no heartbeat for so long is taken for lost."""
-STILL_HERE_SECONDS = 1.0
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
@@ -104,6 +103,7 @@ class Nodes:
         peers: Iterable[Address] = (),
         discover: bool = True,
         registry: Registry | None = None,
+        timing: Timing = DEFAULTS,
     ) -> None:
         self._authority = authority
         self._identity = identity
@@ -111,6 +111,7 @@ class Nodes:
         """Of the door that this machine's process has open."""
         self._peers = tuple(peers)
         self._registry = registry
+        self.timing = timing
         self._listener = Listener(self._heard, self._unheard) if discover else None
         self._announced: dict[str, tuple[Address, ...]] = {}
         """By what an announcement calls its node: a name for the hint, and no more."""
@@ -376,7 +377,7 @@ class Nodes:
     async def _listen(self, node: Node) -> None:
         """Take heartbeats until they stop, pass on who has been expelled, and renew its certificate in time."""
         told, refused = "", b""
-        beats = node.stub.Watch(still_here())
+        beats = node.stub.Watch(still_here(self.timing), metadata=self.timing.metadata())
         reading: asyncio.Task[wire.Heartbeat] | None = None
         silent_since = time.monotonic()
         try:
@@ -389,8 +390,8 @@ class Nodes:
                 reading = reading or asyncio.create_task(beats.read())
                 # An expelled node must not keep us waiting for its next word.
                 if not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
-                    if time.monotonic() - silent_since > SILENCE_SECONDS:
-                        raise OSError(f"no heartbeat for {SILENCE_SECONDS:g} s")
+                    if time.monotonic() - silent_since > self.timing.agent_silence_seconds:
+                        raise OSError(f"no heartbeat for {self.timing.agent_silence_seconds:g} s")
                     continue
                 beat, reading, silent_since = reading.result(), None, time.monotonic()
                 if beat is grpc.aio.EOF:
@@ -435,11 +436,11 @@ _OURSELVES = "this machine"
 _HERE = ("this machine", 0)
 
 
-async def still_here(session: str = "") -> AsyncIterator[wire.WatchRequest]:
+async def still_here(timing: Timing, session: str = "") -> AsyncIterator[wire.WatchRequest]:
     """Our side of a Watch: an agent that hears nothing for a while takes us for lost."""
     while True:
         yield wire.WatchRequest(session=session)
-        await asyncio.sleep(STILL_HERE_SECONDS)
+        await asyncio.sleep(timing.heartbeat_seconds)
 
 
 def _reason(error: Exception) -> str:

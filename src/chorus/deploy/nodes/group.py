@@ -20,7 +20,6 @@ from chorus.cluster.transfer.sources import Source
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Program
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
-from chorus.platform.process.beats import SILENCE_SECONDS
 from chorus.platform.process.exits import EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.security.names import member_address
@@ -56,6 +55,8 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Served:
+    """What is the same for every rank of a group over nodes."""
+
     model: str
     share: str
     source_port: int
@@ -64,7 +65,6 @@ class Served:
     log_level: str = "info"
     parts: OwnParts | None = None
     """Where this machine may lack files itself."""
-    silence_seconds: float = SILENCE_SECONDS
 
 
 class ClusterGroup(Group):
@@ -80,7 +80,7 @@ class ClusterGroup(Group):
         start_timeout: float,
         report: Callable[[str], None] = lambda detail: None,
     ) -> None:
-        super().__init__("ranks", [], lifeline, grace_seconds, served.silence_seconds)
+        super().__init__("ranks", [], lifeline, grace_seconds, nodes.timing)
         self._nodes = nodes
         self._deploy = deploy
         self._served = served
@@ -236,10 +236,10 @@ class ClusterGroup(Group):
             environment=served.environment,
             threads=served.threads,
             log_level=served.log_level,
-            silence_seconds=served.silence_seconds,
+            silence_seconds=self._timing.silence_seconds,
         )
         try:
-            async for progress in node.stub.Spawn(request):
+            async for progress in node.stub.Spawn(request, metadata=self._timing.metadata()):
                 if progress.HasField("started"):
                     return node.rank_address(progress.started.port)
                 share = f"{progress.done_bytes / max(progress.total_bytes, 1):.0%}"
@@ -255,7 +255,7 @@ class ClusterGroup(Group):
         who = f"rank {order.rank} on {order.node.name}"
         beats = None
         try:
-            beats = order.node.stub.Watch(still_here(self._session))
+            beats = order.node.stub.Watch(still_here(self._timing, self._session), metadata=self._timing.metadata())
             async for beat in beats:
                 mine = [r for r in beat.node.ranks if r.session == self._session and r.rank == order.rank]
                 if not mine:

@@ -28,8 +28,8 @@ from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read
 from chorus.planning.facts import ModelFacts, find_facts, read_facts
 from chorus.planning.plan import Plan
 from chorus.planning.split import choose_split, layers_of
-from chorus.platform.process.beats import SILENCE_SECONDS
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.timing import DEFAULTS, Timing
 from chorus.security.authority import Authority
 from chorus.security.identity import Identity, own_id
 from chorus.security.names import member_address
@@ -55,7 +55,7 @@ class ClusterOptions:
     start_timeout_seconds: float = 600.0
     nodes_choose_transport: bool = False
     """Where this side has no preference, the one that all nodes were started with holds."""
-    silence_seconds: float = SILENCE_SECONDS
+    timing: Timing = DEFAULTS
 
 
 @contextlib.asynccontextmanager
@@ -80,12 +80,14 @@ async def ranks_on_nodes(
             host=options.host,
             port=_free_door(options.host, options.port),
             announce=False,
+            timing=options.timing,
             lock=False,
         )
     )
     running = asyncio.create_task(agent.run())
     door_id = own_id(state / "identity")
-    nodes = Nodes(authority, identity, door_id, options.peers, options.discover and not options.peers, agent.registry)
+    discover = options.discover and not options.peers
+    nodes = Nodes(authority, identity, door_id, options.peers, discover, agent.registry, options.timing)
     writer: asyncio.Task[None] | None = None
     predicted: dict[str, Any] = {}
     try:
@@ -127,7 +129,6 @@ async def ranks_on_nodes(
             options.environment,
             log_level=first.log_level,
             parts=held,
-            silence_seconds=options.silence_seconds,
         )
         group = ClusterGroup(
             nodes,

@@ -22,17 +22,9 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 from chorus.platform import mpi
+from chorus.platform.process.timing import DEFAULTS, Timing
 
 VARIABLE = "CHORUS_BEAT"
-TICK_SECONDS = 0.5
-LOOP_TICK_SECONDS = 1.0
-SILENCE_SECONDS = 3.0
-"""How long a process that serves may go without a tick, where nobody chose otherwise."""
-LEAST_SILENCE_SECONDS = 1.5
-STOPPED_SECONDS = 1.0
-"""How long one may stand still by a signal: tools that slow a process down stop it for moments only."""
-STUCK_LOOP_SECONDS = 15.0
-"""How long the event loop of a process that ticks may do nothing else: a large request keeps it busy for a while."""
 
 _LAYOUT = struct.Struct("<QQIIQdQQ")
 _PLACE_BYTES = 64
@@ -49,15 +41,12 @@ class Phase(IntEnum):
     ENDING = 5
 
 
-LONGEST_SILENCE = {
-    # Loading a library or building an array from numpy keeps Python's lock, from a slow disk for many seconds.
-    Phase.STARTING: 60.0,
-    Phase.LOADING: 60.0,
-    # The join has a deadline of its own, after which the process ends by itself.
-    Phase.JOINING: 150.0,
-    Phase.WARMING: 60.0,
-    Phase.ENDING: 60.0,
-}
+def longest_silence(phase: Phase, timing: Timing) -> float:
+    """How long a process may go without a tick while it does this."""
+    if phase is Phase.SERVING:
+        return timing.silence_seconds
+    allowed = timing.join_silence_seconds if phase is Phase.JOINING else timing.start_silence_seconds
+    return max(timing.silence_seconds, allowed)
 
 
 @dataclass(frozen=True)
@@ -118,8 +107,10 @@ class _Heart:
         self._map: mmap.mmap | None = None
         self._start = 0
         self.phase = Phase.STARTING
+        self.timing = DEFAULTS
 
-    def begin(self, path: str, place: int) -> None:
+    def begin(self, path: str, place: int, timing: Timing) -> None:
+        self.timing = timing
         descriptor = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(descriptor, 0)
@@ -145,7 +136,7 @@ class _Heart:
     def _tick(self) -> None:
         while True:
             self.write(0, "<Q", time.monotonic_ns())
-            time.sleep(TICK_SECONDS)
+            time.sleep(self.timing.tick_seconds)
 
 
 _heart = _Heart()
@@ -154,7 +145,7 @@ _heart = _Heart()
 def begin() -> None:
     """Tick from now on, if the parent looks."""
     if path := os.environ.get(VARIABLE):
-        _heart.begin(path, mpi.own_rank())
+        _heart.begin(path, mpi.own_rank(), Timing.told())
 
 
 def enter(phase: Phase) -> None:
@@ -182,7 +173,7 @@ def loaded(done: int, total: int) -> None:
 def tick_with(loop: asyncio.AbstractEventLoop) -> None:
     """From now on this event loop's own ticks are looked at too."""
     _heart.write(_LOOP_AT, "<Q", time.monotonic_ns())
-    loop.call_later(LOOP_TICK_SECONDS, tick_with, loop)
+    loop.call_later(_heart.timing.loop_tick_seconds, tick_with, loop)
 
 
 class State(Enum):
@@ -217,15 +208,15 @@ class Seen:
         return replace(self, since=since, loop_since=loop_since, beat=beat)
 
 
-def verdict(seen: Seen, state: State, now: float, silence: float) -> Verdict:
+def verdict(seen: Seen, state: State, now: float, timing: Timing) -> Verdict:
     """Whether a process lives. One that is gone is not judged: whoever waits for it hears how it ended."""
-    if silence <= 0 or state is State.GONE:
+    if not timing.silence_seconds or state is State.GONE:
         return Verdict.ALIVE
-    if state is State.STOPPED and now - seen.since >= STOPPED_SECONDS:
+    if state is State.STOPPED and now - seen.since >= timing.stopped_seconds:
         return Verdict.STOPPED
-    serves = seen.beat.phase is Phase.SERVING
-    if now - seen.since > (silence if serves else max(silence, LONGEST_SILENCE[seen.beat.phase])):
+    if now - seen.since > longest_silence(seen.beat.phase, timing):
         return Verdict.SILENT
-    if serves and seen.beat.loop_tick and now - seen.loop_since > max(silence, STUCK_LOOP_SECONDS):
+    loop_counts = seen.beat.phase is Phase.SERVING and seen.beat.loop_tick
+    if loop_counts and now - seen.loop_since > max(timing.silence_seconds, timing.loop_silence_seconds):
         return Verdict.SILENT
     return Verdict.ALIVE

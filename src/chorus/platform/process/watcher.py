@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import psutil
 
 from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, verdict
+from chorus.platform.process.timing import DEFAULTS, Timing
 
 log = logging.getLogger("chorus.watch")
 
-LOOK_SECONDS = 0.5
 LATE_SECONDS = 1.0
 """A watcher that comes so much later than it meant to was itself held up, and so perhaps was everybody."""
 
@@ -26,7 +26,7 @@ LATE_SECONDS = 1.0
 class Watched:
     name: str
     monitor: Monitor
-    silence: float
+    timing: Timing
     pid: int | None = None
     """None: the beat tells it, for a process that somebody else started for us."""
     place: int = 0
@@ -68,15 +68,16 @@ class Watcher:
                 look(watched, now, late=now - due > LATE_SECONDS)
             if self.served_at is None and self.all_serve:
                 self.served_at = now
-            due = now + LOOK_SECONDS
-            await asyncio.sleep(LOOK_SECONDS)
+            pause = min((each.timing.look_seconds for each in self._watched), default=DEFAULTS.look_seconds)
+            due = now + pause
+            await asyncio.sleep(pause)
 
 
 def look(watched: Watched, now: float, late: bool = False) -> None:
     """One look at one process, at whose end it may have been killed; `late`: what went before does not count."""
     beat = watched.beat
     watched.seen = Seen.at(now, beat) if late or watched.seen is None else watched.seen.then(beat, now)
-    found = verdict(watched.seen, _state(watched, beat), now, watched.silence)
+    found = verdict(watched.seen, _state(watched, beat), now, watched.timing)
     if found is Verdict.ALIVE or watched.death or watched.process is None:
         return
     doing = watched.seen.beat.phase.name.lower()
