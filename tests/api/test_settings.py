@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from chorus.cli import app
+from chorus.config.file import ConfigError
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
-from chorus.config.sources import ConfigError, load
+from chorus.config.sources import load
 from chorus.deploy.front_end import Access, api_settings
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.models import LocalModel

@@ -11,8 +11,10 @@ from dotenv import dotenv_values
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorus.config.file import ConfigError
 from chorus.config.older_projects import MEANINGLESS, RENAMED
-from chorus.config.sources import ConfigError, Loaded, find_device, known_keys, load, load_settings, use_cache_dir
+from chorus.config.settings import known_keys
+from chorus.config.sources import LoadedSettings, find_device, load, load_settings, use_cache_dir
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(path for path in (HERE / "golden").iterdir() if not path.name.endswith(".tree.json"))
@@ -61,7 +63,7 @@ BROKEN = {
 }
 
 
-def load_golden(path: Path) -> Loaded:
+def load_golden(path: Path) -> LoadedSettings:
     if path.suffix == ".env":
         variables = {key: value for key, value in dotenv_values(path).items() if value is not None}
         return load(environment=variables, folder=path.parent)

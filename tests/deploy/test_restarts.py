@@ -15,7 +15,7 @@ from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.restarts import Life, RestartPolicy, Restarts
-from chorus.platform.process.timing import Timing
+from chorus.platform.process.timing import WatchTimes
 from tests.support.ports import listening_port
 
 DEADLINE = 60.0
@@ -188,8 +188,8 @@ def test_ranks_end_when_their_coordinator_no_longer_says_that_it_is_there(
     async def act() -> None:
         ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
         short = dict.fromkeys(("heartbeat_seconds", "agent_silence_seconds", "abandon_seconds", "lease_seconds"), 1e-9)
-        impatient = Timing(**{**short, "heartbeat_seconds": 1e-12})
-        await ranks.start("s", 1, "m", [], {}, timing=Timing(lease_seconds=DEADLINE))
+        impatient = WatchTimes(**{**short, "heartbeat_seconds": 1e-12})
+        await ranks.start("s", 1, "m", [], {}, timing=WatchTimes(lease_seconds=DEADLINE))
         await ranks.start("t", 1, "m", [], {}, timing=impatient)
         with ranks.watched("s"), ranks.watched("t", impatient) as heard:
             heard()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.config.hostfile import Host
+from chorus.config.hostfile import HostEntry
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
 from tests.cluster.harness import START_SECONDS, Cluster, Process, complete, eventually, free_block, url_of
 from tests.support.ports import is_free, listening_port, listening_ports
@@ -164,9 +164,9 @@ def test_a_p2p_worker_refuses_localais_token_by_name(nodes: Cluster) -> None:
 
 
 def test_names_become_ipv4_addresses() -> None:
-    assert rank_addresses([Host(addresses=("localhost:5555",))]) == ("127.0.0.1:5555",)
+    assert rank_addresses([HostEntry(addresses=("localhost:5555",))]) == ("127.0.0.1:5555",)
     with pytest.raises(NoAddress, match="rank 0 has RDMA devices"):
-        rank_addresses([Host(rdma=(None, "rdma_en5"))])
+        rank_addresses([HostEntry(rdma=(None, "rdma_en5"))])
 
 
 def test_waiting_ends_as_soon_as_all_are_there() -> None:

@@ -13,7 +13,7 @@ from chorus.cli.config import app as config_app
 from chorus.cli.models_preshard import preshard
 from chorus.cli.plan import plan
 from chorus.cluster.profile.kernels import Rates
-from chorus.config.sources import known_keys
+from chorus.config.settings import known_keys
 from chorus.planning.plan import Plan
 from tests.support.tiny_model import write_tiny_model
 

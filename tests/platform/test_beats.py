@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, longest_silence, verdict
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import LATE_SECONDS, Watched, Watcher, look
 
 DEADLINE = 60.0
@@ -25,7 +25,7 @@ SERVE = BEGIN + "beats.enter(Phase.SERVING); "
 HOLD_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(600)"
 
 
-def judged(beat: Beat, quiet: float, state: State = State.RUNNING, timing: Timing = DEFAULTS) -> Verdict:
+def judged(beat: Beat, quiet: float, state: State = State.RUNNING, timing: WatchTimes = DEFAULTS) -> Verdict:
     return verdict(Seen.at(0.0, beat), state, quiet, timing)
 
 
@@ -49,7 +49,7 @@ def test_every_phase_but_serving_has_an_allowance_and_a_join_may_take_its_whole_
 
 
 def test_who_starts_is_never_given_less_time_than_who_serves() -> None:
-    patient = Timing(silence_seconds=600)
+    patient = WatchTimes(silence_seconds=600)
     assert {longest_silence(phase, patient) for phase in Phase} == {600}
 
 
@@ -68,7 +68,7 @@ def test_a_loop_that_stands_still_is_dead_though_the_process_ticks() -> None:
 
 def test_nothing_is_judged_where_the_watch_is_off_or_the_process_has_ended() -> None:
     serving = Beat(tick=1, phase=Phase.SERVING)
-    assert judged(serving, 1e6, State.STOPPED, Timing(silence_seconds=0)) is Verdict.ALIVE
+    assert judged(serving, 1e6, State.STOPPED, WatchTimes(silence_seconds=0)) is Verdict.ALIVE
     assert judged(serving, 1e6, State.GONE) is Verdict.ALIVE
 
 
@@ -82,7 +82,7 @@ def test_every_tick_begins_the_time_anew() -> None:
 class Child:
     """A process of ours that does what the code says, as a watcher sees it."""
 
-    def __init__(self, code: str, folder: Path, timing: Timing = DEFAULTS) -> None:
+    def __init__(self, code: str, folder: Path, timing: WatchTimes = DEFAULTS) -> None:
         self.monitor = Monitor(folder)
         environment = {**psutil.Process().environ(), **self.monitor.environment(), **timing.environment()}
         self.process = subprocess.Popen([sys.executable, "-c", code], env=environment)
@@ -131,7 +131,7 @@ def test_a_process_tells_who_it_is_and_how_far(children: list[Child], tmp_path: 
 
 
 def test_a_process_that_holds_the_interpreter_is_killed(children: list[Child], tmp_path: Path) -> None:
-    children.append(child := Child(SERVE + HOLD_THE_LOCK, tmp_path, Timing(silence_seconds=1.5)))
+    children.append(child := Child(SERVE + HOLD_THE_LOCK, tmp_path, WatchTimes(silence_seconds=1.5)))
     child.until(Phase.SERVING)
     watch_until_dead(child)
     assert child.watched.death.startswith("silent")
@@ -167,7 +167,7 @@ def test_what_ends_by_itself_is_nobodys_business(children: list[Child], tmp_path
 
 
 def test_a_process_ticks_as_often_as_it_was_told(children: list[Child], tmp_path: Path) -> None:
-    children.append(child := Child(SERVE + "time.sleep(600)", tmp_path, Timing(tick_seconds=0.01)))
+    children.append(child := Child(SERVE + "time.sleep(600)", tmp_path, WatchTimes(tick_seconds=0.01)))
     child.until(Phase.SERVING)
     deadline, ticks = time.monotonic() + DEADLINE, {child.monitor.read().tick}
     while len(ticks) < 10:

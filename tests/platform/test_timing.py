@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from chorus.platform.process.timing import BEATS, DEFAULTS, BadTiming, Timing
+from chorus.platform.process.timing import BEATS, DEFAULTS, BadTiming, WatchTimes
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ from chorus.platform.process.timing import BEATS, DEFAULTS, BadTiming, Timing
 )
 def test_two_that_do_not_fit_are_refused_by_name(given: dict[str, float], names: tuple[str, str]) -> None:
     with pytest.raises(BadTiming) as refused:
-        Timing(**given)
+        WatchTimes(**given)
     assert refused.value.settings == names
     assert f"watch.{names[1]} is" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, 0.0])
-@pytest.mark.parametrize("setting", [field.name for field in fields(Timing)])
+@pytest.mark.parametrize("setting", [field.name for field in fields(WatchTimes)])
 def test_a_time_that_cannot_be_is_refused(setting: str, value: float) -> None:
     if (setting, value) == ("silence_seconds", 0.0):
         assert replace(DEFAULTS, silence_seconds=0).silence_seconds == 0  # nothing is ever judged
@@ -44,14 +44,14 @@ def test_a_time_that_cannot_be_is_refused(setting: str, value: float) -> None:
 
 
 def test_a_silence_may_be_just_a_few_beats_long() -> None:
-    assert Timing(silence_seconds=BEATS * DEFAULTS.tick_seconds).silence_seconds == 1.5
+    assert WatchTimes(silence_seconds=BEATS * DEFAULTS.tick_seconds).silence_seconds == 1.5
 
 
 def test_what_is_told_to_a_process_or_an_agent_is_what_it_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    timing = Timing(**{name: seconds * 2 for name, seconds in asdict(DEFAULTS).items()})
-    assert Timing.told(timing.metadata()) == timing
-    assert Timing.told(()) == DEFAULTS
-    assert Timing.told() == DEFAULTS
+    timing = WatchTimes(**{name: seconds * 2 for name, seconds in asdict(DEFAULTS).items()})
+    assert WatchTimes.told(timing.metadata()) == timing
+    assert WatchTimes.told(()) == DEFAULTS
+    assert WatchTimes.told() == DEFAULTS
     (variable,) = timing.environment().items()
     monkeypatch.setenv(*variable)
-    assert Timing.told() == timing
+    assert WatchTimes.told() == timing

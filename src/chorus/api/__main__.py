@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from chorus.config.front_end import ApiSettings, SettingsError, load_settings
+from chorus.config.front_end import ApiSettings, SettingsError, read_settings
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
 from chorus.text.errors import TokenizerError
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--settings", required=True, help="JSON file with the front end's settings, or -")
     arguments = parser.parse_args()
     try:
-        settings = load_settings(arguments.settings)
+        settings = read_settings(arguments.settings)
     except SettingsError as error:
         return cannot_start(str(error))
     logs.setup(settings.log_level, settings.log_json)

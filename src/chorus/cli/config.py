@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import console, fail
-from chorus.config.sources import ConfigError, Loaded, load
+from chorus.config.file import ConfigError
+from chorus.config.sources import LoadedSettings, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 
@@ -54,7 +55,7 @@ def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAM
     typer.echo(f"{file}: ok" + (f" ({', '.join(devices)})" if devices else ""))
 
 
-def effective(loaded: Loaded) -> dict[str, Any]:
+def effective(loaded: LoadedSettings) -> dict[str, Any]:
     """Every setting by its full key; what a device leaves out is left out here, and no value of a variable is told."""
     tree = loaded.settings.model_dump(mode="json")
     tree["cluster"] = loaded.settings.cluster.shown()
@@ -69,7 +70,7 @@ def effective(loaded: Loaded) -> dict[str, Any]:
     return values
 
 
-def _load(file: Path | None, environment: dict[str, str] | None = None) -> Loaded:
+def _load(file: Path | None, environment: dict[str, str] | None = None) -> LoadedSettings:
     try:
         loaded = load(file, environment=environment)
     except ConfigError as error:

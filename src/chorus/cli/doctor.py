@@ -21,7 +21,10 @@ from chorus.cli.output import fail
 from chorus.cluster.doctor.checks import Finding, can_run, examine
 from chorus.cluster.doctor.probe import run_probe
 from chorus.cluster.doctor.rdma import Wanted, rdma_findings
-from chorus.config.sources import ConfigError, DeviceConfig, Settings, load_settings
+from chorus.config.file import ConfigError
+from chorus.config.sections import DeviceConfig
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings
 from chorus.models import ModelError, resolve
 from chorus.platform.rdma import look
 from chorus.transport import catalog

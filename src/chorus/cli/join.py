@@ -13,7 +13,8 @@ from chorus.cli.options import parse_peer
 from chorus.cli.output import console, fail
 from chorus.cli.token_source import read_token
 from chorus.cluster.agent.process import Agent, AgentOptions, CannotJoin
-from chorus.config.sources import ConfigError, find_device, load_settings
+from chorus.config.file import ConfigError
+from chorus.config.sources import find_device, load_settings
 from chorus.deploy.services import install_service, remove_service
 from chorus.platform.process import logs
 from chorus.security.identity import Identity

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from chorus.cli.output import console, fail
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
-from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
+from chorus.config.file import ConfigError
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings, use_cache_dir
 from chorus.config.strategies import STRATEGIES
 from chorus.deploy.local_plan import context_of, workload
 from chorus.models import ModelError

@@ -15,7 +15,9 @@ import typer
 from chorus.cli.options import environment_of
 from chorus.cli.output import fail
 from chorus.cluster import status
-from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
+from chorus.config.file import ConfigError
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings, use_cache_dir
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,

@@ -15,7 +15,9 @@ from chorus.cli.output import console, fail
 from chorus.cluster import status
 from chorus.cluster.coordinator.record import recorded
 from chorus.cluster.logs_copy import copied_output
-from chorus.config.sources import ConfigError, Settings, load_settings, use_cache_dir
+from chorus.config.file import ConfigError
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings, use_cache_dir
 from chorus.deploy.front_end import ENGINE_GRACE_SECONDS, Access, api_settings, find_access, find_model, run_announced
 from chorus.deploy.front_end import listen as listen_for_clients
 from chorus.deploy.nodes.serve import ClusterOptions, ranks_on_nodes

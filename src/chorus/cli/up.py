@@ -13,7 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import console, fail
-from chorus.config.sources import ConfigError, Settings, load_settings, without_none
+from chorus.config.file import ConfigError
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings, without_none
 from chorus.deploy.ssh import cluster as ssh
 from chorus.deploy.ssh.cluster import Checked, HostsUnfit, Phases
 from chorus.deploy.ssh.hosts import Host, HostPlan, plan_hosts

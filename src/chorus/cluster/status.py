@@ -20,6 +20,7 @@ log = logging.getLogger("chorus.coordinator")
 
 FILE_NAME = "cluster.json"
 WRITE_SECONDS = 1.0
+"""How old what front ends read of the nodes may be."""
 
 
 def snapshot(nodes: Nodes, started_at: float) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _read_text(file: Path) -> str:
 
 
 class _NotJson(ConfigError):
-    pass
+    """The text is no JSON; it may still be YAML."""
 
 
 def _parse_json(file: Path, text: str) -> Any:

@@ -63,7 +63,7 @@ class SettingsError(Exception):
     """What the front end was told cannot be read, or is not right."""
 
 
-def load_settings(path: str) -> ApiSettings:
+def read_settings(path: str) -> ApiSettings:
     """From a file, or from standard input for `-`."""
     try:
         return ApiSettings.model_validate_json(read_told(path))

@@ -1,4 +1,7 @@
-"""How much a request's grammar may cost."""
+"""How much a request's grammar may cost.
+
+It stands apart from the sections because the process that follows grammars starts without pydantic.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ TOGETHER = 4
 
 @dataclass(frozen=True)
 class GrammarLimits:
+    """What the grammar of one request may take; `EngineOptions` has the settings that they come from."""
+
     memory_mb: int = 256
     compile_seconds: float = 5.0
     mask_seconds: float = 0.5

@@ -17,7 +17,7 @@ DEFAULT_PORT = 50051
 BACKENDS = catalog.spellings()
 """What hostfiles and variables call a transport, and what we do."""
 
-Rdma = str | tuple[str, ...] | None
+RdmaDevice = str | tuple[str, ...] | None
 """The RDMA device towards one other rank, several of them, or None towards oneself."""
 
 _HOST_KEYS = ("ssh", "ips", "rdma")
@@ -33,11 +33,13 @@ class HostfileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Host:
+class HostEntry:
+    """One host of a hostfile, whichever way it was spelled."""
+
     ssh: str | None = None
     addresses: tuple[str, ...] = ()
     """As written: an IP address or a name, with or without a port."""
-    rdma: tuple[Rdma, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
 
     @property
     def hostname(self) -> str | None:
@@ -54,7 +56,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Hostfile:
-    hosts: tuple[Host, ...]
+    """The hosts of all ranks, and what holds for all of them."""
+
+    hosts: tuple[HostEntry, ...]
     backend: str | None = None
     envs: tuple[tuple[str, str], ...] = ()
 
@@ -95,12 +99,12 @@ def split_address(text: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def _hosts(content: Any, key: str) -> tuple[Host, ...]:
+def _hosts(content: Any, key: str) -> tuple[HostEntry, ...]:
     if not isinstance(content, list) or not content:
         raise HostfileError(key or "hosts", f"expected a list with at least one host, got {_shown(content)}")
     if _is_matrix(content):
         rows = [_rdma(row, f"{key}[{rank}]", rank, len(content)) for rank, row in enumerate(content)]
-        return tuple(Host(rdma=row) for row in rows)
+        return tuple(HostEntry(rdma=row) for row in rows)
     kind: type = type(content[0])
     if kind not in _READERS:
         expected = "an address, a list of addresses, or an object with ssh and ips"
@@ -116,17 +120,17 @@ def _hosts(content: Any, key: str) -> tuple[Host, ...]:
 _KINDS: Mapping[type, str] = {str: "an address", list: "a list of addresses", dict: "an object"}
 
 
-def _host_of_text(entry: str, key: str, rank: int, ranks: int) -> Host:
-    return Host(addresses=(_address(entry, key),))
+def _host_of_text(entry: str, key: str, rank: int, ranks: int) -> HostEntry:
+    return HostEntry(addresses=(_address(entry, key),))
 
 
-def _host_of_list(entry: list[Any], key: str, rank: int, ranks: int) -> Host:
+def _host_of_list(entry: list[Any], key: str, rank: int, ranks: int) -> HostEntry:
     if not entry:
         raise HostfileError(key, "expected at least one address, got an empty list")
-    return Host(addresses=tuple(_address(text, f"{key}[{index}]") for index, text in enumerate(entry)))
+    return HostEntry(addresses=tuple(_address(text, f"{key}[{index}]") for index, text in enumerate(entry)))
 
 
-def _host_of_object(entry: dict[str, Any], key: str, rank: int, ranks: int) -> Host:
+def _host_of_object(entry: dict[str, Any], key: str, rank: int, ranks: int) -> HostEntry:
     _check_keys(entry, _HOST_KEYS, key)
     ssh, ips, rdma = entry.get("ssh"), entry.get("ips") or [], entry.get("rdma") or []
     if ssh is not None and (not isinstance(ssh, str) or not ssh.strip()):
@@ -136,10 +140,10 @@ def _host_of_object(entry: dict[str, Any], key: str, rank: int, ranks: int) -> H
     if not ssh and not ips:
         raise HostfileError(key, "expected ssh or ips, so that the host can be reached")
     addresses = tuple(_address(text, f"{key}.ips[{index}]") for index, text in enumerate(ips))
-    return Host(ssh, addresses, _rdma(rdma, f"{key}.rdma", rank, ranks) if rdma else ())
+    return HostEntry(ssh, addresses, _rdma(rdma, f"{key}.rdma", rank, ranks) if rdma else ())
 
 
-_READERS: Mapping[type, Callable[[Any, str, int, int], Host]] = {
+_READERS: Mapping[type, Callable[[Any, str, int, int], HostEntry]] = {
     str: _host_of_text,
     list: _host_of_list,
     dict: _host_of_object,
@@ -161,7 +165,7 @@ def _is_matrix(content: Any) -> bool:
     return isinstance(content, list) and any(isinstance(row, list) and None in row for row in content)
 
 
-def _rdma(row: Any, key: str, rank: int, ranks: int) -> tuple[Rdma, ...]:
+def _rdma(row: Any, key: str, rank: int, ranks: int) -> tuple[RdmaDevice, ...]:
     if not isinstance(row, list) or len(row) != ranks:
         raise HostfileError(key, f"expected {ranks} RDMA devices, one per rank, got {_shown(row)}")
     for other, device in enumerate(row):

@@ -1,4 +1,4 @@
-"""Settings together with where each came from."""
+"""Settings by their full keys, each with the source that gave it: for `chorus config show` and for errors."""
 
 from __future__ import annotations
 

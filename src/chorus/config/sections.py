@@ -133,7 +133,7 @@ class ApiConfig(Limits, ApiOptions):
     """The section `api`: the options, then the limits."""
 
 
-class Division(Section):
+class AskedDivision(Section):
     """How a model is divided among ranks, as it was asked for: much of it may be left open."""
 
     ranks: int = Field(default=1, ge=1)
@@ -217,7 +217,7 @@ class EngineOptions(Section):
         )
 
 
-class EngineConfig(EngineOptions, Division):
+class EngineConfig(EngineOptions, AskedDivision):
     """The section `engine`: the division, then the options."""
 
 

@@ -20,7 +20,7 @@ from chorus.config.sections import (
     SamplingConfig,
     ShardingConfig,
 )
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 PREFIX = "CHORUS_"
 NESTED = "__"
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     devices: tuple[DeviceConfig, ...] = ()
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()
-    watch: Timing = DEFAULTS
+    watch: WatchTimes = DEFAULTS
 
     @classmethod
     def settings_customise_sources(

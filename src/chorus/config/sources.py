@@ -1,4 +1,7 @@
-"""The settings in force. Command line over environment over .env over chorus.yaml (or JSON) over defaults."""
+"""Loads the settings in force, and remembers where each of them came from.
+
+The command line goes over the environment, that over `.env`, that over `chorus.yaml` (or JSON), that over the defaults.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +21,11 @@ from chorus.config.file import ConfigError, read_file, user_path
 from chorus.config.older_projects import Translation, read_hostfile, translate_file, translate_variables
 from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
 from chorus.config.sections import (
-    ApiConfig,
     Capabilities,
     DeviceConfig,
-    EngineConfig,
-    LogConfig,
-    SamplingConfig,
-    ShardingConfig,
 )
 from chorus.config.settings import NESTED, PREFIX, Settings, fields_of, known_keys, nearest
 from chorus.platform.process.timing import BadTiming
-
-__all__ = [
-    "ApiConfig",
-    "Capabilities",
-    "ConfigError",
-    "DeviceConfig",
-    "EngineConfig",
-    "Loaded",
-    "LogConfig",
-    "SamplingConfig",
-    "Settings",
-    "ShardingConfig",
-    "find_device",
-    "known_keys",
-    "load",
-    "load_settings",
-    "nearest",
-    "use_cache_dir",
-    "without_none",
-]
 
 log = logging.getLogger("chorus.config")
 
@@ -68,10 +46,12 @@ DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedSettings:
+    """The settings in force, where they came from, and what somebody should be told about them."""
+
     settings: Settings
     origins: Mapping[str, str]
-    """Of every setting, by its full key."""
+    """By the full key of every setting."""
     warnings: tuple[str, ...]
 
 
@@ -93,7 +73,7 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """As `load_settings`, with the origin of every setting, and the warnings handed back."""
     folder = folder or Path.cwd()
     environment = os.environ if environment is None else environment
@@ -115,7 +95,7 @@ def load(
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
     origins = {key: values[key].shown_origin(key) if key in values else DEFAULT for key in known_keys()}
-    return Loaded(settings, origins, tuple(warnings))
+    return LoadedSettings(settings, origins, tuple(warnings))
 
 
 def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from chorus.config.file import read_file
+from chorus.config.file import ConfigError, read_file
 from chorus.config.hostfile import DEFAULT_PORT, Hostfile, HostfileError, parse_hostfile, split_address
-from chorus.config.sources import ConfigError, Settings, load_settings
+from chorus.config.settings import Settings
+from chorus.config.sources import load_settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 
 from chorus.config.front_end import ApiSettings, SamplingDefaults
 from chorus.config.sections import ApiConfig, ApiOptions, Limits
-from chorus.config.sources import Settings
+from chorus.config.settings import Settings
 from chorus.deploy.supervisor import Supervisor
 from chorus.errors import ChorusError
 from chorus.messages.proto import engine_pb2 as wire

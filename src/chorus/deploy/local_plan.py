@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chorus.cluster.profile.machine import known_profile, node_of
-from chorus.config.sources import Settings
+from chorus.config.settings import Settings
 from chorus.deploy.preshard import cut_facts, slice_facts
 from chorus.models import LocalModel, ModelError
 from chorus.models.architectures import tensor_rule

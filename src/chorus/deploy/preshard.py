@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chorus.config.sources import Settings
+from chorus.config.settings import Settings
 from chorus.models import LocalModel, ModelError, tensor_index
 from chorus.models.preshard.folder import Division, check_division, is_preshard, rank_name, read_preshard
 from chorus.models.tensors import read_json

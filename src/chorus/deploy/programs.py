@@ -9,7 +9,7 @@ from chorus.cluster import status
 from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import EngineOptions
-from chorus.config.sources import Settings
+from chorus.config.settings import Settings
 from chorus.deploy.supervisor import Program
 from chorus.errors import ChorusError
 from chorus.models import LocalModel

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 
-from chorus.config.hostfile import Host, split_address
+from chorus.config.hostfile import HostEntry, split_address
 
 log = logging.getLogger("chorus.worker")
 
@@ -29,12 +29,12 @@ class NoAddress(Exception):
     """A hostfile entry cannot be turned into an address: names the entry and what is needed."""
 
 
-def rank_addresses(hosts: Sequence[Host]) -> tuple[str, ...]:
+def rank_addresses(hosts: Sequence[HostEntry]) -> tuple[str, ...]:
     """ip:port of every rank. Names become IPv4 addresses, since MLX's groups know no others."""
     return tuple(f"{ipv4_of(host, rank)}:{host.port}" for rank, host in enumerate(hosts))
 
 
-def ipv4_of(host: Host, rank: int) -> str:
+def ipv4_of(host: HostEntry, rank: int) -> str:
     name = host.hostname
     if name is None:
         raise NoAddress(f"hostfile: rank {rank} has RDMA devices and no address: add its ips or ssh name")

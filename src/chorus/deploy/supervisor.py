@@ -21,7 +21,7 @@ from chorus.platform.process.beats import Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.supervisor")
@@ -69,7 +69,7 @@ class Group:
         programs: Sequence[Program],
         lifeline: Lifeline,
         grace_seconds: float,
-        timing: Timing = DEFAULTS,
+        timing: WatchTimes = DEFAULTS,
     ) -> None:
         self.name = name
         self._programs = programs

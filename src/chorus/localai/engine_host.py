@@ -20,7 +20,7 @@ from chorus.messages.proto import engine_pb2 as pb
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import RestartPolicy, Restarts, describe_exit
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
 
@@ -31,6 +31,7 @@ STOP_SECONDS = 2.0
 REFUSED_WITHIN_SECONDS = 300.0
 """A try that took longer has waited for a rank, and may wait again; only those that fail at once are counted."""
 _LOOK_SECONDS = 0.05
+"""How often the engine is asked whether it serves yet: it answers, but does not tell by itself."""
 _DESCRIBE_SECONDS = 2.0
 
 
@@ -52,7 +53,7 @@ class Launch:
     programs: Sequence[Program]
     start_seconds: float
     """After this long a start is taken for stuck, whatever the ranks themselves think."""
-    timing: Timing = DEFAULTS
+    timing: WatchTimes = DEFAULTS
 
 
 Launcher = Callable[[Path], Launch]

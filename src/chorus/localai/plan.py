@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chorus.config.hostfile import Host
+from chorus.config.file import ConfigError
+from chorus.config.hostfile import HostEntry
 from chorus.config.origins import DEFAULT
-from chorus.config.sources import ConfigError, DeviceConfig, Loaded, Settings, load
+from chorus.config.sections import DeviceConfig
+from chorus.config.settings import Settings
+from chorus.config.sources import LoadedSettings, load
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import Options, SamplingOptions, parse_options
@@ -150,7 +153,7 @@ def _explain(error: ConfigError, hostfile: str | None) -> str:
     return message if not hostfile or str(hostfile) in message else f"{message} (hostfile {hostfile})"
 
 
-def _tensor_over_rdma(loaded: Loaded) -> Settings:
+def _tensor_over_rdma(loaded: LoadedSettings) -> Settings:
     """Who chooses RDMA and says no more wants every machine on every token: that is what such a link is for."""
     settings, engine = loaded.settings, loaded.settings.engine
     if engine.transport != catalog.over_rdma().name or engine.split or loaded.origins["engine.parallel"] != DEFAULT:
@@ -164,7 +167,7 @@ def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
     if refusal := catalog.hostfile_refusal(settings.engine.transport):
         raise LoadFailed(refusal)
     hosts = [
-        Host(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
+        HostEntry(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
         for device in settings.devices
     ]
     try:

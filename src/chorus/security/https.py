@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 LIFE = datetime.timedelta(days=90)
 RENEW_BEFORE = datetime.timedelta(days=30)
 LOOK_SECONDS = 3600.0
+"""How often to see whether a certificate is due: days before it ends."""
 _SKEW = datetime.timedelta(days=1)
 """Clocks of machines on a desk disagree."""
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)

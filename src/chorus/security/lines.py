@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 log = logging.getLogger("chorus.trust")
 
 LOOK_SECONDS = 0.5
+"""How soon an expulsion closes lines: other processes write the list, and nothing tells of it."""
 
 
 class Lines:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from chorus.platform.process.timing import Timing
+from chorus.platform.process.timing import WatchTimes
 from chorus.transport import frames
 from chorus.transport.grpc_link import FrameSender, sender_to_next
 from chorus.transport.links import Inbox, TokenPath, Traffic
@@ -194,7 +194,7 @@ def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]
                 json.dump(content, file)
             os.environ[variable] = name
         os.environ.update(settings)
-        seconds = Timing.told().join_seconds
+        seconds = WatchTimes.told().join_seconds
         log.info("joining the %s group, for at most %g s", backend, seconds)
         # MLX waits for its peers without a deadline and keeps Python's lock meanwhile: only this timer still runs.
         faulthandler.dump_traceback_later(seconds, exit=True)

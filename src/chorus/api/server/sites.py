@@ -25,6 +25,7 @@ ANY = "*"
 _PAGES = frozenset({"/"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(?::(\d{1,5}))?")
 _LOOK_SECONDS = 5.0
+"""How old what is known of this machine's addresses may be."""
 _USUAL_PORTS = {"http": 80, "https": 443}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -25,6 +25,7 @@ STRANGER_SECONDS = 20.0
 MAX_STRANGERS = 64
 MAX_MEMBERS = 256
 _LOOK_SECONDS = 1.0
+"""How late a stranger may be sent away, where nobody else knocks."""
 
 StrangerHandler = Callable[[ssl.SSLSocket, str], None]
 """The connection and the host it comes from."""

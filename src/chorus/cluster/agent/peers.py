@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import handshake
 from chorus.security.enrol import TIMEOUT_SECONDS, Card
 from chorus.security.expelled import BadList
@@ -41,7 +41,7 @@ class Met:
 class Registry:
     """The members that are on the line now, by the address of their door."""
 
-    def __init__(self, own: Callable[[], tuple[Card, Identity]], timing: Timing) -> None:
+    def __init__(self, own: Callable[[], tuple[Card, Identity]], timing: WatchTimes) -> None:
         self._own = own
         self._timing = timing
         self._lock = threading.Lock()

@@ -30,7 +30,7 @@ from chorus.cluster.logs import device_log
 from chorus.cluster.logs_copy import copied_output
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.platform.process.output import RotatingLog
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.enrol import Card
@@ -63,7 +63,7 @@ class AgentOptions:
     announce: bool = True
     rank_port: int | None = None
     backend: str = ""
-    timing: Timing = DEFAULTS
+    timing: WatchTimes = DEFAULTS
     """For nodes that call this one."""
     lock: bool = True
     """False for the door that a coordinator opens beside an agent of the same machine: it does not own its process."""

@@ -22,7 +22,7 @@ from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.restarts import RestartPolicy, python
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.agent")
@@ -41,7 +41,7 @@ class Coordinators:
     """Who looks at a session."""
 
     heard_at: float
-    timing: Timing
+    timing: WatchTimes
     connected: int = 0
     came: bool = False
 
@@ -121,7 +121,7 @@ class Ranks:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         port: int | None = None,
-        timing: Timing = DEFAULTS,
+        timing: WatchTimes = DEFAULTS,
     ) -> Rank:
         """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets."""
         await self.end(session, number)
@@ -191,7 +191,7 @@ class Ranks:
         return len(running)
 
     @contextlib.contextmanager
-    def watched(self, session: str, timing: Timing = DEFAULTS) -> Iterator[Callable[[], None]]:
+    def watched(self, session: str, timing: WatchTimes = DEFAULTS) -> Iterator[Callable[[], None]]:
         """Somebody looks at the session; whenever they are heard, call what this gives."""
         coordinators = self._coordinators.setdefault(session, Coordinators(time.monotonic(), timing))
         coordinators.heard(time.monotonic())

@@ -29,7 +29,7 @@ from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform import cores, device
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
-from chorus.platform.process.timing import Timing
+from chorus.platform.process.timing import WatchTimes
 from chorus.security.expelled import BadList
 from chorus.security.guard import caller
 from chorus.security.identity import Identity, NotTrusted, make_request, own_key
@@ -127,7 +127,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 self._arguments(request, path),
                 dict(request.environment),
                 self._facts.rank_port,
-                replace(Timing.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
+                replace(WatchTimes.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
             )
         except (model_files.NoModel, NoPort, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
@@ -162,7 +162,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             return
         # By what comes in, and not by what goes out: a connection that breaks ends this task at once, but a generator
         # that has just handed out a message only some time later.
-        timing = Timing.told(context.invocation_metadata())
+        timing = WatchTimes.told(context.invocation_metadata())
         listening = asyncio.create_task(self._listen(first.session, timing, requests))
         self.watchers += 1
         try:
@@ -174,7 +174,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             self.watchers -= 1
             listening.cancel()
 
-    async def _listen(self, session: str, timing: Timing, requests: AsyncIterator[wire.WatchRequest]) -> None:
+    async def _listen(self, session: str, timing: WatchTimes, requests: AsyncIterator[wire.WatchRequest]) -> None:
         with self._ranks.watched(session, timing) as heard, contextlib.suppress(grpc.aio.UsageError):
             async for _ in requests:
                 heard()

@@ -25,7 +25,7 @@ from chorus.cluster.discovery import Announcement, Listener
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
@@ -51,6 +51,7 @@ STEADY_SECONDS = 5.0
 CALL_SECONDS = 10.0
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""
+# A node that vanished ends the calls to it: gRPC notices it by itself, so that calls need no deadline of their own.
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 
@@ -103,7 +104,7 @@ class Nodes:
         peers: Iterable[Address] = (),
         discover: bool = True,
         registry: Registry | None = None,
-        timing: Timing = DEFAULTS,
+        timing: WatchTimes = DEFAULTS,
     ) -> None:
         self._authority = authority
         self._identity = identity
@@ -436,7 +437,7 @@ _OURSELVES = "this machine"
 _HERE = ("this machine", 0)
 
 
-async def still_here(timing: Timing, session: str = "") -> AsyncIterator[wire.WatchRequest]:
+async def still_here(timing: WatchTimes, session: str = "") -> AsyncIterator[wire.WatchRequest]:
     """Our side of a Watch: an agent that hears nothing for a while takes us for lost."""
     while True:
         yield wire.WatchRequest(session=session)

@@ -29,7 +29,7 @@ from chorus.planning.facts import ModelFacts, find_facts, read_facts
 from chorus.planning.plan import Plan
 from chorus.planning.split import choose_split, layers_of
 from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security.authority import Authority
 from chorus.security.identity import Identity, own_id
 from chorus.security.names import member_address
@@ -55,7 +55,7 @@ class ClusterOptions:
     start_timeout_seconds: float = 600.0
     nodes_choose_transport: bool = False
     """Where this side has no preference, the one that all nodes were started with holds."""
-    timing: Timing = DEFAULTS
+    timing: WatchTimes = DEFAULTS
 
 
 @contextlib.asynccontextmanager

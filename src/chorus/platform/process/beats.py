@@ -22,7 +22,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 from chorus.platform import mpi
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 VARIABLE = "CHORUS_BEAT"
 
@@ -41,7 +41,7 @@ class Phase(IntEnum):
     ENDING = 5
 
 
-def longest_silence(phase: Phase, timing: Timing) -> float:
+def longest_silence(phase: Phase, timing: WatchTimes) -> float:
     """How long a process may go without a tick while it does this."""
     if phase is Phase.SERVING:
         return timing.silence_seconds
@@ -109,7 +109,7 @@ class _Heart:
         self.phase = Phase.STARTING
         self.timing = DEFAULTS
 
-    def begin(self, path: str, place: int, timing: Timing) -> None:
+    def begin(self, path: str, place: int, timing: WatchTimes) -> None:
         self.timing = timing
         descriptor = os.open(path, os.O_RDWR)
         try:
@@ -145,7 +145,7 @@ _heart = _Heart()
 def begin() -> None:
     """Tick from now on, if the parent looks."""
     if path := os.environ.get(VARIABLE):
-        _heart.begin(path, mpi.own_rank(), Timing.told())
+        _heart.begin(path, mpi.own_rank(), WatchTimes.told())
 
 
 def enter(phase: Phase) -> None:
@@ -208,7 +208,7 @@ class Seen:
         return replace(self, since=since, loop_since=loop_since, beat=beat)
 
 
-def verdict(seen: Seen, state: State, now: float, timing: Timing) -> Verdict:
+def verdict(seen: Seen, state: State, now: float, timing: WatchTimes) -> Verdict:
     """Whether a process lives. One that is gone is not judged: whoever waits for it hears how it ended."""
     if not timing.silence_seconds or state is State.GONE:
         return Verdict.ALIVE

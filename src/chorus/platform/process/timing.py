@@ -29,7 +29,7 @@ class BadTiming(ValueError):
 
 
 @dataclass(frozen=True)
-class Timing:
+class WatchTimes:
     """Every beat, every look and every silence, in seconds; there is none whose parts do not fit together."""
 
     silence_seconds: float = 3.0
@@ -84,7 +84,7 @@ class Timing:
         return ((_METADATA, json.dumps(asdict(self))),)
 
     @classmethod
-    def told(cls, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> Timing:
+    def told(cls, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> WatchTimes:
         """What came with a call, or else what this process was started with; the defaults where nobody said."""
         found = os.environ.get(_VARIABLE) if metadata is None else dict(metadata).get(_METADATA)
         return cls(**json.loads(found)) if found else cls()
@@ -110,4 +110,4 @@ def _never(setting: str) -> str:
     return "0 (never) or " if setting in _MAY_BE_OFF else ""
 
 
-DEFAULTS = Timing()
+DEFAULTS = WatchTimes()

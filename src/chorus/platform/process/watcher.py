@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, verdict
-from chorus.platform.process.timing import DEFAULTS, Timing
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 log = logging.getLogger("chorus.watch")
 
@@ -26,7 +26,7 @@ LATE_SECONDS = 1.0
 class Watched:
     name: str
     monitor: Monitor
-    timing: Timing
+    timing: WatchTimes
     pid: int | None = None
     """None: the beat tells it, for a process that somebody else started for us."""
     place: int = 0
