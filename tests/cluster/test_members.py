@@ -8,10 +8,12 @@ import datetime
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 from chorus.cluster.agent import peers
 from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes
 from chorus.cluster.discovery import Announcement
+from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security.identity import Identity, make_request, own_key
 from tests.cluster.harness import Cluster
 
@@ -19,10 +21,11 @@ SECONDS = 120.0
 
 
 @contextlib.asynccontextmanager
-async def _coordinator(made: Cluster, *ports: int) -> AsyncIterator[Nodes]:
+async def _coordinator(made: Cluster, *ports: int, timing: WatchTimes = DEFAULTS) -> AsyncIterator[Nodes]:
     """One that hears announcements from the test alone."""
     identity = made.authority.coordinator("test")
-    nodes = Nodes(made.authority, identity, "test", [("127.0.0.1", port) for port in ports], discover=False)
+    addresses = [("127.0.0.1", port) for port in ports]
+    nodes = Nodes(made.authority, identity, "test", addresses, discover=False, timing=timing)
     await nodes.start()
     try:
         yield nodes
@@ -74,6 +77,25 @@ def test_an_announcement_that_is_over_is_followed_no_more(nodes: Cluster) -> Non
             return len(coordinator.problems())
 
     assert asyncio.run(left()) == 0
+
+
+def test_a_node_sends_heartbeats_as_often_as_its_coordinator_wants_them(nodes: Cluster) -> None:
+    _, port = nodes.agent("one")
+
+    async def heard() -> list[float]:
+        async with _coordinator(nodes, port, timing=WatchTimes(heartbeat_seconds=0.01)) as coordinator:
+            (node,) = await coordinator.gather(1, (), SECONDS)
+            moments = [node.heard]
+
+            def twenty() -> bool:
+                moments.extend({node.heard} - {moments[-1]})
+                return len(moments) >= 20
+
+            await _until(twenty)
+            return moments
+
+    moments = asyncio.run(heard())
+    assert min(later - earlier for earlier, later in pairwise(moments)) < DEFAULTS.heartbeat_seconds / 2
 
 
 def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes: Cluster) -> None:
