@@ -14,13 +14,15 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from chorus.errors import ChorusError
+
 _VARIABLE = "CHORUS_TIMING"
 _METADATA = "chorus-timing"
 BEATS = 3
 """So many signs of life in a row may be late or lost before silence means anything."""
 
 
-class BadTiming(ValueError):
+class BadTiming(ChorusError, ValueError):
     """A time that cannot be, or two that do not fit together: `settings` are their names, the one to change first."""
 
     def __init__(self, message: str, *settings: str) -> None:
