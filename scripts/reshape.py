@@ -19,14 +19,15 @@ import tokenize
 from pathlib import Path
 
 MOVED_MODULES = """
-chorus.api.access -> chorus.api.server.access
+chorus.api.access -> chorus.api.server.gate
 chorus.api.chat -> chorus.api.openai.chat
 chorus.api.completions -> chorus.api.openai.completions
 chorus.api.connections -> chorus.api.server.connections
 chorus.api.conversation -> chorus.serving.prompt.conversation
+chorus.api.describe -> chorus.api.openapi
 chorus.api.door -> chorus.api.server.door
 chorus.api.embeddings -> chorus.api.openai.embeddings
-chorus.api.head -> chorus.api.server.head
+chorus.api.figures -> chorus.api.usage
 chorus.api.http_protocol -> chorus.api.server.protocol
 chorus.api.key_rules -> chorus.security.key_rules
 chorus.api.keyfile -> chorus.security.key_file
@@ -41,6 +42,7 @@ chorus.api.sampling_fields -> chorus.api.openai.sampling
 chorus.api.server -> chorus.api.server.process
 chorus.api.settings -> chorus.config.front_end
 chorus.api.sites -> chorus.api.server.sites
+chorus.api.strict -> chorus.api.fields
 chorus.api.tls -> chorus.security.tls
 chorus.api.tools -> chorus.serving.prompt.tools
 chorus.cli.join_service -> chorus.deploy.services
@@ -120,10 +122,8 @@ chorus.cluster.watcher -> chorus.platform.process.watcher
 chorus.engine.requests -> chorus.messages.engine
 chorus.engine.spec -> chorus.config.engine
 chorus.frontend -> chorus.serving
-chorus.frontend.answer -> chorus.serving.answer
 chorus.frontend.blocks -> chorus.serving.blocks
-chorus.frontend.choices -> chorus.serving.choices
-chorus.frontend.conversation -> chorus.serving.prompt.voice
+chorus.frontend.conversation -> chorus.serving.prompt.answer_format
 chorus.frontend.embedding -> chorus.serving.embedding
 chorus.frontend.engine_client -> chorus.serving.engine_client
 chorus.frontend.errors -> chorus.serving.errors
@@ -292,6 +292,11 @@ chorus.shard.tensor_rules:Inner -> chorus.models.architectures:Inner
 chorus.shard.tensor_rules:Rule -> chorus.models.architectures:TensorRule
 chorus.shard.tensor_rules:TensorError -> chorus.planning.split:SplitError
 chorus.shard.tensor_rules.shares:TensorError -> chorus.planning.split:SplitError
+chorus.api.conversation:Conversation -> chorus.serving.request:GenerationRequest
+chorus.frontend.answer:AnswerDelta -> chorus.serving.generation:AnswerDelta
+chorus.frontend.answer:AnswerEnd -> chorus.serving.generation:AnswerEnd
+chorus.frontend.choices:choice_seed -> chorus.serving.prepare:choice_seed
+chorus.frontend.generation:answer_budget -> chorus.serving.prepare:answer_budget
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from chorus.serving.choices import choice_seed
+from chorus.serving.prepare import choice_seed
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID
 from tests.api.scripted_engine import Run, ScriptedEngine, say

@@ -11,7 +11,9 @@ from chorus.messages.engine import Progress, Request, Sampling
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import ContextExceeded, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
-from chorus.serving.generation import Delta, Finished, TextGeneration, TextRequest, answer_budget
+from chorus.serving.generation import AnswerDelta, AnswerEnd, Choice, Generation
+from chorus.serving.prepare import answer_budget
+from chorus.text.parsers.toolkit.pieces import Content
 from chorus.text.stops import Stops
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say, say_until_cancelled
@@ -197,8 +199,14 @@ def test_closing_the_client_fails_what_is_open(engine: ScriptedEngine) -> None:
     with_client(engine, act)
 
 
-def text_request(*stops: str) -> TextRequest:
-    return TextRequest(prompt=(5, 6), max_tokens=50, sampling=Sampling(seed=1), stops=Stops(stops))
+def generation(client: EngineClient, tokenizer: Tokenizer, *stops: str) -> Generation:
+    request = Request(id="", prompt=(5, 6), max_tokens=50, sampling=Sampling(seed=1))
+    return Generation(client, tokenizer, [Choice(request)], stops=Stops(stops))
+
+
+def text_of(items: list[AnswerDelta | AnswerEnd]) -> str:
+    pieces = [piece for item in items if isinstance(item, AnswerDelta) for piece in item.pieces]
+    return "".join(piece.text for piece in pieces if isinstance(piece, Content))
 
 
 def test_tokens_after_a_stop_string_in_the_same_event_are_neither_shown_nor_counted(
@@ -212,9 +220,9 @@ def test_tokens_after_a_stop_string_in_the_same_event_are_neither_shown_nor_coun
 
     async def act(client: EngineClient) -> None:
         engine.next(all_at_once)
-        delta, finished = [item async for item in TextGeneration(client, tokenizer, text_request("cd"))]
-        assert delta == Delta("ab", tuple(letters[:4]))
-        assert isinstance(finished, Finished)
+        delta, finished = [item async for item in generation(client, tokenizer, "cd")]
+        assert delta == AnswerDelta(0, (Content("ab"),), tuple(letters[:4]))
+        assert isinstance(finished, AnswerEnd)
         assert (finished.reason, finished.usage.completion_tokens) == ("stop", 4)
 
     with_client(engine, act)
@@ -225,9 +233,9 @@ def test_a_stop_string_settled_only_by_the_end_of_the_text_is_found(
 ) -> None:
     async def act(client: EngineClient) -> None:
         engine.next(say([tokenizer.encode(letter, special=False)[0] for letter in "xab"], pb.LENGTH))
-        items = [item async for item in TextGeneration(client, tokenizer, text_request("ab", "abc"))]
-        assert "".join(item.text for item in items if isinstance(item, Delta)) == "x"
-        assert isinstance(items[-1], Finished)
+        items = [item async for item in generation(client, tokenizer, "ab", "abc")]
+        assert text_of(items) == "x"
+        assert isinstance(items[-1], AnswerEnd)
         assert items[-1].reason == "stop"
 
     with_client(engine, act)
@@ -245,8 +253,8 @@ def test_an_engine_that_goes_silent_after_a_stop_string_does_not_take_the_answer
 
     async def act(client: EngineClient) -> None:
         engine.next(goes_silent)
-        items = [item async for item in TextGeneration(client, tokenizer, text_request("c"))]
-        assert isinstance(items[-1], Finished)
+        items = [item async for item in generation(client, tokenizer, "c")]
+        assert isinstance(items[-1], AnswerEnd)
         assert items[-1].reason == "stop"
         assert items[-1].usage.completion_tokens > 0
 
@@ -257,9 +265,9 @@ def test_an_engine_that_goes_silent_after_a_stop_string_does_not_take_the_answer
 def test_closing_a_generation_early_cancels_it(engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     async def act(client: EngineClient) -> None:
         engine.next(say_until_cancelled([70]))
-        generation = TextGeneration(client, tokenizer, text_request())
-        await anext(generation)
-        await generation.aclose()
+        begun = generation(client, tokenizer)
+        await anext(begun)
+        await begun.aclose()
         assert client.open_requests == 0
         await cancelled(engine.wait_for_run())
 

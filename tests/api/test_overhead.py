@@ -24,7 +24,7 @@ from chorus.api.server import protocol
 from chorus.api.server.connections import Pool
 from chorus.api.server.protocol import SharedState
 from chorus.config.sections import Limits
-from chorus.serving.answer import AnswerDelta
+from chorus.serving.generation import AnswerDelta
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.parsers.toolkit.pieces import Content, Reasoning, ToolCallArguments, ToolCallStart
 from tests.api.conftest import ApiProcess

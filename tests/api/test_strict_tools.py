@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,14 @@ from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
 from chorus.config.sections import ApiConfig
-from chorus.localai.chat import answer_grammar, read_chat
-from chorus.localai.errors import BadRequest
+from chorus.localai.chat import read_chat
 from chorus.messages.proto import localai_pb2
-from chorus.serving.prompt.voice import Offer, Voice
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.measure import BadField
+from chorus.serving.model import Capacity, ServedModel
+from chorus.serving.prompt.answer_format import AnswerFormat
+from chorus.serving.prompt.conversation import answer_grammar
+from chorus.serving.prompt.tools import Tool, ToolChoice, Tools
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce, check_enforceable, strict_calls
 from chorus.text.grammar.forms import llguidance_form
@@ -134,11 +139,12 @@ def test_text_without_a_call_stays_free(name: str, grammar_tokens: LLTokenizer) 
 def test_a_call_cannot_begin_inside_a_thought_where_that_would_count(
     tool_model_path: Path, grammar_tokens: LLTokenizer
 ) -> None:
-    voice = Voice(choose("<think>", "kimi"), ServedTokenizer.load(tool_model_path))
-    offer = Offer([WEATHER], strict=frozenset({"weather"}))
-    grammar = voice.grammar(offer, None)
+    form = AnswerFormat(choose("<think>", "kimi"), ServedTokenizer.load(tool_model_path))
+    weather = Tool("weather", parameters=WEATHER["function"]["parameters"], strict=True)
+    tools = Tools((weather,), ToolChoice("auto"))
+    grammar = form.grammar(tools, None)
     assert grammar is not None
-    thinking = voice.after_thought(grammar, offer, [])
+    thinking = form.after_reasoning(grammar, tools, [])
     for thought, possible in (("it rains", True), ("<|tool_calls_section_begin|>", False)):
         matcher = LLMatcher(grammar_tokens, llguidance_form(thinking.kind, thinking.source, thinking.parts))
         tokens = grammar_tokens.tokenize_str(f"<think>{thought}</think>Yes.")
@@ -271,12 +277,19 @@ def test_a_hot_model_calls_strict_tools_only_as_their_schemas_say(tmp_path: Path
 
 def test_strict_holds_over_localai_too(tool_model_path: Path) -> None:
     tokenizer = ServedTokenizer.load(tool_model_path)
+
+    async def capacity() -> Capacity:
+        return Capacity(context_length=256, vocabulary=512)
+
+    def served(parser: str) -> ServedModel:
+        return ServedModel(tokenizer, ApiConfig(), EngineClient("unix:unused"), capacity, parser)
+
     request = localai_pb2.PredictOptions(Tools=json.dumps([strict(WEATHER), CLOCK]))
     chat = read_chat(request, {}, ApiConfig())
-    assert chat.strict == {"weather"}
-    grammar = answer_grammar(chat, None, [], choose(None, "hermes"), tokenizer)
+    assert chat.tools.strict == {"weather"}
+    grammar = asyncio.run(answer_grammar(chat, served("hermes")))
     assert grammar is not None
     assert "Paris" in grammar.source
     odd = read_chat(localai_pb2.PredictOptions(Tools=json.dumps([strict(ODD)])), {}, ApiConfig())
-    with pytest.raises(BadRequest, match=r"qwen3_coder.*'odd'.*'tag'"):
-        answer_grammar(odd, None, [], choose(None, "qwen3_coder"), tokenizer)
+    with pytest.raises(BadField, match=r"qwen3_coder.*'odd'.*'tag'"):
+        asyncio.run(answer_grammar(odd, served("qwen3_coder")))

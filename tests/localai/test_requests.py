@@ -25,7 +25,7 @@ from chorus.localai.requests import (
 )
 from chorus.messages.engine import TokenLogprobs
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving.answer import AnswerDelta
+from chorus.serving.generation import AnswerDelta
 from chorus.serving.measure import BadField
 from chorus.text.parsers import choose
 from chorus.text.parsers.toolkit.pieces import Content, Reasoning
@@ -130,8 +130,8 @@ def test_arguments_of_earlier_calls_are_decoded_before_templating() -> None:
     ],
 )
 def test_tool_choice_comes_as_a_word_or_as_json(choice: str, tools: int, forced: Any) -> None:
-    chat = read_chat(wire.PredictOptions(Tools=json.dumps([WEATHER]), ToolChoice=choice), {}, LIMITS)
-    assert (len(chat.tools), chat.forced) == (tools, forced)
+    offered = read_chat(wire.PredictOptions(Tools=json.dumps([WEATHER]), ToolChoice=choice), {}, LIMITS).tools
+    assert (len(offered.functions), offered.forced) == (tools, forced)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,21 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Described(BaseModel):
+class ResponseModel(BaseModel):
     """Says what an answer holds. Answers are written as plain objects, and a test holds them against this."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class CachedTokens(Described):
+class CachedTokens(ResponseModel):
     cached_tokens: int
 
 
-class ReasoningTokens(Described):
+class ReasoningTokens(ResponseModel):
     reasoning_tokens: int
 
 
-class UsageBody(Described):
+class UsageBody(ResponseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -27,7 +27,7 @@ class UsageBody(Described):
     completion_tokens_details: ReasoningTokens
 
 
-class PerformanceBody(Described):
+class PerformanceBody(ResponseModel):
     prompt_tokens_per_second: float | None
     generation_tokens_per_second: float | None
     time_to_first_token_seconds: float | None
@@ -35,7 +35,7 @@ class PerformanceBody(Described):
     cached_tokens: int
 
 
-class ErrorDetail(Described):
+class ErrorDetail(ResponseModel):
     message: str
     type: str
     param: str | None
@@ -46,7 +46,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class AnthropicErrorDetail(Described):
+class AnthropicErrorDetail(ResponseModel):
     type: str
     message: str
 

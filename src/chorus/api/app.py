@@ -6,21 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
 import chorus
-from chorus.api import describe, errors, meta, tokens
+from chorus.api import errors, meta, openapi, tokens
 from chorus.api.anthropic import routes as messages
-from chorus.api.auth import Guard
+from chorus.api.auth import KeyGuard
 from chorus.api.openai import embeddings
 from chorus.api.openai.chat import routes as chat
 from chorus.api.openai.completions import routes as completions
 from chorus.api.openai.responses import routes as responses
-from chorus.api.server.access import AccessLog
-from chorus.api.server.head import HeadAsGet
+from chorus.api.server.gate import Gate
 from chorus.api.server.sites import SiteGuard
 from chorus.api.service import Service
 from chorus.security.key_file import LiveKeys
+
+ROUTES = (chat, completions, responses, messages, embeddings, tokens, meta)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -38,24 +38,15 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (chat, completions, responses, messages, embeddings, tokens, meta):
+    for routes in ROUTES:
         app.include_router(routes.router(service))
     errors.install(app)
-    describe.install(app)
-    # The last one added is the first to see a request.
+    openapi.install(app)
     settings = service.settings
-    if settings.keys_file:
-        app.add_middleware(Guard, keys=LiveKeys(settings.keys_file))
-    else:
-        app.add_middleware(SiteGuard, hosts=(*settings.hosts, settings.host), origins=settings.cors_origins)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(AccessLog)
+    guard = (
+        KeyGuard(LiveKeys(settings.keys_file))
+        if settings.keys_file
+        else SiteGuard((*settings.hosts, settings.host), settings.cors_origins)
+    )
+    app.add_middleware(Gate, guard=guard, cors_origins=settings.cors_origins)
     return app

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from chorus.api.errors import ApiError
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import Record
 from chorus.api.server.protocol import SCOPE_KEY
 from chorus.security.key_file import LiveKeys
 from chorus.security.key_rules import ApiKey, key_hash
@@ -78,35 +78,23 @@ class Meter:
         self._allowance -= 1
 
 
-class Guard:
+class KeyGuard:
     """Lets pass who shows a key. Only requests that cost something are counted."""
 
-    def __init__(self, app: ASGIApp, keys: LiveKeys) -> None:
-        self._app = app
+    def __init__(self, keys: LiveKeys) -> None:
         self._live = keys
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            meter = self._admit(scope)
-            record_of(scope).owner = meter.key.id if meter else ""
-            if meter is None or scope["method"] != "POST":
-                await self._app(scope, receive, send)
-                return
-            meter.enter()
-        except ApiError as error:
-            await error.response(scope["path"], record_of(scope).request_id)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            meter.leave()
+    def admit(self, scope: Scope, record: Record) -> Callable[[], None] | None:
+        meter = self._meter(scope)
+        record.owner = meter.key.id if meter else ""
+        if meter is None or scope["method"] != "POST":
+            return None
+        meter.enter()
+        return meter.leave
 
-    def _admit(self, scope: Scope) -> Meter | None:
+    def _meter(self, scope: Scope) -> Meter | None:
         self._look_again()
         presented = presented_key(Headers(scope=scope))
         key = None if presented is None else find_key(self._keys, presented)

@@ -7,10 +7,12 @@ import re
 from typing import TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from chorus.api.errors import ApiError, from_validation, invalid
+from chorus.api.fields import RequestBody
+from chorus.api.service import Service
 from chorus.config.sections import Limits
 
 # A client that is still writing does not read our answer, so a body a little too large is read and thrown away.
@@ -19,13 +21,17 @@ _DISCARD_FACTOR = 16
 # One that does not end runs to the end of the text, so that nothing is looked at twice.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=RequestBody)
 
 
-async def read_request(request: Request, kind: type[Body], limits: Limits) -> Body:
+async def read_request(request: Request, kind: type[Body], service: Service) -> Body:
+    """The body, if it is one that this server takes and for a model that it serves."""
+    limits = service.settings.limits
     raw = await _read(request, limits)
     _check_values(raw, limits.max_body_values)
-    return parse(raw, kind)
+    body = parse(raw, kind)
+    service.check_model(body.asked_model)
+    return body
 
 
 def parse(raw: bytes, kind: type[Body]) -> Body:

@@ -92,18 +92,25 @@ def from_engine(error: EngineError) -> ApiError:
     return ApiError(500, message, type="server_error", code="engine_failed")
 
 
-def from_context(error: ContextExceeded, prompt_field: str) -> ApiError:
-    """Anthropic's clients know it by these words alone, and read both figures to shorten what they send."""
+def from_context(error: ContextExceeded) -> ApiError:
+    """Anthropic's clients know it by these words alone, and read both numbers to shorten what they send."""
     words = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_length} maximum"
-    return ApiError(400, str(error), param=prompt_field, code="context_length_exceeded", anthropic_message=words)
+    return ApiError(400, str(error), param=error.field, code="context_length_exceeded", anthropic_message=words)
 
 
-def from_measure(error: BadField) -> ApiError:
-    return invalid(f"{error}.", error.field, error.code)
-
-
-def from_workers(error: Busy) -> ApiError:
-    return unavailable(_sentence(str(error)), "too_busy")
+def from_serving(error: Exception) -> ApiError:
+    """What the parts that all front ends share have refused, or failed at."""
+    match error:
+        case BadField():
+            return invalid(f"{error}.", error.field, error.code)
+        case Busy():
+            return unavailable(_sentence(str(error)), "too_busy")
+        case ContextExceeded():
+            return from_context(error)
+        case EngineError():
+            return from_engine(error)
+        case _:
+            return internal()
 
 
 def from_validation(error: ValidationError) -> ApiError:
@@ -150,17 +157,12 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def bad_field(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, BadField)
-        return from_measure(error).response(request.url.path)
-
-    async def busy(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, Busy)
-        return from_workers(error).response(request.url.path)
+    async def serving_error(request: Request, error: Exception) -> JSONResponse:
+        return from_serving(error).response(request.url.path)
 
     app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(BadField, bad_field)
-    app.add_exception_handler(Busy, busy)
+    for kind in (BadField, Busy, ContextExceeded, EngineError):
+        app.add_exception_handler(kind, serving_error)
     app.add_exception_handler(HTTPException, http_error)
 
 

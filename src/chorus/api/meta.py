@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 import chorus
-from chorus.api.describe import operation
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
-from chorus.api.server.access import record_of
+from chorus.api.openapi import operation
+from chorus.api.server.gate import record_of
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.config.front_end import ApiSettings
 from chorus.messages.proto import engine_pb2 as pb

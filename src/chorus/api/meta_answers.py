@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from chorus.api.answers import Described
+from chorus.api.answers import ResponseModel
 
 
-class Summary(Described):
+class Summary(ResponseModel):
     service: Literal["chorus"]
     version: str
     model: str
@@ -15,17 +15,17 @@ class Summary(Described):
     endpoints: list[str]
 
 
-class Live(Described):
+class Live(ResponseModel):
     status: Literal["ok"]
 
 
-class Ready(Described):
+class Ready(ResponseModel):
     state: str
     progress: float
     detail: str
 
 
-class Health(Described):
+class Health(ResponseModel):
     """Where keys are asked for, who shows none is told the status alone."""
 
     status: str
@@ -36,7 +36,7 @@ class Health(Described):
     configuration: dict[str, Any] | None = None
 
 
-class ModelEntry(Described):
+class ModelEntry(ResponseModel):
     id: str
     object: Literal["model"]
     created: int
@@ -46,12 +46,12 @@ class ModelEntry(Described):
     aliases: list[str]
 
 
-class ModelList(Described):
+class ModelList(ResponseModel):
     object: Literal["list"]
     data: list[ModelEntry]
 
 
-class RankInfo(Described):
+class RankInfo(ResponseModel):
     rank: int
     device: str
     dtype: str
@@ -72,13 +72,13 @@ class RankStatus(RankInfo):
     """The same as sent: fewer where the link is slow enough for compression."""
 
 
-class Observed(Described):
+class Observed(ResponseModel):
     requests: int
     tokens_per_second: float | None
     """Median over the latest requests; None before the first."""
 
 
-class ClusterStatus(Described):
+class ClusterStatus(ResponseModel):
     model: str
     state: str
     progress: float
@@ -96,7 +96,7 @@ class ClusterStatus(Described):
     problems: dict[str, str]
 
 
-class ModelInfo(Described):
+class ModelInfo(ResponseModel):
     id: str
     name: str
     architecture: str | None

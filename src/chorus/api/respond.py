@@ -1,4 +1,4 @@
-"""Generations become one HTTP answer, whole or as server-sent events, in whichever wire format is asked for."""
+"""A generation becomes one HTTP answer, whole or as server-sent events, in whichever wire format is asked for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chorus.api.errors import ApiError, from_engine, internal
-from chorus.api.figures import Outcome, sum_up
-from chorus.api.server.access import Record, record_of
+from chorus.api.server.gate import Record, record_of
 from chorus.api.server.lifetime import Cause, Interrupted
-from chorus.api.service import Prepared, Service
+from chorus.api.service import Service
+from chorus.api.usage import Outcome, sum_up
 from chorus.messages.engine import TokenLogprobs
-from chorus.serving.answer import AnswerDelta, AnswerEnd, TextTokens
 from chorus.serving.blocks import Blocks
 from chorus.serving.errors import EngineError
+from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation, TextTokens
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class WireFormat(Protocol):
 
     @property
     def keep_alive(self) -> bytes:
-        """What says nothing, sent while there is nothing to say."""
+        """A frame without content, sent while the model is silent."""
 
     def opening(self) -> bytes:
         """Before the first piece of a stream."""
@@ -72,7 +72,7 @@ class WireFormat(Protocol):
         """One choice is complete."""
 
     def closing(self, outcome: Outcome) -> bytes:
-        """All are."""
+        """All choices are complete."""
 
     def failure(self, error: ApiError) -> bytes:
         """The stream breaks off here."""
@@ -95,13 +95,12 @@ def written(data: Any) -> bytes:
 
 
 class GenerationResponse(Response):
-    """Runs the generations itself, so that one block owns them from the first token to the end of their client."""
+    """Runs the generation itself, so that one block owns it from the first token to the end of its client."""
 
-    def __init__(self, service: Service, prepared: Prepared, wire: WireFormat, stream: bool) -> None:
+    def __init__(self, service: Service, generation: Generation, wire: WireFormat, stream: bool) -> None:
         super().__init__()
         self._service = service
-        self._choices = prepared.choices
-        self._per_prompt = len(prepared.choices) // len(prepared.prompts)
+        self._generation = generation
         self._wire = wire
         self._stream = stream
         self._started = False
@@ -110,8 +109,9 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
+        record.log_fields["prompt_tokens"] = sum(map(len, self._generation.prompts))
         try:
-            async with self._service.lifetimes.begin(receive), aclosing(self._choices):
+            async with self._service.lifetimes.begin(receive), aclosing(self._generation):
                 # Each token wakes the task that waits for it, with all calls in between: one of its own has few.
                 if self._stream:
                     await asyncio.create_task(self._answer_stream(record, send))
@@ -125,7 +125,7 @@ class GenerationResponse(Response):
             if self._complete:
                 # Who has its whole answer is gone for us, too.
                 return
-            record.figures["finish"] = interruption.cause.value
+            record.log_fields["finish"] = interruption.cause.value
             if interruption.cause is Cause.CLIENT_GONE:
                 record.status = 499
                 return
@@ -137,7 +137,7 @@ class GenerationResponse(Response):
             raise
 
     async def _fail(self, error: ApiError, record: Record, send: Send) -> None:
-        record.figures.setdefault("finish", "error")
+        record.log_fields.setdefault("finish", "error")
         if not self._started:
             raise error
         try:
@@ -147,8 +147,8 @@ class GenerationResponse(Response):
             log.warning("request %s: its client does not read, so it was not told why it ended", record.request_id)
 
     async def _answer_whole(self, record: Record) -> dict[str, Any]:
-        answers = [WholeAnswer() for _ in range(len(self._choices))]
-        async for item in self._choices:
+        answers = [WholeAnswer() for _ in range(len(self._generation))]
+        async for item in self._generation:
             if isinstance(item, AnswerEnd):
                 answers[item.choice].end = item
             else:
@@ -158,18 +158,18 @@ class GenerationResponse(Response):
 
     async def _answer_stream(self, record: Record, send: Send) -> None:
         # Until the engine has taken the request, a refusal is a status; from then on its client hears that it is alive.
-        await self._choices.accepted()
+        await self._generation.accepted()
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         ends: list[AnswerEnd] = []
         pending = self._wire.opening()
         send, clock = record.send, asyncio.get_running_loop().time
         async with self._kept_alive(send):
-            while len(ends) < len(self._choices):
+            while len(ends) < len(self._generation):
                 if pending:
                     await send({"type": "http.response.body", "body": pending, "more_body": True})
                     self._sent = clock()
-                pending = self._say(await anext(self._choices), ends, record)
+                pending = self._say(await anext(self._generation), ends, record)
         pending += self._wire.closing(self._note(record, ends))
         await send({"type": "http.response.body", "body": pending, "more_body": False})
 
@@ -200,8 +200,8 @@ class GenerationResponse(Response):
                 self._sent = clock()
 
     def _note(self, record: Record, ends: Sequence[AnswerEnd]) -> Outcome:
-        outcome = sum_up(ends, record.figures.get("ttft"), self._per_prompt)
-        record.figures.update(
+        outcome = sum_up(ends, record.log_fields.get("ttft"), self._generation.choices_per_prompt)
+        record.log_fields.update(
             prompt_tokens=outcome.usage.prompt_tokens,
             generated_tokens=outcome.usage.completion_tokens,
             tokens_per_second=outcome.performance.generation_tokens_per_second,
@@ -219,5 +219,5 @@ _STREAM_HEADERS = [
 
 
 def _note_first(record: Record, item: AnswerDelta) -> None:
-    if item.tokens and "ttft" not in record.figures:
-        record.figures["ttft"] = record.elapsed()
+    if item.tokens and "ttft" not in record.log_fields:
+        record.log_fields["ttft"] = record.elapsed()

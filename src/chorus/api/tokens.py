@@ -9,18 +9,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
-from chorus.api.answers import Described
+from chorus.api.answers import ResponseModel
 from chorus.api.body import read_request
-from chorus.api.describe import operation
 from chorus.api.errors import invalid
+from chorus.api.fields import Name, RequestBody, TokenId, refused
 from chorus.api.openai.chat.request import FunctionTool, Message
 from chorus.api.openai.chat.routes import template_messages
-from chorus.api.service import Service, outside_vocabulary
-from chorus.api.strict import Name, RequestBody, TokenId, refused
-from chorus.api.wish import Prompt
+from chorus.api.openapi import operation
+from chorus.api.service import Service
 from chorus.serving import measure
-from chorus.serving.prompt.conversation import Conversation, prompt_of
-from chorus.serving.prompt.tools import toolbox
+from chorus.serving.model import Capacity
+from chorus.serving.prepare import check_token, conversation_prompt, text_tokens
+from chorus.serving.prompt.tools import checked_tools
+from chorus.serving.request import GenerationRequest
 
 
 class TokenizeRequest(RequestBody):
@@ -48,7 +49,7 @@ class TokenizeRequest(RequestBody):
         return self
 
 
-class TokenizeAnswer(Described):
+class TokenizeAnswer(ResponseModel):
     count: int
     max_model_len: int
     tokens: list[int]
@@ -60,7 +61,7 @@ class DetokenizeRequest(RequestBody):
     tokens: list[TokenId]
 
 
-class DetokenizeAnswer(Described):
+class DetokenizeAnswer(ResponseModel):
     prompt: str
 
 
@@ -69,45 +70,41 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/tokenize", **operation(TokenizeRequest, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
-        body = await read_request(request, TokenizeRequest, service.settings.limits)
-        service.check_model(body.model)
-        description = await service.ready()
-        field = "prompt" if body.messages is None else "messages"
-        tokens = await service.prompt_tokens(_prompt(body, service), field, description)
+        body = await read_request(request, TokenizeRequest, service)
+        capacity = await service.capacity()
+        tokens = await _tokens(body, service, capacity)
 
         def answer() -> bytes:
             texts = [service.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-            longest = service.context_length(description)
+            longest = capacity.context_length
             return orjson.dumps({"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": texts})
 
-        return Response(await service.workers.run(len(tokens), answer), media_type="application/json")
+        return Response(await service.model.workers.run(len(tokens), answer), media_type="application/json")
 
     @routes.post("/detokenize", **operation(DetokenizeRequest, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
-        body = await read_request(request, DetokenizeRequest, service.settings.limits)
-        service.check_model(body.model)
+        body = await read_request(request, DetokenizeRequest, service)
         tokenizer, tokens = service.tokenizer, body.tokens
         measure.count("tokens", len(tokens), service.settings.limits.max_detokenize_tokens, "tokens")
-        if (largest := max(tokens, default=0)) >= tokenizer.vocabulary:
-            raise outside_vocabulary(largest, tokenizer.vocabulary, "tokens")
-        text = await service.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
+        check_token(max(tokens, default=0), tokenizer.vocabulary, "tokens")
+        text = await service.model.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
         return JSONResponse({"prompt": text})
 
     return routes
 
 
-def _prompt(body: TokenizeRequest, service: Service) -> Prompt:
+async def _tokens(body: TokenizeRequest, service: Service, capacity: Capacity) -> tuple[int, ...]:
     if body.messages is None:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-        if not text:
+        if not body.prompt:
             raise invalid("prompt: there is no text in it.", "prompt")
-        return Prompt(lambda: service.tokenizer.encode(text, special=special), len(text))
+        special = body.add_special_tokens is not False
+        return await text_tokens(body.prompt, "prompt", service.model, capacity, special=special)
     limits = service.settings.limits
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
-    conversation = Conversation(
+    asked = GenerationRequest(
         messages=template_messages(body.messages, limits),
-        toolbox=toolbox([tool.as_tool() for tool in body.tools or ()], None, None, limits),
+        tools=checked_tools([tool.as_tool() for tool in body.tools or ()], None, None, limits),
         template_arguments=body.chat_template_kwargs or {},
         continue_last=bool(body.continue_final_message),
     )
-    return prompt_of(conversation, service)
+    return await conversation_prompt(asked, service.model, capacity)

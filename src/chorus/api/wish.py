@@ -1,15 +1,13 @@
-"""What a client asked of a generation, whichever protocol it spoke."""
+"""How a client wants tokens to be drawn, and what stands for what it did not say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from chorus.config.front_end import SamplingDefaults
 from chorus.messages.engine import Sampling, draw_seed
-from chorus.messages.grammar import Grammar
-from chorus.text.parsers.toolkit.pieces import OutputParser
 
 Value = TypeVar("Value")
 
@@ -30,55 +28,6 @@ class SamplingWish:
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FieldNames:
-    """What the client's protocol calls the fields that an error may name."""
-
-    prompt: str = "messages"
-    stop: str = "stop"
-    count: str = "n"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Tokens, or the way to them; `size` in characters tells how long that will take."""
-
-    tokenize: Callable[[], list[int]]
-    size: int = 0
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the answer's text is to be read; the parser is made for each choice, once the prompt is known."""
-
-    parser: Callable[[tuple[int, ...]], OutputParser]
-    show_special: bool = False
-    most_calls: int | None = None
-    grammar_after_reasoning: Callable[[tuple[int, ...], Grammar], Grammar] | None = None
-
-
-@dataclass(frozen=True)
-class Wish:
-    prompts: tuple[Prompt, ...]
-    sampling: SamplingWish
-    model: str | None = None
-    max_tokens: int | None = None
-    cut_to_fit: bool = False
-    """Where the protocol makes clients name a limit, it is a ceiling and need not fit the context."""
-    stops: tuple[str, ...] = ()
-    count: int = 1
-    """Choices for each prompt."""
-    logprobs: bool = False
-    top_logprobs: int = 0
-    grammar: Grammar | None = None
-    reading: Reading | None = None
-    fields: FieldNames = FieldNames()
-
-    @property
-    def choices(self) -> int:
-        return self.count * len(self.prompts)
 
 
 def choose_sampling(wish: SamplingWish, defaults: SamplingDefaults) -> Sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from chorus.localai.plan import LoadPlan, Tree, plan_load
 from chorus.messages.proto import engine_pb2
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.models import LocalModel, ModelError, resolve
+from chorus.serving.engine_client import EngineClient
+from chorus.serving.model import Capacity, ServedModel
 from chorus.serving.tokenizer import ServedTokenizer
-from chorus.serving.workers import Workers
 from chorus.text.errors import TokenizerError
-from chorus.text.parsers import ParserFamily, choose
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,9 @@ EngineLauncher = Callable[[LoadPlan, LocalModel, Path], Launch]
 class Loaded:
     plan: LoadPlan
     path: Path
-    tokenizer: ServedTokenizer
-    parsers: ParserFamily
+    model: ServedModel
     host: EngineHost
-    context_length: int
-    vocabulary: int
-    workers: Workers
+    capacity: Capacity
 
     @property
     def limits(self) -> ApiConfig:
@@ -101,17 +98,19 @@ class Models:
             log.warning("%s", note)
         model = await asyncio.to_thread(_find, plan.model)
         host = EngineHost(lambda folder: self._launch(plan, model, folder))
+
+        async def capacity() -> Capacity:
+            return Capacity(description.context_length, description.vocabulary)
+
         try:
-            description, (tokenizer, parsers) = await asyncio.gather(
-                host.start(), asyncio.to_thread(_load_text, model, plan)
+            description, served = await asyncio.gather(
+                host.start(), asyncio.to_thread(_load_text, model, plan, host.client, capacity)
             )
         except BaseException:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
-        workers = Workers(plan.settings.api.max_preparing)
-        context, vocabulary = description.context_length, description.vocabulary
-        return Loaded(plan, model.path, tokenizer, parsers, host, context, vocabulary, workers)
+        return Loaded(plan, model.path, served, host, await capacity())
 
 
 def _find(name: str) -> LocalModel:
@@ -121,15 +120,17 @@ def _find(name: str) -> LocalModel:
         raise LoadFailed(str(error)) from None
 
 
-def _load_text(model: LocalModel, plan: LoadPlan) -> tuple[ServedTokenizer, ParserFamily]:
+def _load_text(
+    model: LocalModel, plan: LoadPlan, client: EngineClient, capacity: Callable[[], Awaitable[Capacity]]
+) -> ServedModel:
     try:
         tokenizer = ServedTokenizer.load(model.path, trust_remote_code=plan.settings.engine.trust_remote_code)
-        parsers = choose(tokenizer.chat_template, plan.tool_parser)
+        tokenizer = with_end_token(tokenizer, plan.special_tokens)
+        return ServedModel(tokenizer, plan.settings.api, client, capacity, plan.tool_parser)
     except TokenizerError as error:
         raise LoadFailed(str(error)) from None
     except ValueError as error:
         raise LoadFailed(f"option tool_parser: {error}") from None
-    return with_end_token(tokenizer, plan.special_tokens), parsers
 
 
 def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]) -> ServedTokenizer:
@@ -139,12 +140,8 @@ def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]
     ids = tokenizer.encode(text, special=False)
     if len(ids) != 1:
         raise LoadFailed(f"option eos_token: {text!r} is not one token of this model's vocabulary")
-    return with_end_ids(tokenizer, tokenizer.eos_ids | set(ids))
-
-
-def with_end_ids(tokenizer: ServedTokenizer, ids: frozenset[int]) -> ServedTokenizer:
     other = copy.copy(tokenizer)
-    other.eos_ids = ids
+    other.eos_ids = tokenizer.eos_ids | set(ids)
     return other
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from chorus.messages.engine import TokenLogprobs
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving.answer import AnswerDelta, AnswerEnd
+from chorus.serving.generation import AnswerDelta, AnswerEnd
 from chorus.text.detokenizer import REPLACEMENT
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 

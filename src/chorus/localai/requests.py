@@ -13,7 +13,6 @@ from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
 from chorus.serving.grammar import rules, sent_as
 from chorus.serving.measure import Amounts
-from chorus.text.stops import Stops
 
 REPETITION_CONTEXT = 20
 MOST_TOP_LOGPROBS = 20
@@ -85,10 +84,10 @@ def grammar_of(request: wire.PredictOptions, limits: Amounts) -> Grammar | None:
     return sent_as(rules(request.Grammar), "Grammar")
 
 
-def stop_strings(request: wire.PredictOptions, limits: Amounts) -> Stops:
+def stop_strings(request: wire.PredictOptions, limits: Amounts) -> tuple[str, ...]:
     strings = tuple(dict.fromkeys(stop for stop in request.StopPrompts if stop))
     measure.stops("StopPrompts", strings, limits)
-    return Stops(strings)
+    return strings
 
 
 def template_arguments(request: wire.PredictOptions, special_tokens: dict[str, str], limits: Amounts) -> dict[str, Any]:

@@ -13,14 +13,14 @@ import grpc
 from chorus.localai.engine_host import State
 from chorus.localai.errors import BadRequest, LoadFailed, NotServing
 from chorus.localai.loading import Loaded, Models
-from chorus.localai.prepare import Prepared, check_tokens, embedding_tokens, prepare, prompt_tokens
+from chorus.localai.prepare import check_tokens, embedding_tokens, is_chat, prepare, prompt_tokens
 from chorus.localai.replies import ReplyWriter, whole
 from chorus.messages.proto import engine_pb2, localai_pb2_grpc
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
-from chorus.serving.answer import AnswerDelta, AnswerEnd
 from chorus.serving.embedding import NoEmbeddings, embedding_of, finish
 from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation
 from chorus.serving.measure import BadField
 from chorus.serving.workers import Busy
 
@@ -75,7 +75,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     ) -> wire.TokenizationResponse:
         async with _outcomes(context):
             loaded = await self._loaded(request.ModelIdentity, context)
-            tokens = await loaded.workers.run(request.ByteSize(), lambda: prompt_tokens(loaded, request))
+            tokens = await loaded.model.workers.run(request.ByteSize(), lambda: prompt_tokens(loaded, request))
             return wire.TokenizationResponse(length=len(tokens), tokens=tokens)
 
     async def Detokenize(
@@ -85,8 +85,10 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             loaded = await self._loaded("", context)
             tokens = list(request.tokens)
             measure.count("tokens", len(tokens), loaded.limits.max_detokenize_tokens, "tokens")
-            check_tokens(tokens, loaded.vocabulary, "tokens")
-            text = await loaded.workers.run(len(tokens), lambda: loaded.tokenizer.decode(tokens, skip_special=False))
+            check_tokens(tokens, loaded.capacity.vocabulary, "tokens")
+            text = await loaded.model.workers.run(
+                len(tokens), lambda: loaded.model.tokenizer.decode(tokens, skip_special=False)
+            )
             return wire.DetokenizeResponse(content=text)
 
     async def Embedding(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.EmbeddingResult:
@@ -97,7 +99,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             except NoEmbeddings as error:
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             await loaded.host.ready(RECOVERY_SECONDS)
-            tokens = await loaded.workers.run(request.ByteSize(), lambda: embedding_tokens(loaded, request))
+            tokens = await loaded.model.workers.run(request.ByteSize(), lambda: embedding_tokens(loaded, request))
             try:
                 pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
             except NotServing as error:
@@ -152,9 +154,9 @@ class BackendService(localai_pb2_grpc.BackendServicer):
 
     async def _attempt(self, loaded: Loaded, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
         label = f"localai-{next(self._numbers)}"
-        prepared = await loaded.workers.run(request.ByteSize(), lambda: prepare(loaded, request, label))
+        generation = await prepare(loaded, request, label)
         try:
-            async with aclosing(self._generate(loaded, prepared, request.IgnoreEOS)) as replies:
+            async with aclosing(self._generate(generation, loaded, label, is_chat(request))) as replies:
                 async for reply in replies:
                     yield reply
         except grpc.aio.UsageError:
@@ -167,17 +169,19 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 raise NotServing(str(error)) from None
             raise
 
-    async def _generate(self, loaded: Loaded, prepared: Prepared, ignore_eos: bool) -> AsyncGenerator[wire.Reply]:
-        writer = ReplyWriter(loaded.tokenizer, len(prepared.request.prompt), chat=prepared.parser is not None)
-        async with aclosing(prepared.begin(loaded, ignore_eos)) as answer:
-            async for event in answer:
+    async def _generate(
+        self, generation: Generation, loaded: Loaded, label: str, chat: bool
+    ) -> AsyncGenerator[wire.Reply]:
+        writer = ReplyWriter(loaded.model.tokenizer, len(generation.prompts[0]), chat)
+        async with aclosing(generation):
+            async for event in generation:
                 match event:
                     case AnswerDelta():
                         if (reply := writer.chunk(event)) is not None:
                             yield reply
                     case AnswerEnd():
                         self._metrics = _metrics(event)
-                        _log_end(prepared.request.label, event, self._metrics.tokens_per_second)
+                        _log_end(label, event, self._metrics.tokens_per_second)
                         yield writer.last(event)
 
     async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> Loaded:
@@ -234,10 +238,10 @@ def _metrics(end: AnswerEnd) -> wire.MetricsResponse:
 
 
 def _log_end(label: str, end: AnswerEnd, speed: float) -> None:
-    figures = {
+    fields = {
         "prompt_tokens": end.usage.prompt_tokens,
         "generated_tokens": end.usage.completion_tokens,
         "tokens_per_second": speed,
         "finish": end.reason,
     }
-    log.info("request %s", label, extra={"fields": figures})
+    log.info("request %s", label, extra={"fields": fields})

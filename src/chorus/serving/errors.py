@@ -30,6 +30,9 @@ class RequestFailed(EngineError):
 class ContextExceeded(Exception):
     """The prompt, or the prompt with the tokens asked for, does not fit the model's context."""
 
+    field = ""
+    """What the client calls its prompt."""
+
     def __init__(self, prompt_tokens: int, max_tokens: int | None, context_length: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens

@@ -1,45 +1,33 @@
-"""Text over the engine link: tokens in, text out, stop strings found on the way."""
+"""The answer to one request: tokens from the engine become text, and the text content, reasoning and tool calls."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from chorus.messages.engine import Finish, Request, Sampling, Timing, TokenLogprobs
-from chorus.messages.grammar import Grammar
+from chorus.messages.engine import Finish, Request, Timing, TokenLogprobs
 from chorus.serving.engine_client import EngineClient, EngineStream
-from chorus.serving.errors import ContextExceeded, EngineError
+from chorus.serving.errors import EngineError
+from chorus.text.parsers.toolkit.pieces import Content, OutputParser, Piece, Reasoning, ToolCallStart
 from chorus.text.stops import NO_STOPS, Stops
 from chorus.text.tokenizer import Tokenizer
 
-# How long a request ended by a stop string waits for the engine's own figures: a cancel takes one step.
+# How long a request ended by a stop string waits for the engine's own timing: a cancel takes one step.
 _SETTLE_SECONDS = 1.0
+# How many events may wait for a client that reads slowly; the engine's own events wait behind them.
+_WAITING_EVENTS = 64
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class TextRequest:
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    stops: Stops = NO_STOPS
-    label: str = ""
-    owner: str = ""
-    logprobs: bool = False
-    top_logprobs: int = 0
-    grammar: Grammar | None = None
-    show_special: bool = False
-    """Special tokens become text too, for parsers that look for them."""
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Delta(NamedTuple):
-    """What one engine event brought. The text may be empty while a character or a stop string is undecided."""
+class AnswerDelta(NamedTuple):
+    """What one engine event brought to a choice. There may be no piece yet for the tokens that came."""
 
-    text: str
+    choice: int
+    pieces: tuple[Piece, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, where they were asked for."""
@@ -50,10 +38,12 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
-class Finished:
+class AnswerEnd:
+    choice: int
     reason: FinishReason
     usage: Usage
     timing: Timing
@@ -61,92 +51,131 @@ class Finished:
     """The stop string that ended it, if one did."""
 
 
-def answer_budget(prompt_tokens: int, asked: int | None, default: int | None, context_length: int) -> int:
-    """How many tokens may be generated. What the client asked for must fit; a default is cut to fit."""
-    room = context_length - prompt_tokens
-    if room < 1:
-        raise ContextExceeded(prompt_tokens, None, context_length)
-    if asked is None:
-        return min(default or room, room)
-    if asked > room:
-        raise ContextExceeded(prompt_tokens, asked, context_length)
-    return asked
+Event = AnswerDelta | AnswerEnd
 
 
-class TextGeneration(AsyncIterator[Delta | Finished]):
-    """Deltas, then one Finished. Close it when leaving early: that cancels the request in the engine."""
+@dataclass(frozen=True)
+class Choice:
+    """One answer that is wanted: what the engine is sent, and how its text is read. No parser: all of it is content."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, request: TextRequest) -> None:
-        self._tokenizer = tokenizer
-        self._request = request
-        self._stream = client.generate(
-            Request(
-                id=request.label,
-                prompt=request.prompt,
-                max_tokens=request.max_tokens,
-                stop_tokens=tokenizer.eos_ids,
-                sampling=request.sampling,
-                logprobs=request.top_logprobs if request.logprobs else None,
-                grammar=request.grammar,
-                owner=request.owner,
-            )
-        )
-        self._text = _TextAssembly(tokenizer, request.stops, request.show_special)
-        self._clock = _Clock()
-        self._events = self._run()
+    request: Request
+    parser: OutputParser | None = None
+
+
+class Generation(AsyncIterator[Event]):
+    """The events of all choices as they come, and one AnswerEnd for each; one that fails takes the others with it.
+
+    Nothing is submitted before the first event is asked for. Close it when leaving early: that cancels in the engine.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        choices: Sequence[Choice],
+        *,
+        stops: Stops = NO_STOPS,
+        show_special: bool = False,
+        most_calls: int | None = None,
+        prompts: int = 1,
+    ) -> None:
+        """`show_special`: special tokens become text too, for parsers that look for them. `prompts`: how many
+        prompts the choices answer, equally many each.
+        """
+        self.prompts = tuple(choice.request.prompt for choice in choices[:: len(choices) // prompts])
+        self._streams = [client.generate(choice.request) for choice in choices]
+        self._answers = [
+            _answer(number, stream, choice, _Text(tokenizer, stops, show_special), _Reader(choice.parser, most_calls))
+            for number, (choice, stream) in enumerate(zip(choices, self._streams, strict=True))
+        ]
+        self._unfinished = len(choices)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._events: asyncio.Queue[Event | Exception] = asyncio.Queue(_WAITING_EVENTS)
+
+    def __len__(self) -> int:
+        return len(self._streams)
 
     @property
-    def prompt(self) -> tuple[int, ...]:
-        return self._request.prompt
+    def choices_per_prompt(self) -> int:
+        return len(self) // len(self.prompts)
 
-    def __anext__(self) -> Awaitable[Delta | Finished]:
-        return self._events.__anext__()
+    def __anext__(self) -> Awaitable[Event]:
+        return self._answers[0].__anext__() if len(self._answers) == 1 else self._next_of_many()
 
     async def accepted(self) -> None:
-        """Submits it and waits until the engine has taken it; raises its refusal."""
-        await self._stream.accepted()
+        """Submits all and waits until the engine has taken them; where it refuses one, the others are given up."""
+        if len(self._streams) == 1:
+            await self._streams[0].accepted()
+            return
+        waits = [asyncio.create_task(stream.accepted()) for stream in self._streams]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def aclose(self) -> None:
-        await self._events.aclose()
-        await self._stream.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for answer, stream in zip(self._answers, self._streams, strict=True):
+            await answer.aclose()
+            await stream.aclose()
 
-    async def cut(self) -> Finished:
-        """Ends it here, as a stop string would."""
-        await self._events.aclose()
-        return await self._stopped()
+    async def _next_of_many(self) -> Event:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._pump(answer)) for answer in self._answers]
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        self._unfinished -= isinstance(event, AnswerEnd)
+        return event
 
-    async def _run(self) -> AsyncGenerator[Delta | Finished]:
-        text = self._text
-        async for progress in self._stream:
-            if progress.tokens:
-                self._clock.tick()
-            piece, used = text.push(progress.tokens)
-            finished = progress.finish
-            if finished and not text.stopped:
-                piece += text.flush()
-            if used or piece:
-                yield Delta(piece, progress.tokens[:used], progress.logprobs[:used])
-            if finished:
-                stopped = text.stopped or finished is not Finish.LENGTH
-                timing = progress.timing or self._clock.timing(len(self._request.prompt), text.used)
-                # A stop token is counted by the engine and by nobody else.
-                generated = text.used if text.stopped else max(text.used, timing.generated_tokens)
-                yield self._finished("stop" if stopped else "length", generated, timing)
-                return
-            if text.stopped:
-                yield await self._stopped()
-                return
-
-    async def _stopped(self) -> Finished:
-        timing = await _settle(self._stream) or self._clock.timing(len(self._request.prompt), self._text.used)
-        return self._finished("stop", self._text.used, timing)
-
-    def _finished(self, reason: FinishReason, generated: int, timing: Timing) -> Finished:
-        usage = Usage(len(self._request.prompt), generated, timing.cached_tokens)
-        return Finished(reason, usage, timing, self._text.stop_string)
+    async def _pump(self, answer: AsyncIterator[Event]) -> None:
+        try:
+            async for event in answer:
+                await self._events.put(event)
+        except Exception as error:
+            await self._events.put(error)
 
 
-class _TextAssembly:
+async def _answer(
+    number: int, stream: EngineStream, choice: Choice, text: _Text, reader: _Reader
+) -> AsyncGenerator[Event]:
+    clock, prompt_tokens = _Clock(), len(choice.request.prompt)
+    finished: Finish | None = None
+    timing: Timing | None = None
+    async for progress in stream:
+        if progress.tokens:
+            clock.tick()
+        shown, used = text.push(progress.tokens)
+        finished, timing = progress.finish, progress.timing
+        if finished and not text.stopped:
+            shown += text.flush()
+        if used or shown:
+            yield AnswerDelta(number, reader.read(shown, used), progress.tokens[:used], progress.logprobs[:used])
+        if finished or text.stopped or reader.full:
+            break
+    reason: FinishReason = "stop"
+    generated = text.used
+    if reader.full or not finished:
+        timing = await _settle(stream)
+    elif not text.stopped:
+        reason = "length" if finished is Finish.LENGTH else "stop"
+        # A stop token is counted by the engine and by nobody else.
+        generated = max(text.used, timing.generated_tokens if timing else 0)
+    timing = timing or clock.timing(prompt_tokens, text.used)
+    if last := reader.flush():
+        yield AnswerDelta(number, last, ())
+    if reader.calls and reason == "stop":
+        reason = "tool_calls"
+    usage = Usage(prompt_tokens, generated, timing.cached_tokens, reader.reasoning_tokens)
+    yield AnswerEnd(number, reason, usage, timing, text.stop_string)
+
+
+class _Text:
     """Tokens become text that is safe to show: whole characters, and nothing that may begin a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops, show_special: bool) -> None:
@@ -184,8 +213,58 @@ class _TextAssembly:
         return safe
 
 
+class _Reader:
+    """Pieces from text, and the counts that only this place can make."""
+
+    def __init__(self, parser: OutputParser | None, most_calls: int | None) -> None:
+        self.calls = 0
+        self.reasoning_tokens = 0
+        self.full = False
+        """One call more than is wanted has begun."""
+        self._parser = parser
+        self._most_calls = most_calls
+        # Tokens whose text the parser still holds back; they count as what they turn out to be.
+        self._undecided = 0
+
+    def read(self, text: str, tokens: int) -> tuple[Piece, ...]:
+        if self._parser is None:
+            return (Content(text),) if text else ()
+        self._undecided += tokens
+        return self._count(self._parser.push(text) if text else [])
+
+    def flush(self) -> tuple[Piece, ...]:
+        return () if self._parser is None or self.full else self._count(self._parser.flush())
+
+    def _count(self, pieces: list[Piece]) -> tuple[Piece, ...]:
+        for place, piece in enumerate(pieces):
+            if isinstance(piece, ToolCallStart):
+                if self.calls == self._most_calls:
+                    self.full = True
+                    return tuple(pieces[:place])
+                self.calls += 1
+        if pieces:
+            if isinstance(pieces[-1], Reasoning):
+                self.reasoning_tokens += self._undecided
+            self._undecided = 0
+        return tuple(pieces)
+
+
+class TextTokens:
+    """Which tokens made the visible text: those of reasoning and calls are left out, those held back are waited for."""
+
+    def __init__(self) -> None:
+        self._undecided: list[tuple[int, TokenLogprobs]] = []
+
+    def take(self, delta: AnswerDelta) -> list[tuple[int, TokenLogprobs]]:
+        self._undecided += zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs))
+        if not delta.pieces:
+            return []
+        decided, self._undecided = self._undecided, []
+        return decided if isinstance(delta.pieces[-1], Content) else []
+
+
 class _Clock:
-    """What this side can tell about a request whose engine gave no figures."""
+    """What this side can tell about a request whose engine gave no timing."""
 
     def __init__(self) -> None:
         self._submitted = time.monotonic()
@@ -217,6 +296,6 @@ async def _settle(stream: EngineStream) -> Timing | None:
                 if progress.finish:
                     return progress.timing
     except (TimeoutError, EngineError):
-        # The answer is complete either way; only the figures are missing.
+        # The answer is complete either way; only the timing is missing.
         return None
     return None

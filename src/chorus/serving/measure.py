@@ -36,6 +36,7 @@ class BadField(ValueError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class TooMuch(BadField):
@@ -44,6 +45,14 @@ class TooMuch(BadField):
 
 class NotASchema(BadField):
     code = "invalid_grammar"
+
+
+class InvalidValue(BadField):
+    code = "invalid_value"
+
+
+class Unsupported(BadField):
+    code = "unsupported_parameter"
 
 
 class Amounts(Protocol):

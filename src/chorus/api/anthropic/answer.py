@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from chorus.api.answers import Described
+from chorus.api.answers import ResponseModel
 
 
-class ThinkingTokens(Described):
+class ThinkingTokens(ResponseModel):
     thinking_tokens: int
 
 
-class MessageUsage(Described):
+class MessageUsage(ResponseModel):
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
@@ -23,7 +23,7 @@ class MessageUsage(Described):
     inference_geo: None
 
 
-class AnthropicMessage(Described):
+class AnthropicMessage(ResponseModel):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -36,5 +36,5 @@ class AnthropicMessage(Described):
     usage: MessageUsage
 
 
-class TokenCount(Described):
+class TokenCount(ResponseModel):
     input_tokens: int

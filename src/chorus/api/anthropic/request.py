@@ -7,15 +7,24 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from chorus.api.fields import (
+    Harmless,
+    Name,
+    NonEmpty,
+    PositiveCount,
+    RequestBody,
+    StrictModel,
+    Undescribed,
+    by_json_type,
+)
 from chorus.api.openai.chat.request import FunctionName
 from chorus.api.openai.sampling import schema_grammar
-from chorus.api.strict import Harmless, Name, NonEmpty, PositiveCount, RequestBody, Strict, Undescribed, by_json_type
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving.prompt.tools import Tool, ToolChoice
 
 
-class CacheControl(Strict):
+class CacheControl(StrictModel):
     """Prefixes are cached without being asked; the mark is taken and not needed."""
 
     type: Literal["ephemeral"]
@@ -23,7 +32,7 @@ class CacheControl(Strict):
     scope: str | None = None
 
 
-class _Block(Strict):
+class _Block(StrictModel):
     cache_control: CacheControl | None = None
 
 
@@ -33,7 +42,7 @@ class TextBlock(_Block):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(StrictModel):
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
@@ -92,7 +101,7 @@ Block = Annotated[
 ]
 
 
-class InputMessage(Strict):
+class InputMessage(StrictModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("<string>")] | Annotated[list[Block], Tag("<list>")], Discriminator(by_json_type)
@@ -132,13 +141,13 @@ ToolField = Annotated[
 ]
 
 
-class ToolChoiceField(Strict):
+class ToolChoiceField(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: NonEmpty | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Strict):
+class Thinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: PositiveCount | None = None
     """Given to the template; a model that has no place for it thinks as long as it likes."""
@@ -153,23 +162,23 @@ class OutputFormat(BaseModel):
     definition: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(StrictModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(Strict):
+class Metadata(StrictModel):
     user_id: Name | None = None
 
 
-class ThinkingEdit(Strict):
+class ThinkingEdit(StrictModel):
     """Earlier thoughts are given to the template as they come, so only the wish to keep them all is met."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
 
 
-class ContextManagement(Strict):
+class ContextManagement(StrictModel):
     edits: list[ThinkingEdit] = Field(default_factory=list)
 
 

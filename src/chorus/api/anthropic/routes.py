@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,65 +14,63 @@ from chorus.api.anthropic.history import messages_of
 from chorus.api.anthropic.request import CountRequest, MessagesRequest, OutputConfig, Thinking
 from chorus.api.anthropic.wire import MessageFormat
 from chorus.api.body import read_request
-from chorus.api.describe import operation
+from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import FieldNames, SamplingWish, Wish
-from chorus.serving.prompt.conversation import Conversation, answer_grammar, prompt_of, reading_of
-from chorus.serving.prompt.tools import toolbox
-from chorus.serving.prompt.voice import call_id
+from chorus.api.wish import SamplingWish, choose_sampling
+from chorus.config.front_end import ApiSettings
+from chorus.serving.prepare import conversation_prompt, prepare
+from chorus.serving.prompt.tools import checked_tools
+from chorus.serving.request import FieldNames, GenerationRequest
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
-    limits = service.settings.limits
+    settings = service.settings
 
     @routes.post("/v1/messages", **operation(MessagesRequest, AnthropicMessage, streams=True, anthropic=True))
     async def create_message(request: Request) -> Response:
-        record = record_of(request.scope)
-        body = await read_request(request, MessagesRequest, limits)
-        prepared = await service.prepare(await wish_of(body, service), record.request_id, record.owner)
-        record.figures["prompt_tokens"] = prompt_tokens = len(prepared.prompts[0])
-        wire = MessageFormat(f"msg_{uuid.uuid4().hex}", service.settings.model_id, prompt_tokens)
-        return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
+        body = await read_request(request, MessagesRequest, service)
+        generation = await prepare(generation_request(body, record_of(request.scope), settings), service.model)
+        wire = MessageFormat(f"msg_{uuid.uuid4().hex}", settings.model_id, len(generation.prompts[0]))
+        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens", **operation(CountRequest, TokenCount, anthropic=True))
     async def count_tokens(request: Request) -> Response:
-        body = await read_request(request, CountRequest, limits)
-        service.check_model(body.model)
-        prompt = prompt_of(conversation_of(body, service), service)
-        tokens = await service.prompt_tokens(prompt, "messages", await service.ready())
+        body = await read_request(request, CountRequest, service)
+        asked = conversation(body, settings)
+        tokens = await conversation_prompt(asked, service.model, await service.capacity())
         return JSONResponse({"input_tokens": len(tokens)})
 
     return routes
 
 
-def conversation_of(body: CountRequest, service: Service) -> Conversation:
-    limits = service.settings.limits
-    return Conversation(
+def conversation(body: CountRequest, settings: ApiSettings) -> GenerationRequest:
+    """What tokens are counted of."""
+    limits = settings.limits
+    return GenerationRequest(
         messages=messages_of(body, limits),
-        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel, limits),
+        tools=checked_tools(body.offered_tools(), body.asked_choice, body.parallel, limits),
         grammar=body.asked_grammar(limits),
         template_arguments=template_arguments(body.thinking, body.output_config),
         # An answer that the client has begun is to be continued, not answered.
         continue_last=body.messages[-1].role == "assistant",
+        fields=FieldNames(stop="stop_sequences", grammar="output_config.format"),
     )
 
 
-async def wish_of(body: MessagesRequest, service: Service) -> Wish:
-    service.check_model(body.model)
-    conversation = conversation_of(body, service)
-    return Wish(
-        prompts=(prompt_of(conversation, service),),
-        sampling=SamplingWish(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
-        model=body.model,
+def generation_request(body: MessagesRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
+    asked = SamplingWish(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+    return replace(
+        conversation(body, settings),
+        sampling=choose_sampling(asked, settings.sampling),
         max_tokens=body.max_tokens,
         cut_to_fit=True,
         stops=tuple(body.stop_sequences or ()),
-        grammar=await answer_grammar(conversation, service, "output_config.format"),
-        reading=reading_of(conversation, service, call_id("toolu_")),
-        fields=FieldNames(stop="stop_sequences"),
+        call_id_prefix="toolu_",
+        id=record.request_id,
+        owner=record.owner,
     )
 
 

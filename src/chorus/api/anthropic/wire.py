@@ -9,10 +9,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from chorus.api.errors import ApiError
-from chorus.api.figures import Outcome, TotalUsage
 from chorus.api.respond import WholeAnswer, sse
-from chorus.serving.answer import AnswerDelta, AnswerEnd
+from chorus.api.usage import Outcome
 from chorus.serving.blocks import Block, Blocks, Change, Closed, Grew, Opened
+from chorus.serving.generation import AnswerDelta, AnswerEnd, Usage
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -30,7 +30,7 @@ class MessageFormat:
         return _event({"type": "ping"})
 
     def opening(self) -> bytes:
-        usage = usage_body(TotalUsage(self.prompt_tokens, 0, 0, 0))
+        usage = usage_body(Usage(self.prompt_tokens, 0, 0, 0))
         message = self._message([], None, None, usage)
         return _event({"type": "message_start", "message": message}) + self.keep_alive
 
@@ -77,7 +77,7 @@ def stop_reason(end: AnswerEnd) -> str:
     return "stop_sequence" if end.stop_string is not None and end.reason == "stop" else _REASONS[end.reason]
 
 
-def usage_body(usage: TotalUsage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, Any]:
     """Here the tokens found in the cache are not among the input's."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,

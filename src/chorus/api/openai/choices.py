@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import orjson
 
 from chorus.api.errors import ApiError
-from chorus.api.figures import Outcome, performance_body, usage_body
 from chorus.api.respond import WholeAnswer, sse
+from chorus.api.usage import Outcome, performance_body, usage_body
 from chorus.messages.engine import TokenLogprobs
-from chorus.serving.answer import AnswerDelta, AnswerEnd
+from chorus.serving.generation import AnswerDelta, AnswerEnd
 from chorus.serving.tokenizer import ServedTokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -82,7 +82,7 @@ class ChoicesFormat(ABC):
 
     def end(self, end: AnswerEnd) -> bytes:
         self._ended.append(end)
-        # The last one waits for the figures that go with it.
+        # The last one waits for the usage and speed that go with it.
         return self._finish(end) if len(self._ended) < self.choices else b""
 
     def closing(self, outcome: Outcome) -> bytes:

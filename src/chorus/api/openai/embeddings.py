@@ -10,19 +10,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Discriminator, Tag
 
-from chorus.api.answers import Described
+from chorus.api.answers import ResponseModel
 from chorus.api.body import read_request
-from chorus.api.describe import operation
-from chorus.api.errors import ApiError, from_engine, invalid
+from chorus.api.errors import ApiError, invalid
+from chorus.api.fields import Name, PositiveCount, RequestBody
 from chorus.api.openai.completions.request import PromptField, split_prompts
-from chorus.api.openai.completions.routes import as_prompt
+from chorus.api.openapi import operation
 from chorus.api.respond import written
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import record_of
 from chorus.api.server.lifetime import Interrupted
 from chorus.api.service import Service
-from chorus.api.strict import Name, PositiveCount, RequestBody
 from chorus.serving.embedding import Embedding, NoEmbeddings, embedding_of, finish
-from chorus.serving.errors import EngineError
+from chorus.serving.prepare import text_tokens
 
 
 class EmbeddingsRequest(RequestBody):
@@ -33,7 +32,7 @@ class EmbeddingsRequest(RequestBody):
     user: Name | None = None
 
 
-class EmbeddingEntry(Described):
+class EmbeddingEntry(ResponseModel):
     object: Literal["embedding"]
     index: int
     embedding: Annotated[
@@ -42,12 +41,12 @@ class EmbeddingEntry(Described):
     ]
 
 
-class EmbeddingsUsage(Described):
+class EmbeddingsUsage(ResponseModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsAnswer(Described):
+class EmbeddingsAnswer(ResponseModel):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
@@ -61,8 +60,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/embeddings", **operation(EmbeddingsRequest, EmbeddingsAnswer))
     async def embeddings(request: Request) -> Response:
         record = record_of(request.scope)
-        body = await read_request(request, EmbeddingsRequest, settings.limits)
-        service.check_model(body.model)
+        body = await read_request(request, EmbeddingsRequest, service)
         try:
             embedding = embedding_of(settings.model_path, settings.embeddings, settings.pooling)
         except NoEmbeddings as error:
@@ -72,11 +70,9 @@ def router(service: Service) -> APIRouter:
         try:
             async with service.lifetimes.begin(request.receive):
                 vectors = [await _embed(service, prompt, embedding, body.dimensions) for prompt in prompts]
-        except EngineError as error:
-            raise from_engine(error) from None
         except Interrupted as interruption:
             raise interruption.as_error() from None
-        record.figures["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
+        record.log_fields["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
         encode = packed if body.encoding_format == "base64" else list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
@@ -98,11 +94,11 @@ async def _prompts(body: EmbeddingsRequest, service: Service) -> list[tuple[int,
     limit = service.settings.limits.max_inputs
     if len(inputs) > limit:
         raise invalid(f"input: at most {limit} texts are accepted.", "input")
-    description = await service.ready()
-    context = service.context_length(description)
+    capacity = await service.capacity()
+    context = capacity.context_length
     prompts = []
     for place, text in enumerate(inputs):
-        prompt = await service.prompt_tokens(as_prompt(text, service), "input", description)
+        prompt = await text_tokens(text, "input", service.model, capacity)
         if len(prompt) > context:
             message = f"input: text {place} has {len(prompt)} tokens, the model's context holds {context}."
             raise invalid(message, "input", "context_length_exceeded")

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from chorus.api.errors import invalid
-from chorus.api.strict import (
+from chorus.api.fields import (
     Name,
     NonEmpty,
     PositiveCount,
     RequestBody,
-    Strict,
+    StrictModel,
     TextOrTexts,
     TokenId,
     as_tuple,
@@ -25,7 +25,7 @@ from chorus.serving import grammar as grammars
 from chorus.serving import measure
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Padding against observers of encrypted traffic; accepted for OpenAI's clients, never added."""

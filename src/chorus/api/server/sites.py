@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import psutil
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from chorus.api.errors import ApiError
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import Record
 
 ANY = "*"
 # A link or a bookmark elsewhere may lead here, since a page cannot read where it leads.
@@ -95,35 +95,29 @@ def _same_place(origin: str, host: str) -> bool:
 
 
 class SiteGuard:
-    def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
-        self._app = app
+    """Lets pass what no page of another site sent, and what is meant for this server."""
+
+    def __init__(self, hosts: Collection[str], origins: Collection[str]) -> None:
         self._names = OwnNames(hosts)
         self._origins = frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope)):
-            await refusal.response(scope["path"], record_of(scope).request_id)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def admit(self, scope: Scope, record: Record) -> None:
         headers = Headers(scope=scope)
         # HTTP/1.0 needs none; a browser always sends one.
         if (host := headers.get("host")) is not None:
             parsed = parse_host(host)
             if parsed is None or not self._names.has(parsed[0]):
                 name = host[:100] if parsed is None else parsed[0][:100]
-                return ApiError(
+                raise ApiError(
                     421,
                     f"This server is not called {name!r}: add it to api.hosts (--allow-host), or set an API key.",
                     code="unknown_host",
                 )
         if is_foreign(scope["method"], scope["path"], headers, self._origins):
             site = (headers.get("origin") or "another site")[:100]
-            return ApiError(
+            raise ApiError(
                 403,
                 f"Web pages from {site} may not call this server: name it in api.cors_origins or with --cors-origin.",
                 type="permission_error",
                 code="foreign_site",
             )
-        return None

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chorus.api.errors import invalid
-from chorus.config.sections import Limits
 from chorus.serving import measure
-from chorus.serving.prompt.voice import Offer
+from chorus.serving.measure import Amounts, InvalidValue
 
 
 @dataclass(frozen=True)
@@ -38,50 +36,49 @@ class ToolChoice:
     def forces(self) -> bool:
         return self.kind in ("required", "named")
 
-    @property
-    def forced(self) -> str | Mapping[str, str] | None:
-        if not self.forces:
-            return None
-        return {"name": self.name} if self.name else "required"
-
 
 @dataclass(frozen=True)
-class Toolbox:
+class Tools:
     """What the model may call in one answer. Tools it may not call are not shown to it."""
 
-    tools: tuple[Tool, ...] = ()
+    functions: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice("none")
     parallel: bool = True
 
-    def for_template(self) -> list[dict[str, Any]] | None:
-        return [tool.for_template() for tool in self.tools] or None
+    def for_template(self) -> list[dict[str, Any]]:
+        return [tool.for_template() for tool in self.functions]
 
-    def offer(self) -> Offer:
-        return Offer(
-            tools=[tool.for_template() for tool in self.tools],
-            forced=self.choice.forced,
-            strict=frozenset(tool.name for tool in self.tools if tool.strict),
-            parallel=self.parallel,
-        )
+    @property
+    def forced(self) -> str | Mapping[str, str] | None:
+        """`required`, or the name of the one tool to call."""
+        if not self.choice.forces:
+            return None
+        return {"name": self.choice.name} if self.choice.name else "required"
+
+    @property
+    def strict(self) -> frozenset[str]:
+        """The tools whose arguments must be as their schema says, whenever the model calls them."""
+        return frozenset(tool.name for tool in self.functions if tool.strict)
 
 
-NO_TOOLS = Toolbox()
+NO_TOOLS = Tools()
 
 
-def toolbox(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limits: Limits) -> Toolbox:
+def checked_tools(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None, limits: Amounts) -> Tools:
+    """The tools of a request whose protocol calls them `tools` and `tool_choice`."""
     names = [tool.name for tool in tools]
     texts = sum(len(tool.name) + len(tool.description or "") for tool in tools)
     measure.tools("tools", [tool.parameters or {} for tool in tools], texts, limits)
     known: set[str] = set()
     for place, name in enumerate(names):
         if name in known:
-            raise invalid(f"tools[{place}]: there are two tools named {name!r}.", f"tools[{place}]")
+            raise InvalidValue(f"tools[{place}]", f"there are two tools named {name!r}")
         known.add(name)
     chosen = choice or ToolChoice("auto" if tools else "none")
     if chosen.forces and not tools:
-        raise invalid("tool_choice: it asks for a call, but there are no tools.", "tool_choice")
+        raise InvalidValue("tool_choice", "it asks for a call, but there are no tools")
     if chosen.kind == "named" and chosen.name not in names:
-        raise invalid(f"tool_choice: there is no tool named {chosen.name!r}.", "tool_choice")
+        raise InvalidValue("tool_choice", f"there is no tool named {chosen.name!r}")
     if chosen.kind == "none" or not tools:
         return NO_TOOLS
-    return Toolbox(tuple(tools), chosen, parallel is not False)
+    return Tools(tuple(tools), chosen, parallel is not False)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from chorus.api.answers import Described, PerformanceBody, UsageBody
+from chorus.api.answers import PerformanceBody, ResponseModel, UsageBody
 
 
-class CalledFunction(Described):
+class CalledFunction(ResponseModel):
     name: str
     arguments: str
 
 
-class AnswerToolCall(Described):
+class AnswerToolCall(ResponseModel):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AnswerMessage(Described):
+class AnswerMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -27,7 +27,7 @@ class AnswerMessage(Described):
     tool_calls: list[AnswerToolCall] | None = None
 
 
-class CandidateLogprob(Described):
+class CandidateLogprob(ResponseModel):
     token: str
     logprob: float
     bytes: list[int]
@@ -37,12 +37,12 @@ class TokenLogprob(CandidateLogprob):
     top_logprobs: list[CandidateLogprob]
 
 
-class ChoiceLogprobs(Described):
+class ChoiceLogprobs(ResponseModel):
     content: list[TokenLogprob]
     refusal: None
 
 
-class ChatChoice(Described):
+class ChatChoice(ResponseModel):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
@@ -50,7 +50,7 @@ class ChatChoice(Described):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Described):
+class ChatCompletion(ResponseModel):
     id: str
     object: Literal["chat.completion"]
     created: int

@@ -6,20 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from chorus.api.openai.sampling import SamplingFields, schema_grammar
-from chorus.api.strict import (
+from chorus.api.fields import (
     Harmless,
     Metadata,
     Name,
     NonEmpty,
     OtherPart,
     PositiveCount,
-    Strict,
+    StrictModel,
     Undescribed,
     by_json_type,
     by_kind,
     refused,
 )
+from chorus.api.openai.sampling import SamplingFields, schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
@@ -31,7 +31,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
@@ -40,12 +40,12 @@ Part = Annotated[Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[list[Part], Tag("<list>")], Discriminator(by_json_type)]
 
 
-class FunctionCall(Strict):
+class FunctionCall(StrictModel):
     name: NonEmpty
     arguments: str
 
 
-class ToolCall(Strict):
+class ToolCall(StrictModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -53,7 +53,7 @@ class ToolCall(Strict):
     """Only streams have it, and clients that join them send it back."""
 
 
-class _Message(Strict):
+class _Message(StrictModel):
     content: Content
     name: Name | None = None
 
@@ -75,7 +75,7 @@ class ToolMessage(_Message):
     tool_call_id: str
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(StrictModel):
     """An earlier answer, often sent back as the client library dumped it, with its empty fields."""
 
     role: Literal["assistant"]
@@ -125,14 +125,14 @@ Message = Annotated[
 ]
 
 
-class FunctionDefinition(Strict):
+class FunctionDefinition(StrictModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class FunctionTool(Strict):
+class FunctionTool(StrictModel):
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -141,11 +141,11 @@ class FunctionTool(Strict):
         return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictModel):
     name: NonEmpty
 
 
-class NamedTool(Strict):
+class NamedTool(StrictModel):
     type: Literal["function"]
     function: NamedFunction
 
@@ -171,7 +171,7 @@ class JsonSchemaFormat(BaseModel):
     """A schema is enforced either way: there is no answer that it does not allow."""
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
@@ -184,7 +184,7 @@ class ResponseFormat(Strict):
         return self
 
 
-class RoleMapping(Strict):
+class RoleMapping(StrictModel):
     """Texts to put before each message, instead of the model's template."""
 
     system_prompt: str = ""
@@ -195,7 +195,7 @@ class RoleMapping(Strict):
     stop: str = "\n"
 
 
-class ReasoningField(Strict):
+class ReasoningField(StrictModel):
     """The same wish as reasoning_effort, in the words of other servers."""
 
     effort: Effort | None = None

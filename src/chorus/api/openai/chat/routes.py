@@ -11,19 +11,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from chorus.api.body import read_request
-from chorus.api.describe import operation
 from chorus.api.openai.chat.answer import ChatCompletion
 from chorus.api.openai.chat.request import AssistantMessage, ChatRequest, Message, ToolCall, ToolMessage
 from chorus.api.openai.chat.wire import ChatFormat
+from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import Wish
+from chorus.api.wish import choose_sampling
+from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
 from chorus.serving import measure
-from chorus.serving.prompt.conversation import Conversation, answer_grammar, prompt_of, reading_of, thinking_arguments
-from chorus.serving.prompt.tools import toolbox
-from chorus.serving.prompt.voice import call_id
+from chorus.serving.prepare import prepare
+from chorus.serving.prompt.conversation import thinking_arguments
+from chorus.serving.prompt.tools import checked_tools
+from chorus.serving.request import FieldNames, GenerationRequest
 
 
 def router(service: Service) -> APIRouter:
@@ -31,54 +33,47 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/chat/completions", **operation(ChatRequest, ChatCompletion, streams=True))
     async def chat_completions(request: Request) -> Response:
-        record = record_of(request.scope)
-        body = await read_request(request, ChatRequest, service.settings.limits)
-        prepared = await service.prepare(await chat_wish(body, service), record.request_id, record.owner)
-        record.figures["prompt_tokens"] = len(prepared.prompts[0])
+        body = await read_request(request, ChatRequest, service)
+        asked = generation_request(body, record_of(request.scope), service.settings)
+        generation = await prepare(asked, service.model)
         wire = ChatFormat(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=service.settings.model_id,
-            fingerprint=prepared.fingerprint,
+            fingerprint=service.fingerprint,
             tokenizer=service.tokenizer,
-            prompts=prepared.prompts,
-            choices=len(prepared.choices),
+            prompts=generation.prompts,
+            choices=len(generation),
             include_usage=body.wants_usage,
             with_logprobs=bool(body.logprobs),
             with_token_ids=bool(body.return_token_ids),
         )
-        return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
+        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 
     return routes
 
 
-async def chat_wish(body: ChatRequest, service: Service) -> Wish:
-    service.check_model(body.model)
-    limits = service.settings.limits
-    tools = [tool.as_tool() for tool in body.tools or ()]
-    grammar, field = body.asked_grammar(limits)
+def generation_request(body: ChatRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
+    limits = settings.limits
+    grammar, grammar_field = body.asked_grammar(limits)
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
-    conversation = Conversation(
+    thinking = thinking_arguments(body.asked_effort, body.asked_thinking)
+    return GenerationRequest(
         messages=template_messages(body.messages, limits),
-        toolbox=toolbox(tools, body.asked_choice, body.parallel_tool_calls, limits),
-        grammar=grammar,
-        template_arguments={
-            **thinking_arguments(body.asked_effort, body.asked_thinking),
-            **(body.chat_template_kwargs or {}),
-        },
+        tools=checked_tools(
+            [tool.as_tool() for tool in body.tools or ()], body.asked_choice, body.parallel_tool_calls, limits
+        ),
+        template_arguments={**thinking, **(body.chat_template_kwargs or {})},
         role_mapping=body.role_mapping.model_dump() if body.role_mapping else None,
-    )
-    return Wish(
-        prompts=(prompt_of(conversation, service),),
-        sampling=body.sampling_wish(),
-        model=body.model,
+        sampling=choose_sampling(body.sampling_wish(), settings.sampling),
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
-        count=body.n or 1,
-        logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
-        grammar=await answer_grammar(conversation, service, field),
-        reading=reading_of(conversation, service, call_id("call_")),
+        choices_per_prompt=body.n or 1,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar,
+        fields=FieldNames(grammar=grammar_field),
+        id=record.request_id,
+        owner=record.owner,
     )
 
 

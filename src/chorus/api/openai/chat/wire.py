@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorus.api.figures import Outcome
 from chorus.api.openai.choices import ChoicesFormat, TokenRun
 from chorus.api.openai.logprobs import logprob_entries
 from chorus.api.respond import WholeAnswer
+from chorus.api.usage import Outcome
 from chorus.messages.engine import TokenLogprobs
-from chorus.serving.answer import AnswerDelta
 from chorus.serving.blocks import Block
+from chorus.serving.generation import AnswerDelta
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from chorus.api.answers import Described, PerformanceBody, UsageBody
+from chorus.api.answers import PerformanceBody, ResponseModel, UsageBody
 
 
-class CompletionLogprobs(Described):
+class CompletionLogprobs(ResponseModel):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
-class CompletionChoice(Described):
+class CompletionChoice(ResponseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -23,7 +23,7 @@ class CompletionChoice(Described):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(Described):
+class Completion(ResponseModel):
     id: str
     object: Literal["text_completion"]
     created: int

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from chorus.api.fields import Harmless, TokenId, by_json_type, refused
 from chorus.api.openai.sampling import SamplingFields
-from chorus.api.strict import Harmless, TokenId, by_json_type, refused
 
 
 def _prompt_kind(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from chorus.api.openai.choices import ChoicesFormat, TokenRun
 from chorus.api.respond import WholeAnswer
-from chorus.serving.answer import AnswerDelta
+from chorus.serving.generation import AnswerDelta
 from chorus.text.parsers.toolkit.pieces import Content
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from chorus.api.answers import CachedTokens, Described, PerformanceBody, ReasoningTokens
+from chorus.api.answers import CachedTokens, PerformanceBody, ReasoningTokens, ResponseModel
 
 
-class ResponseUsage(Described):
+class ResponseUsage(ResponseModel):
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
@@ -15,11 +15,11 @@ class ResponseUsage(Described):
     total_tokens: int
 
 
-class Incomplete(Described):
+class Incomplete(ResponseModel):
     reason: str
 
 
-class ResponseObject(Described):
+class ResponseObject(ResponseModel):
     id: str
     object: Literal["response"]
     created_at: int
@@ -55,7 +55,7 @@ class ResponseObject(Described):
     prompt_cache_key: str | None
 
 
-class DeletedResponse(Described):
+class DeletedResponse(ResponseModel):
     id: str
     object: Literal["response"]
     deleted: Literal[True]

@@ -7,9 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from chorus.api.openai.chat.request import Effort, FunctionName
-from chorus.api.openai.sampling import schema_grammar
-from chorus.api.strict import (
+from chorus.api.fields import (
     Harmless,
     Metadata,
     Name,
@@ -17,12 +15,14 @@ from chorus.api.strict import (
     OtherPart,
     PositiveCount,
     RequestBody,
-    Strict,
+    StrictModel,
     Undescribed,
     by_json_type,
     by_kind,
     refused,
 )
+from chorus.api.openai.chat.request import Effort, FunctionName
+from chorus.api.openai.sampling import schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
@@ -32,7 +32,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
     # What an answer carries and clients send back with it.
@@ -46,7 +46,7 @@ Part = Annotated[
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[list[Part], Tag("<list>")], Discriminator(by_json_type)]
 
 
-class MessageItem(Strict):
+class MessageItem(StrictModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
@@ -55,7 +55,7 @@ class MessageItem(Strict):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(StrictModel):
     type: Literal["function_call"]
     call_id: NonEmpty
     name: NonEmpty
@@ -64,7 +64,7 @@ class FunctionCallItem(Strict):
     status: Status | None = None
 
 
-class FunctionCallOutputItem(Strict):
+class FunctionCallOutputItem(StrictModel):
     type: Literal["function_call_output"]
     call_id: NonEmpty
     output: Content
@@ -72,7 +72,7 @@ class FunctionCallOutputItem(Strict):
     status: Status | None = None
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(StrictModel):
     type: Literal["reasoning"]
     summary: list[TextPart] = Field(default_factory=list)
     content: list[TextPart] | None = None
@@ -105,7 +105,7 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(Strict):
+class FunctionTool(StrictModel):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
@@ -129,12 +129,12 @@ ToolField = Annotated[
 ]
 
 
-class NamedTool(Strict):
+class NamedTool(StrictModel):
     type: Literal["function"]
     name: NonEmpty
 
 
-class AllowedTools(Strict):
+class AllowedTools(StrictModel):
     type: Literal["allowed_tools"]
     mode: Literal["none", "auto", "required"]
     tools: list[NamedTool] = Field(min_length=1)
@@ -171,18 +171,18 @@ class TextFormat(BaseModel):
         return self
 
 
-class TextOptions(Strict):
+class TextOptions(StrictModel):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningOptions(Strict):
+class ReasoningOptions(StrictModel):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """No summary is made: a reasoning item holds all that the model thought."""
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 

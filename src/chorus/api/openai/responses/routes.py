@@ -10,22 +10,25 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from chorus.api.body import read_request
-from chorus.api.describe import operation
 from chorus.api.errors import ApiError
 from chorus.api.openai.responses.answer import DeletedResponse, ResponseObject
 from chorus.api.openai.responses.history import answered, messages_of
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.openai.responses.store import ResponseStore, StoredResponse
 from chorus.api.openai.responses.wire import ResponseFormat
+from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
-from chorus.api.server.access import record_of
+from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import FieldNames, SamplingWish, Wish, choose_sampling
+from chorus.api.wish import SamplingWish, choose_sampling
+from chorus.config.front_end import ApiSettings
+from chorus.messages.engine import Sampling
 from chorus.serving import measure
 from chorus.serving.blocks import Block
-from chorus.serving.prompt.conversation import Conversation, answer_grammar, prompt_of, reading_of, thinking_arguments
-from chorus.serving.prompt.tools import toolbox
-from chorus.serving.prompt.voice import call_id
+from chorus.serving.prepare import prepare
+from chorus.serving.prompt.conversation import thinking_arguments
+from chorus.serving.prompt.tools import checked_tools
+from chorus.serving.request import FieldNames, GenerationRequest, Message
 
 
 def router(service: Service) -> APIRouter:
@@ -43,13 +46,12 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, streams=True))
     async def create_response(request: Request) -> Response:
         record = record_of(request.scope)
-        body = await read_request(request, ResponsesRequest, limits)
-        service.check_model(body.model)
+        body = await read_request(request, ResponsesRequest, service)
         earlier = body.previous_response_id
         before = () if earlier is None else stored(request, earlier, "previous_response_id").messages
         messages = messages_of(body.input, limits, before)
-        prepared = await service.prepare(await wish_of(body, messages, service), record.request_id, record.owner)
-        record.figures["prompt_tokens"] = len(prepared.prompts[0])
+        asked = generation_request(body, messages, record, service.settings)
+        generation = await prepare(asked, service.model)
 
         def keep(answer: dict[str, Any], blocks: Sequence[Block]) -> None:
             if body.store is not False:
@@ -57,12 +59,12 @@ def router(service: Service) -> APIRouter:
 
         wire = ResponseFormat(
             id=f"resp_{uuid.uuid4().hex}",
-            echoed=echoed(body, service),
+            echoed=echoed(body, asked.sampling, service.settings.model_id),
             tokenizer=service.tokenizer,
             with_logprobs=body.wants_logprobs,
             finished=keep,
         )
-        return GenerationResponse(service, prepared, wire, stream=bool(body.stream))
+        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 
     # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
     @routes.post("/v1/responses/compact", include_in_schema=False)
@@ -82,27 +84,24 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def wish_of(body: ResponsesRequest, messages: list[dict[str, Any]], service: Service) -> Wish:
-    limits = service.settings.limits
+def generation_request(
+    body: ResponsesRequest, messages: Sequence[Message], record: Record, settings: ApiSettings
+) -> GenerationRequest:
+    limits = settings.limits
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     effort = body.reasoning.effort if body.reasoning else None
-    conversation = Conversation(
+    return GenerationRequest(
         messages=[*instructions, *messages],
-        toolbox=toolbox(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
-        grammar=body.asked_grammar(limits),
+        tools=checked_tools(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
         template_arguments={**thinking_arguments(effort), **(body.chat_template_kwargs or {})},
-    )
-    return Wish(
-        prompts=(prompt_of(conversation, service),),
-        sampling=sampling_of(body),
-        model=body.model,
+        sampling=choose_sampling(sampling_of(body), settings.sampling),
         max_tokens=body.max_output_tokens,
-        logprobs=body.wants_logprobs,
-        top_logprobs=body.top_logprobs or 0,
-        grammar=await answer_grammar(conversation, service, "text.format"),
-        reading=reading_of(conversation, service, call_id("call_")),
-        fields=FieldNames(prompt="input"),
+        logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        grammar=body.asked_grammar(limits),
+        fields=FieldNames(prompt="input", grammar="text.format"),
+        id=record.request_id,
+        owner=record.owner,
     )
 
 
@@ -116,14 +115,13 @@ def sampling_of(body: ResponsesRequest) -> SamplingWish:
     )
 
 
-def echoed(body: ResponsesRequest, service: Service) -> dict[str, Any]:
-    chosen = choose_sampling(sampling_of(body), service.settings.sampling)
+def echoed(body: ResponsesRequest, chosen: Sampling, model_id: str) -> dict[str, Any]:
     tools = [tool.model_dump() for tool in body.tools or ()]
     choice = body.tool_choice or "auto"
     form = body.text.format.model_dump(by_alias=True) if body.text and body.text.format else {"type": "text"}
     reasoning = body.reasoning
     return {
-        "model": service.settings.model_id,
+        "model": model_id,
         "previous_response_id": body.previous_response_id,
         "instructions": body.instructions,
         "tools": tools,

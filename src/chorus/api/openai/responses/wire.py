@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorus.api.errors import ApiError
-from chorus.api.figures import Outcome, TotalUsage, performance_body
 from chorus.api.openai.choices import COMMENT
 from chorus.api.openai.logprobs import logprob_entries
 from chorus.api.openai.responses.items import begun, complete, item_id, reasoning_part, text_part
 from chorus.api.respond import WholeAnswer, sse
-from chorus.serving.answer import AnswerDelta, AnswerEnd, TextTokens
+from chorus.api.usage import Outcome, performance_body
 from chorus.serving.blocks import Block, Blocks, Change, Closed, Grew, Opened
+from chorus.serving.generation import AnswerDelta, AnswerEnd, TextTokens, Usage
 from chorus.serving.tokenizer import ServedTokenizer
 
 Event = dict[str, Any]
@@ -161,7 +161,7 @@ class ResponseFormat:
         return said
 
 
-def usage_body(usage: TotalUsage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},

@@ -1,4 +1,4 @@
-"""Around every request: its id, its one log line, and a last answer where something broke."""
+"""The one layer around every request: its id, who may pass, its log line, and a last answer where something broke."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chorus.api.errors import internal
+from chorus.api.errors import ApiError, internal
 
-log = logging.getLogger("chorus.api.server.access")
+log = logging.getLogger("chorus.api.access")
 
 _HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -40,7 +42,7 @@ class Record:
     """Below all layers but the outermost: they look at the head of an answer, never at its body."""
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
+    log_fields: dict[str, Any] = field(default_factory=dict)
     owner: str = ""
     """The id of the key that was shown; empty where none is needed."""
 
@@ -53,9 +55,25 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
-class AccessLog:
-    def __init__(self, app: ASGIApp) -> None:
+class Guard(Protocol):
+    def admit(self, scope: Scope, record: Record) -> Callable[[], None] | None:
+        """Raises ApiError, or returns what to call when the request is over, if anything."""
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, guard: Guard, cors_origins: Sequence[str] = ()) -> None:
         self._app = app
+        self._guard = guard
+        # Outside the guard: a browser asks without a key whether it may send one, and reads refusals too.
+        self._guarded: ASGIApp = self._admit
+        if cors_origins:
+            self._guarded = CORSMiddleware(
+                self._admit,
+                allow_origins=cors_origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,8 +94,11 @@ class AccessLog:
                     headers.setdefault(name, value)
             await send(message)
 
+        # Clients ask with HEAD whether a server is there. The routes see a GET; the server below still knows the real
+        # method, and sends the headers alone.
+        seen = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self._app(scope, receive, send_named)
+            await self._guarded(seen, receive, send_named)
         except Exception:
             log.exception("request %s broke", record.request_id)
             if started:
@@ -85,6 +106,19 @@ class AccessLog:
             await internal().response(scope["path"], record.request_id)(scope, receive, send_named)
         finally:
             _write_line(scope, record)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        try:
+            leave = self._guard.admit(scope, record)
+        except ApiError as error:
+            await error.response(scope["path"], record.request_id)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if leave:
+                leave()
 
 
 def _request_id(offered: str | None) -> str:
@@ -101,7 +135,7 @@ def _write_line(scope: Scope, record: Record) -> None:
         "request_id": record.request_id,
         "seconds": round(record.elapsed(), 4),
         **({"key": record.owner} if record.owner else {}),
-        **record.figures,
+        **record.log_fields,
     }
     quiet = path.startswith("/health")
     log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})

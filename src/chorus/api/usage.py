@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chorus.serving.answer import AnswerEnd
-
-
-@dataclass(frozen=True)
-class TotalUsage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int
+from chorus.serving.generation import AnswerEnd, Usage
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,7 @@ class Performance:
 
 @dataclass(frozen=True)
 class Outcome:
-    usage: TotalUsage
+    usage: Usage
     performance: Performance
 
 
@@ -38,16 +30,16 @@ def sum_up(ends: Sequence[AnswerEnd], first_token_seconds: float | None, per_pro
     """Of several choices the speed is that of the first: they ran side by side."""
     ordered = sorted(ends, key=lambda end: end.choice)
     prompts = ordered[::per_prompt]
-    usage = TotalUsage(
+    usage = Usage(
         prompt_tokens=sum(end.usage.prompt_tokens for end in prompts),
         completion_tokens=sum(end.usage.completion_tokens for end in ordered),
         cached_tokens=sum(end.usage.cached_tokens for end in prompts),
-        reasoning_tokens=sum(end.reasoning_tokens for end in ordered),
+        reasoning_tokens=sum(end.usage.reasoning_tokens for end in ordered),
     )
     return Outcome(usage, _measure(ordered[0], first_token_seconds))
 
 
-def usage_body(usage: TotalUsage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, Any]:
     """As OpenAI writes it."""
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -1,14 +1,14 @@
-"""A conversation with a model in any protocol: roles that its template knows, its calls, and where its thoughts end."""
+"""How the served model writes reasoning and tool calls, and grammars that hold it to that."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
+from chorus.serving.prompt.tools import Tools
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import (
     CHANNELS,
@@ -30,21 +30,8 @@ class CannotForce(CannotEnforce):
 
 
 @dataclass(frozen=True)
-class Offer:
-    """The tools of one answer, and how free the model is with them."""
-
-    tools: Sequence[Mapping[str, Any]] = ()
-    """In OpenAI's form, which is the one that chat templates are written for."""
-    forced: str | Mapping[str, str] | None = None
-    """`required`, or the name of the one tool to call."""
-    strict: frozenset[str] = frozenset()
-    """The tools whose arguments must be as their schema says, whenever the model calls them."""
-    parallel: bool = True
-
-
-@dataclass(frozen=True)
-class Voice:
-    """How the served model speaks."""
+class AnswerFormat:
+    """The parser family of the served model, with the tokenizer that its marks are written in."""
 
     family: ParserFamily
     tokenizer: ServedTokenizer
@@ -52,47 +39,38 @@ class Voice:
     def starts_in_reasoning(self, prompt: Sequence[int]) -> bool:
         return self.family.opened_by(self.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special=False))
 
-    def parser(self, offer: Offer, prompt: Sequence[int], call_ids: Callable[[], str]) -> OutputParser:
+    def parser(self, tools: Tools, prompt: Sequence[int], call_ids: Callable[[], str]) -> OutputParser:
         return self.family.new(
-            tools=offer.tools or None,
+            tools=tools.for_template() or None,
             thinks=self.family.thinks,
             starts_in_reasoning=self.starts_in_reasoning(prompt),
             id_factory=call_ids,
         )
 
-    def after_thought(self, grammar: Grammar, offer: Offer, prompt: Sequence[int]) -> Grammar:
+    def after_reasoning(self, grammar: Grammar, tools: Tools, prompt: Sequence[int]) -> Grammar:
         """The model may think first, but not begin a call inside a thought where that would count as one."""
         if self.family.reasoning is None:
             return grammar
-        marks = call_marks(self.family) if offer.tools else ()
+        marks = call_marks(self.family) if tools.functions else ()
         tokens, inside = self.tokenizer.added_tokens, self.starts_in_reasoning(prompt)
         return grammars.after_reasoning(grammar, self.family.reasoning, tokens, inside, marks)
 
-    def grammar(self, offer: Offer, document: Grammar | None) -> Grammar | None:
+    def grammar(self, tools: Tools, document: Grammar | None) -> Grammar | None:
         """What the client asked for, joined with the calls that it forces or allows."""
         tokens = self.tokenizer.added_tokens
         if document is not None and self.family.name == CHANNELS:
             document = grammars.in_final_channel(document, tokens)
-        if not offer.tools:
+        if not tools.functions:
             return document
-        if offer.strict:
+        if tools.strict:
             check_enforceable(self.family)
-        if offer.forced is None and document is None:
-            if not offer.strict:
-                return None
-            return strict_calls(self.family, offer.tools, offer.strict, offer.parallel, tokens)
-        forced = offer.forced or "required"
-        calls = forced_calls(self.family, offer.tools, forced, offer.parallel, tokens, offer.strict)
+        shown, forced = tools.for_template(), tools.forced
+        if forced is None and document is None:
+            return strict_calls(self.family, shown, tools.strict, tools.parallel, tokens) if tools.strict else None
+        calls = forced_calls(self.family, shown, forced or "required", tools.parallel, tokens, tools.strict)
         if calls is None:
             raise CannotForce("it is not known how the served model calls tools")
-        return calls if offer.forced or document is None else grammars.either(calls, document)
-
-
-def with_known_roles(messages: list[dict[str, Any]], tokenizer: ServedTokenizer) -> list[dict[str, Any]]:
-    """Where the template has no place for developers, they are the system."""
-    if tokenizer.knows_developers:
-        return messages
-    return [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
+        return calls if forced or document is None else grammars.either(calls, document)
 
 
 def call_id(prefix: str) -> Callable[[], str]:

@@ -24,17 +24,22 @@ PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
 Harmless = tuple[Any, ...]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class RequestBody(Strict):
+class RequestBody(StrictModel):
     """Extra fields are let in only so that those of the protocol can be told from the unknown ones."""
 
     model_config = ConfigDict(extra="allow")
 
     # Fields of the protocol that are not served, each with the values that ask for nothing.
     unserved: ClassVar[dict[str, Harmless]] = {}
+
+    @property
+    def asked_model(self) -> str | None:
+        """Every protocol calls it `model`."""
+        return getattr(self, "model", None)
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> RequestBody:
