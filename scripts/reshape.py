@@ -39,12 +39,12 @@ chorus.api.plain_tools -> chorus.serving.prompt.plain_tools
 chorus.api.responses -> chorus.api.openai.responses
 chorus.api.roles -> chorus.serving.prompt.roles
 chorus.api.sampling_fields -> chorus.api.openai.sampling
-chorus.api.server -> chorus.api.server.process
+chorus.api.server -> chorus.api.process
 chorus.api.settings -> chorus.config.front_end
 chorus.api.sites -> chorus.api.server.sites
 chorus.api.strict -> chorus.api.fields
 chorus.api.tls -> chorus.security.tls
-chorus.api.tools -> chorus.serving.prompt.tools
+chorus.api.tools -> chorus.serving.tools
 chorus.cli.join_service -> chorus.deploy.services
 chorus.cli.processes -> chorus.deploy.programs
 chorus.cli.serve_plan -> chorus.deploy.local_plan

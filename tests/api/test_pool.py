@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from chorus.api.process import connections_allowed
 from chorus.api.server.connections import Pool
-from chorus.api.server.process import connections_allowed
 
 
 class Connection:

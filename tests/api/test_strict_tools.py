@@ -17,15 +17,16 @@ from transformers import AutoTokenizer
 
 from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
+from chorus.messages.grammar import Grammar
 from chorus.messages.proto import localai_pb2
-from chorus.serving.engine_client import EngineClient
 from chorus.serving.measure import BadField
-from chorus.serving.model import Capacity, ServedModel
 from chorus.serving.prompt.answer_format import AnswerFormat
 from chorus.serving.prompt.conversation import answer_grammar
-from chorus.serving.prompt.tools import Tool, ToolChoice, Tools
+from chorus.serving.request import GenerationRequest
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce, check_enforceable, strict_calls
+from chorus.serving.tools import Tool, ToolChoice, Tools
+from chorus.serving.workers import Workers
 from chorus.text.grammar.forms import llguidance_form
 from chorus.text.parsers import choose
 from chorus.text.parsers.registry import FAMILIES
@@ -278,18 +279,15 @@ def test_a_hot_model_calls_strict_tools_only_as_their_schemas_say(tmp_path: Path
 def test_strict_holds_over_localai_too(tool_model_path: Path) -> None:
     tokenizer = ServedTokenizer.load(tool_model_path)
 
-    async def capacity() -> Capacity:
-        return Capacity(context_length=256, vocabulary=512)
-
-    def served(parser: str) -> ServedModel:
-        return ServedModel(tokenizer, ApiConfig(), EngineClient("unix:unused"), capacity, parser)
+    def grammar_of(asked: GenerationRequest, parser: str) -> Grammar | None:
+        return asyncio.run(answer_grammar(asked, AnswerFormat(choose(None, parser), tokenizer), Workers(1)))
 
     request = localai_pb2.PredictOptions(Tools=json.dumps([strict(WEATHER), CLOCK]))
     chat = read_chat(request, {}, ApiConfig())
     assert chat.tools.strict == {"weather"}
-    grammar = asyncio.run(answer_grammar(chat, served("hermes")))
+    grammar = grammar_of(chat, "hermes")
     assert grammar is not None
     assert "Paris" in grammar.source
     odd = read_chat(localai_pb2.PredictOptions(Tools=json.dumps([strict(ODD)])), {}, ApiConfig())
     with pytest.raises(BadField, match=r"qwen3_coder.*'odd'.*'tag'"):
-        asyncio.run(answer_grammar(odd, served("qwen3_coder")))
+        grammar_of(odd, "qwen3_coder")

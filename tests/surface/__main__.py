@@ -35,7 +35,7 @@ def main() -> None:
 
 def openapi(home: Path) -> str:
     from chorus.api.app import create_app
-    from chorus.api.server.process import build_service
+    from chorus.api.process import build_service
     from chorus.config.front_end import ApiSettings
     from tests.support.tiny_tokenizer import write_tiny_tokenizer
 

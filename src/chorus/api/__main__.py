@@ -33,7 +33,7 @@ def main() -> int:
 def serve(settings: ApiSettings) -> int:
     """Whatever stops it before it serves would do so again: that is told once, and not tried six times."""
     try:
-        from chorus.api.server.process import ListenError, run
+        from chorus.api.process import ListenError, run
     except ImportError as error:
         return cannot_start(f"the front end: {error}", settings.failure_file)
     try:

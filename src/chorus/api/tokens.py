@@ -20,8 +20,8 @@ from chorus.api.service import Service
 from chorus.serving import measure
 from chorus.serving.model import Capacity
 from chorus.serving.prepare import check_token, conversation_prompt, text_tokens
-from chorus.serving.prompt.tools import checked_tools
 from chorus.serving.request import GenerationRequest
+from chorus.serving.tools import checked_tools
 
 
 class TokenizeRequest(RequestBody):

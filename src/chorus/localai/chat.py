@@ -10,8 +10,8 @@ from chorus.localai.requests import json_field, template_arguments
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
 from chorus.serving.measure import Amounts
-from chorus.serving.prompt.tools import NO_TOOLS, Tool, ToolChoice, Tools
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.tools import NO_TOOLS, Tool, ToolChoice, Tools
 
 FIELDS = FieldNames(
     prompt="Messages",

@@ -68,7 +68,7 @@ def prompt_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
     asked = prompt_of(loaded, request)
     try:
         if asked.messages is not None:
-            return conversation_tokens(asked, loaded.model)
+            return conversation_tokens(asked, loaded.model.tokenizer)
         return loaded.model.tokenizer.encode(request.Prompt)
     except TextError as error:
         raise BadRequest(f"{asked.fields.prompt}: {error}") from None

@@ -54,7 +54,6 @@ class ServedModel:
         """Asks the engine, which may not be ready."""
         self.max_tokens = max_tokens
         """For requests that give no limit; None: the rest of the context."""
-        self.template_shows_tools = plain_tools.template_shows_tools(tokenizer.chat_template)
-        parser = tool_parser or (None if self.template_shows_tools else plain_tools.PARSER)
+        parser = tool_parser or (None if tokenizer.shows_tools else plain_tools.PARSER)
         self.answer_format = AnswerFormat(choose(tokenizer.chat_template, parser), tokenizer)
         self.workers = Workers(limits.max_preparing)

@@ -23,7 +23,7 @@ from chorus.text.stops import Stops
 async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
     """Refuses in the order in which a client would mend it; nothing is submitted yet."""
     chat = request.messages is not None
-    grammar = await answer_grammar(request, model) if chat else request.grammar
+    grammar = await answer_grammar(request, model.answer_format, model.workers) if chat else request.grammar
     _check_amounts(request, model.limits)
     capacity = await model.capacity()
     for token in request.sampling.logit_bias:
@@ -55,7 +55,7 @@ async def prompt_tokens(
 
 async def conversation_prompt(request: GenerationRequest, model: ServedModel, capacity: Capacity) -> tuple[int, ...]:
     size, field = conversation_size(request), request.fields.prompt
-    return await _tokens(lambda: conversation_tokens(request, model), size, field, model, capacity)
+    return await _tokens(lambda: conversation_tokens(request, model.tokenizer), size, field, model, capacity)
 
 
 async def text_tokens(

@@ -8,7 +8,7 @@ from typing import Any
 
 from chorus.messages.engine import Sampling
 from chorus.messages.grammar import Grammar
-from chorus.serving.prompt.tools import NO_TOOLS, Tools
+from chorus.serving.tools import NO_TOOLS, Tools
 
 Message = dict[str, Any]
 

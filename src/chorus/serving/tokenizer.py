@@ -23,6 +23,11 @@ class ServedTokenizer(Tokenizer):
         return template or None
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        return "tools" in (self.chat_template or "")
+
+    @property
     def knows_developers(self) -> bool:
         """Whether the template has a place for the developer role; elsewhere it means the system."""
         return "developer" in (self.chat_template or "")

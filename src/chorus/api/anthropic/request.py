@@ -21,7 +21,7 @@ from chorus.api.openai.chat.request import FunctionName
 from chorus.api.openai.sampling import schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
-from chorus.serving.prompt.tools import Tool, ToolChoice
+from chorus.serving.tools import Tool, ToolChoice
 
 
 class CacheControl(StrictModel):

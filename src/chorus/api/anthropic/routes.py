@@ -21,8 +21,8 @@ from chorus.api.service import Service
 from chorus.api.wish import SamplingWish, choose_sampling
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prepare import conversation_prompt, prepare
-from chorus.serving.prompt.tools import checked_tools
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:

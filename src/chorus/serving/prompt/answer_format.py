@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
-from chorus.serving.prompt.tools import Tools
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import (
     CHANNELS,
@@ -18,6 +17,7 @@ from chorus.serving.tool_grammar import (
     forced_calls,
     strict_calls,
 )
+from chorus.serving.tools import Tools
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.toolkit.pieces import OutputParser
 

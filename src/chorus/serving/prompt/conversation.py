@@ -10,12 +10,13 @@ from chorus.messages.grammar import Grammar, Part
 from chorus.serving import grammar as grammars
 from chorus.serving import measure
 from chorus.serving.measure import InvalidValue, TooMuch, Unsupported
-from chorus.serving.model import ServedModel
-from chorus.serving.prompt.answer_format import CannotForce
+from chorus.serving.prompt.answer_format import AnswerFormat, CannotForce
 from chorus.serving.prompt.plain_tools import spelled_out
 from chorus.serving.prompt.roles import orders
 from chorus.serving.request import GenerationRequest, Message
+from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce
+from chorus.serving.workers import Workers
 from chorus.text.errors import TemplateError
 from chorus.text.parsers.toolkit.lark import TooLarge
 
@@ -44,25 +45,25 @@ def _length(message: Message) -> int:
     return _EMPTY_MESSAGE + len(message["content"]) + len(message.get("reasoning_content", "")) + calls
 
 
-def conversation_tokens(request: GenerationRequest, model: ServedModel) -> list[int]:
+def conversation_tokens(request: GenerationRequest, tokenizer: ServedTokenizer) -> list[int]:
     messages, tools = list(request.messages or ()), request.tools.for_template() or None
-    if not model.template_shows_tools:
+    if not tokenizer.shows_tools:
         messages, tools = spelled_out(messages, request.tools.functions), None
     if request.role_mapping is not None:
-        return model.tokenizer.encode(mapped_text(messages, request.role_mapping))
-    if not model.tokenizer.knows_developers:
+        return tokenizer.encode(mapped_text(messages, request.role_mapping))
+    if not tokenizer.knows_developers:
         messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
-    return _rendered(request, messages, tools, model)
+    return _rendered(request, messages, tools, tokenizer)
 
 
 def _rendered(
-    request: GenerationRequest, messages: list[Message], tools: list[dict[str, Any]] | None, model: ServedModel
+    request: GenerationRequest, messages: list[Message], tools: list[dict[str, Any]] | None, tokenizer: ServedTokenizer
 ) -> list[int]:
     """In the order that was sent where the template takes it; its objection is to what was sent."""
     objection: TemplateError | None = None
     for shape in orders(messages):
         try:
-            return model.tokenizer.chat_prompt(
+            return tokenizer.chat_prompt(
                 shape,
                 tools=tools,
                 template_arguments=dict(request.template_arguments),
@@ -83,7 +84,7 @@ def mapped_text(messages: Sequence[Message], mapping: Mapping[str, str]) -> str:
     return "".join(parts) + mapping["assistant"].rstrip()
 
 
-async def answer_grammar(request: GenerationRequest, model: ServedModel) -> Grammar | None:
+async def answer_grammar(request: GenerationRequest, form: AnswerFormat, workers: Workers) -> Grammar | None:
     """What the client asked for, joined with the calls that it forces or allows."""
     tools, document, fields = request.tools, request.grammar, request.fields
     if document is not None and request.grammar_has_tools:
@@ -93,7 +94,7 @@ async def answer_grammar(request: GenerationRequest, model: ServedModel) -> Gram
     origins = tuple(_origins(request, document))
     try:
         size = sum(len(str(tool.parameters)) for tool in tools.functions)
-        grammar = await model.workers.run(size, lambda: model.answer_format.grammar(tools, document))
+        grammar = await workers.run(size, lambda: form.grammar(tools, document))
     except TooLarge as error:
         raise TooMuch(fields.tools, str(error)) from None
     except CannotForce as error:

@@ -6,16 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from chorus.serving.prompt.tools import Tool
+from chorus.serving.tools import Tool
 
 # The family of parsers that reads what is asked for here.
 PARSER = "hermes"
 
 Message = dict[str, Any]
-
-
-def template_shows_tools(template: str | None) -> bool:
-    return "tools" in (template or "")
 
 
 def spelled_out(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -23,7 +23,7 @@ from chorus.api.openai.sampling import SamplingFields, schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
-from chorus.serving.prompt.tools import Tool, ToolChoice
+from chorus.serving.tools import Tool, ToolChoice
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 

@@ -24,8 +24,8 @@ from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.prepare import prepare
 from chorus.serving.prompt.conversation import thinking_arguments
-from chorus.serving.prompt.tools import checked_tools
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:

@@ -26,7 +26,7 @@ from chorus.api.openai.sampling import schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
-from chorus.serving.prompt.tools import Tool, ToolChoice
+from chorus.serving.tools import Tool, ToolChoice
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 Status = Literal["in_progress", "completed", "incomplete"]

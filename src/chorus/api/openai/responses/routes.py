@@ -27,8 +27,8 @@ from chorus.serving import measure
 from chorus.serving.blocks import Block
 from chorus.serving.prepare import prepare
 from chorus.serving.prompt.conversation import thinking_arguments
-from chorus.serving.prompt.tools import checked_tools
 from chorus.serving.request import FieldNames, GenerationRequest, Message
+from chorus.serving.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:
