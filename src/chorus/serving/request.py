@@ -40,7 +40,7 @@ class GenerationRequest:
     """The last message is the beginning of the answer."""
     role_mapping: Mapping[str, str] | None = None
     """Texts to put before each message, instead of the model's template."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     cut_to_fit: bool = False
     """The limit is a ceiling that need not fit the context, as where a protocol makes clients name one."""
