@@ -13,9 +13,10 @@ EXTRA := $(shell if [ "$$(uname -s)" = Darwin ]; then echo; elif nvidia-smi >/de
 PACKAGE := .$(if $(EXTRA),[$(EXTRA)])
 # CI installs the versions in the lock; everybody else gets what the ranges in pyproject.toml allow.
 CONSTRAINTS ?=
+PYTEST := $(BIN)/python -m pytest -m "not system"
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: serve test test-system lint format soak fuzz bench protos lock clean help
+.PHONY: serve test test-times test-system lint format soak fuzz bench protos lock clean help
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -s '  '
@@ -23,8 +24,11 @@ help: ## Show this list.
 serve: $(VENV)/installed ## Serve MODEL over RANKS local ranks on HOST:PORT.
 	$(BIN)/chorus serve $(MODEL) --ranks $(RANKS) --host $(HOST) --port $(PORT)
 
-test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages.
-	$(BIN)/python -m pytest -m "not system" -n $(JOBS) --dist loadfile
+test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages, or those that K names.
+	$(PYTEST) $(if $(K),-k "$(K)",-n $(JOBS) --dist loadfile)
+
+test-times: $(VENV)/installed-dev ## Run the same tests, write what each file takes to tests/times.json, show the 20 slowest.
+	$(PYTEST) -n $(JOBS) --dist loadfile --write-times --durations 20
 
 test-system: $(VENV)/installed-dev ## Run the tests that need root, system packages or a package registry.
 	$(BIN)/python -m pytest -m system

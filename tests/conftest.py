@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import gc
+
+import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.failure_logs"]
+pytest_plugins = ["tests.support.failure_logs", "tests.support.times"]
 
 # Machines that run tests are busy: how long an example takes says nothing. Examples are the same in every run.
 settings.register_profile("chorus", deadline=None, derandomize=True)
 # For `make fuzz`: others in every run, from the seed that it is given.
 settings.register_profile("long", deadline=None, max_examples=3000, database=None, print_blob=True)
 settings.load_profile("chorus")
+
+# Reading all test files makes a great many objects and no garbage, and looking for some takes a third of the time.
+gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()

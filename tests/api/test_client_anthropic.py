@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, refuse, say
+
+if TYPE_CHECKING:
+    # It takes a second or two, and every worker reads every file: imported where it is used.
+    import anthropic
 
 HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -20,6 +23,8 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 
 @pytest.fixture
 def client(tool_api: ApiProcess) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=tool_api.url, api_key="x", max_retries=0, timeout=DEADLINE) as client:
         yield client
 
@@ -77,20 +82,24 @@ def test_a_tool_result_goes_back(client: anthropic.Anthropic, engine: ScriptedEn
 @pytest.mark.parametrize(
     ("finish", "kind"),
     [
-        (pb.REJECTED, anthropic.BadRequestError),
-        (pb.OVERLOADED, anthropic.RateLimitError),
-        (pb.FAILED, anthropic.InternalServerError),
+        (pb.REJECTED, "BadRequestError"),
+        (pb.OVERLOADED, "RateLimitError"),
+        (pb.FAILED, "InternalServerError"),
     ],
 )
 def test_errors_become_the_clients_exceptions(
-    client: anthropic.Anthropic, engine: ScriptedEngine, finish: pb.Finish, kind: type[anthropic.APIStatusError]
+    client: anthropic.Anthropic, engine: ScriptedEngine, finish: pb.Finish, kind: str
 ) -> None:
+    import anthropic
+
     engine.default = refuse(finish, "the reason why")
-    with pytest.raises(kind, match="he reason why"):
+    with pytest.raises(getattr(anthropic, kind), match="he reason why"):
         client.messages.create(model=MODEL_ID, max_tokens=5, messages=HELLO)
 
 
 def test_a_stream_that_breaks_raises(client: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+    import anthropic
+
     def breaks(run: Any) -> None:
         run.send(70)
         run.finish(pb.FAILED, error="out of memory")
@@ -104,5 +113,7 @@ def test_a_stream_that_breaks_raises(client: anthropic.Anthropic, engine: Script
 
 
 def test_an_unknown_model_is_a_not_found_error(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="claude-9", max_tokens=5, messages=HELLO)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import openai
 import pydantic
 import pytest
-from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from llguidance import LLTokenizer
 
 from chorus.messages.proto import engine_pb2 as pb
@@ -18,10 +15,13 @@ from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.grammar_engine import obey
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, refuse, say
 
+if TYPE_CHECKING:
+    # It takes a second or two, and every worker reads every file: imported where it is used.
+    from langchain_openai import ChatOpenAI
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-@tool
 def weather(city: str) -> str:
     """The weather in a city."""
     return f"sun in {city}"
@@ -33,6 +33,8 @@ class Report(pydantic.BaseModel):
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def model(request: pytest.FixtureRequest, tool_api: ApiProcess) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         base_url=f"{tool_api.url}/v1",
         api_key="x",
@@ -48,6 +50,8 @@ def says(tokenizer: Tokenizer, text: str) -> Any:
 
 
 def test_a_chat_and_a_stream(model: ChatOpenAI, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+    from langchain_core.messages import AIMessageChunk
+
     engine.next(says(tokenizer, "Sunny."), says(tokenizer, "Sunny."))
     answer = model.invoke("Weather?")
     assert answer.text == "Sunny."
@@ -61,12 +65,16 @@ def test_a_chat_and_a_stream(model: ChatOpenAI, engine: ScriptedEngine, tokenize
 def test_a_tool_is_called_and_its_result_sent_back(
     model: ChatOpenAI, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+
     engine.next(says(tokenizer, CALL), says(tokenizer, "Sunny."))
-    bound = model.bind_tools([weather])
+    weather_tool = tool(weather)
+    bound = model.bind_tools([weather_tool])
     first = bound.invoke("Weather?")
     (call,) = first.tool_calls
     assert (call["name"], call["args"]) == ("weather", {"city": "Paris"})
-    result = ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])
+    result = ToolMessage(weather_tool.invoke(call["args"]), tool_call_id=call["id"])
     assert bound.invoke([HumanMessage("Weather?"), first, result]).text == "Sunny."
     assert "sun in Paris" in tokenizer.decode(engine.last.prompt)
 
@@ -87,6 +95,8 @@ def test_errors_become_the_openai_clients_exceptions(model: ChatOpenAI, engine: 
 
 
 def test_embeddings(start_api: Any, engine: ScriptedEngine) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
     api = start_api(embeddings=True)
     embeddings = OpenAIEmbeddings(
         base_url=f"{api.url}/v1", api_key="x", model=MODEL_ID, check_embedding_ctx_length=False, max_retries=0

@@ -16,11 +16,6 @@ from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.grammar_engine import obey
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, refuse, say
 
-# It fetches a price list from the network otherwise.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-litellm = pytest.importorskip("litellm")
-litellm.telemetry = False
-
 HELLO = [{"role": "user", "content": "Weather in Paris?"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
@@ -29,6 +24,16 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 
 class Report(pydantic.BaseModel):
     sky: Literal["clear", "grey"]
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Any:
+    """Imported here and not above: it takes seconds, and every worker reads every file."""
+    # It fetches a price list from the network otherwise.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    library = pytest.importorskip("litellm")
+    library.telemetry = False
+    return library
 
 
 @pytest.fixture(params=["openai", "anthropic"])
@@ -49,21 +54,21 @@ def says(tokenizer: Tokenizer, text: str) -> Any:
     return say(tokenizer.encode(text, special=False))
 
 
-def test_a_chat(options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+def test_a_chat(litellm: Any, options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.next(says(tokenizer, "Sunny."))
     answer = litellm.completion(messages=HELLO, **options)
     assert answer.choices[0].message.content == "Sunny."
     assert answer.usage.prompt_tokens == len(engine.last.prompt)
 
 
-def test_a_stream(options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+def test_a_stream(litellm: Any, options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.next(says(tokenizer, "Sunny."))
     chunks = list(litellm.completion(messages=HELLO, stream=True, **options))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Sunny."
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_tools(options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+def test_tools(litellm: Any, options: dict[str, Any], engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.next(says(tokenizer, CALL))
     answer = litellm.completion(messages=HELLO, tools=[WEATHER], **options)
     (call,) = answer.choices[0].message.tool_calls
@@ -71,7 +76,9 @@ def test_tools(options: dict[str, Any], engine: ScriptedEngine, tokenizer: Token
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_structured_output(options: dict[str, Any], engine: ScriptedEngine, grammar_tokens: LLTokenizer) -> None:
+def test_structured_output(
+    litellm: Any, options: dict[str, Any], engine: ScriptedEngine, grammar_tokens: LLTokenizer
+) -> None:
     engine.default = obey(grammar_tokens)
     answer = litellm.completion(messages=HELLO, response_format=Report, **options)
     Report.model_validate_json(answer.choices[0].message.content)
@@ -82,7 +89,7 @@ def test_structured_output(options: dict[str, Any], engine: ScriptedEngine, gram
     [(pb.REJECTED, "BadRequestError"), (pb.OVERLOADED, "RateLimitError"), (pb.FAILED, "InternalServerError")],
 )
 def test_errors_become_its_exceptions(
-    options: dict[str, Any], engine: ScriptedEngine, finish: pb.Finish, name: str
+    litellm: Any, options: dict[str, Any], engine: ScriptedEngine, finish: pb.Finish, name: str
 ) -> None:
     engine.default = refuse(finish, "the reason why")
     with pytest.raises(getattr(litellm.exceptions, name), match="he reason why"):
