@@ -37,6 +37,7 @@ lint: $(VENV)/installed-dev ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/package_table.py --check
 

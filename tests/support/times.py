@@ -49,7 +49,7 @@ def save(times: Times) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-times", action="store_true", help=f"write to {FILE.name} what each file takes that is run")
+    parser.addoption("--write-times", action="store_true", help=f"write to {FILE.name} what each file run takes")
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,7 +13,10 @@ from chorus.platform import cgroup
 
 def usable_cores() -> int:
     """Physical cores where known: two threads of one core share the unit that matrix products need."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
     return fewest_cores(allowed, psutil.cpu_count(logical=False), cgroup.cpu_quota(Path("/")))
 
 

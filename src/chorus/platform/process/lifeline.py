@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -71,15 +72,17 @@ def hold(grace_seconds: float = 0) -> None:
         os.close(reader)
         raise RuntimeError(f"{VARIABLE}={path} is not a named pipe: it must come from Lifeline.environment()")
     os.set_blocking(reader, True)
-    if grace_seconds <= 0 and hasattr(fcntl, "F_SETSIG"):
+    if grace_seconds <= 0:
         _kill_at_end_of_file(reader)
     threading.Thread(target=_end_with, args=(reader, grace_seconds), name="lifeline", daemon=True).start()
 
 
 def _kill_at_end_of_file(reader: int) -> None:
-    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    """Without a thread that would have to run first; only Linux can."""
+    if sys.platform == "linux":
+        fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_with(reader: int, grace_seconds: float) -> None:
