@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 
+import mlx.core as mx
 import pytest
 from hypothesis import settings
 
@@ -12,6 +13,10 @@ settings.register_profile("chorus", deadline=None, derandomize=True)
 # For `make fuzz`: others in every run, from the seed that it is given.
 settings.register_profile("long", deadline=None, max_examples=3000, database=None, print_blob=True)
 settings.load_profile("chorus")
+
+# On a CPU every function that upstream compiles first runs a C++ compiler for a second, and there are hundreds in all
+# architectures. In this process they are interpreted; the servers, ranks and workers that tests start run as users' do.
+mx.disable_compile()
 
 # Reading all test files makes a great many objects and no garbage, and looking for some takes a third of the time.
 gc.disable()

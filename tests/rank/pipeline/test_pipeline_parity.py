@@ -20,6 +20,7 @@ from chorus.rank.cache.caches import CacheError
 from chorus.rank.pipeline.stage import Stage, check_boundaries, layer_count
 from tests.rank.pipeline.programs import COLUMNS, PROGRAMS, History, Machine, Program, Row
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED, build, text_modules
+from tests.support.questions import ask
 
 TRUE_WITHIN = 1e-3
 """The unsharded model can do a column when its logits are those of one forward over all tokens, but for rounding."""
@@ -177,29 +178,33 @@ MEASURED = [name for name in text_modules() if name not in UNSUPPORTED]
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_stages_give_the_logits_of_the_whole_model(name: str) -> None:
+def test_an_architecture_in_stages_answers_every_question(name: str) -> None:
     result = parity(name)
+    ask(
+        partial(stages_give_the_logits_of_the_whole_model, result),
+        partial(one_stage_gives_the_logits_of_the_model_itself, result),
+        partial(a_stage_says_itself_whether_batches_are_right, result),
+        partial(where_batches_are_right_prompts_may_begin_together, result),
+    )
+
+
+def stages_give_the_logits_of_the_whole_model(result: Parity) -> None:
     assert result.passes or result.unsplittable, {
         column: outcome.note for column, outcome in result.columns.items() if outcome.mark == BROKEN
     }
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_one_stage_gives_the_logits_of_the_model_itself(name: str) -> None:
-    assert parity(name).one_stage_off <= 1e-5
+def one_stage_gives_the_logits_of_the_model_itself(result: Parity) -> None:
+    assert result.one_stage_off <= 1e-5
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_stage_says_itself_whether_batches_are_right(name: str) -> None:
-    result = parity(name)
+def a_stage_says_itself_whether_batches_are_right(result: Parity) -> None:
     # Where a sequence alone is not right either, nothing can be said about its batches.
     if not result.unsplittable and result.columns["window"].mark == EXACT:
         assert result.batches == (result.columns["batch"].mark == EXACT)
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_where_batches_are_right_prompts_may_begin_together(name: str) -> None:
-    result = parity(name)
+def where_batches_are_right_prompts_may_begin_together(result: Parity) -> None:
     if not result.unsplittable and result.batches and result.columns["window"].mark == EXACT:
         assert result.columns["together"].mark == EXACT, result.columns["together"].note
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -24,6 +24,7 @@ from tests.support.architectures import (
     text_modules,
 )
 from tests.support.architectures.facts import PROMPT, TOLERANCE, Facts, whole
+from tests.support.questions import ask
 from tests.support.tiny_model import LLAMA_400M, QWEN2_75M, write_random_model, write_tiny_model
 
 RUNNABLE = [name for name in text_modules() if name not in UNSUPPORTED]
@@ -51,20 +52,6 @@ UPSTREAM_FAULTS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def interpreted() -> Iterator[None]:
-    """Without upstream's compiled functions: on a CPU each of them first runs a C++ compiler for a second."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
-@pytest.fixture(scope="module", params=RUNNABLE)
-def name(request: pytest.FixtureRequest) -> str:
-    """Every architecture, one after the other: its tests run together and share its model."""
-    return str(request.param)
-
-
 @functools.lru_cache(maxsize=1)
 def tiny(name: str) -> nn.Module:
     return build(name)
@@ -87,12 +74,21 @@ def test_a_module_called_unsupported_does_fail_upstream(unsupported: str) -> Non
         whole(build(unsupported), PROMPT)
 
 
-def test_prompt_and_decode_steps_give_the_logits_of_the_whole(name: str) -> None:
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_architecture_answers_every_question(name: str, tmp_path: Path) -> None:
+    ask(
+        partial(prompt_and_decode_steps_give_the_logits_of_the_whole, name),
+        partial(every_layer_shows_in_the_logits, name),
+        partial(a_written_model_loads_as_the_built_one, name, tmp_path),
+    )
+
+
+def prompt_and_decode_steps_give_the_logits_of_the_whole(name: str) -> None:
     fact = measured(name).decode
     assert fact.holds or name in UPSTREAM_FAULTS["decode"], fact.seen
 
 
-def test_every_layer_shows_in_the_logits(name: str) -> None:
+def every_layer_shows_in_the_logits(name: str) -> None:
     model = tiny(name)
     tokens = PROMPT[:4]
     wanted = whole(model, tokens)
@@ -123,7 +119,7 @@ def test_caches_are_trimmable_where_they_say_so() -> None:
     assert not failed
 
 
-def test_a_written_model_loads_as_the_built_one(name: str, tmp_path: Path) -> None:
+def a_written_model_loads_as_the_built_one(name: str, tmp_path: Path) -> None:
     tokens = PROMPT[:4]
     write_tiny_model(tmp_path, name, tokenizer=False)
     loaded, _ = load_model(tmp_path)
