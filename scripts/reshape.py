@@ -243,9 +243,6 @@ chorus.cluster.agent_door:FILES -> chorus.cluster.transfer.share:FILES
 chorus.cluster.agent_door:PROTOCOLS -> chorus.cluster.agent.process:PROTOCOLS
 chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
 chorus.api.settings:Limits -> chorus.config.sections:Limits
-chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
-chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
-chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
 chorus.cluster.config:ConfigError -> chorus.config.file:ConfigError
 chorus.cluster.config:DeviceConfig -> chorus.config.sections:DeviceConfig
 chorus.cluster.config:Loaded -> chorus.config.sources:LoadedSettings
@@ -310,10 +307,6 @@ TEXTS: dict[str, dict[str, str]] = {
         'TENSOR_ARCHITECTURES - {"gemma3"}}': "architectures.named() if architectures.tensor_rule(name)}",
         "modules == set(tensor_rules.registered())": "all(architectures.tensor_rule(name) for name in modules)",
     },
-    "tests/planning/test_planner.py": {
-        "import PlanRequest\n": "import PlanRequest, Problem\n",
-        "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
-    },
     "tests/planning/test_planner_hybrid.py": {
         "import PlanRequest\n": "import PlanRequest, Problem\n",
         "group_tables(facts, of_equals(tables, members, None), shares, link, work)": (
@@ -332,10 +325,12 @@ TEXTS: dict[str, dict[str, str]] = {
     "tests/rank/tensor/test_parity.py": {"parents[2]": "parents[3]"},
     "tests/planning/test_plan_command.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
     "tests/planning/test_planner.py": {
-        '''    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")
-''': '''    modules = ("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")
-    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")
-''',
+        "import PlanRequest\n": "import PlanRequest, Problem\n",
+        "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
+        '("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")': (
+            '("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")\n'
+            '    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")'
+        ),
         '[*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]': (
             '[*(f"import chorus.{name}" for name in modules), "import sys"]'
         ),

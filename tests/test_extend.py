@@ -14,7 +14,7 @@ import pytest
 from chorus import extend
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "new-architecture.md"
-BLOCKS = re.findall(r"```python\n# (my_package/\w+\.py)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n# my_package\.(\w+)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("name", extend.__all__)
@@ -77,8 +77,8 @@ else:
 def installed(tmp_path: Path) -> dict[str, str]:
     """The package of the document, installed for whoever gets this environment."""
     (tmp_path / "my_package").mkdir()
-    for file, code in BLOCKS:
-        (tmp_path / file).write_text(code)
+    for module, code in BLOCKS:
+        (tmp_path / "my_package" / f"{module}.py").write_text(code)
     described = tmp_path / "my_package-1.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
