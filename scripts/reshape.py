@@ -50,7 +50,7 @@ chorus.cli.processes -> chorus.deploy.programs
 chorus.cli.serve_plan -> chorus.deploy.local_plan
 chorus.cli.serve_preshard -> chorus.deploy.preshard
 chorus.cli.serving -> chorus.deploy.front_end
-chorus.cli.up_coordinator -> chorus.cli.serve_cluster
+chorus.cli.up_coordinator -> chorus.cli.serve
 chorus.cli.up_options -> chorus.cli.options
 chorus.cli.up_plan -> chorus.deploy.nodes.plan
 chorus.cli.up_serve -> chorus.deploy.nodes.serve
@@ -234,11 +234,14 @@ tests.tensor -> tests.rank.tensor
 
 MOVED_NAMES = """
 chorus.api.settings:ApiKey -> chorus.security.key_rules:ApiKey
+chorus.api.settings:Limits -> chorus.config.sections:Limits
+chorus.cli.commands:Entry -> chorus.cli.commands:CommandEntry
+chorus.cli.serve:choose_transport -> chorus.deploy.programs:choose_transport
 chorus.cli.serve:choose_transport -> chorus.transport.auto:choose_transport
 chorus.cli.serve:engine_address -> chorus.deploy.programs:engine_address
 chorus.cli.serve:engine_spec -> chorus.deploy.programs:engine_spec
-chorus.cluster.agent_models:named_model -> chorus.models.resolve:named_model
 chorus.cluster.agent_door:CARDS -> chorus.cluster.agent.peers:CARDS
+chorus.cluster.agent_door:Door -> chorus.cluster.agent.door:AgentDoor
 chorus.cluster.agent_door:FILES -> chorus.cluster.transfer.share:FILES
 chorus.cluster.agent_door:PROTOCOLS -> chorus.cluster.agent.process:PROTOCOLS
 chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
@@ -248,23 +251,29 @@ chorus.cluster.config:DeviceConfig -> chorus.config.sections:DeviceConfig
 chorus.cluster.config:Loaded -> chorus.config.sources:LoadedSettings
 chorus.cluster.config:Settings -> chorus.config.settings:Settings
 chorus.cluster.config:known_keys -> chorus.config.settings:known_keys
+chorus.cluster.agent_models:named_model -> chorus.models.resolve:named_model
 chorus.cluster.config_tree:Settings -> chorus.config.settings:Settings
 chorus.cluster.config_tree:known_keys -> chorus.config.settings:known_keys
 chorus.cluster.config_tree:nearest -> chorus.config.settings:nearest
 chorus.cluster.config_tree:sections -> chorus.config.settings:sections
 chorus.cluster.hostfile:Host -> chorus.config.hostfile:HostEntry
+chorus.cluster.coordinator:Node -> chorus.cluster.coordinator.process:ConnectedNode
+chorus.cluster.coordinator_sources:Wanted -> chorus.cluster.coordinator.sources:WantedFiles
+chorus.cluster.ssh_shell:is_this_machine -> chorus.deploy.ssh.connect:is_this_machine
+chorus.cluster.supervisor:Group -> chorus.deploy.supervisor:ProcessGroup
 chorus.cluster.supervisor:Life -> chorus.platform.process.restarts:Life
 chorus.cluster.supervisor:NEVER_SERVED -> chorus.platform.process.restarts:NEVER_SERVED
 chorus.cluster.supervisor:RestartPolicy -> chorus.platform.process.restarts:RestartPolicy
 chorus.cluster.supervisor:Restarts -> chorus.platform.process.restarts:Restarts
 chorus.cluster.supervisor:describe_exit -> chorus.platform.process.restarts:describe_exit
 chorus.cluster.supervisor:python -> chorus.platform.process.restarts:python
+chorus.cluster.transfer:Share -> chorus.cluster.transfer.share:SharedModel
+chorus.cluster.transfer_sources:Source -> chorus.cluster.transfer.sources:FileSource
+chorus.cluster.trust_guard:Guard -> chorus.security.guard:MemberGuard
 chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
 chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
 chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
 chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
-chorus.shard.layout:hybrid_note -> chorus.transport.catalog:hybrid_note
-chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 chorus.models.hub:CachedModel -> chorus.models.values:CachedModel
 chorus.models.hub:choose_weights -> chorus.models.hub.files:choose_weights
 chorus.models.hub:description_files -> chorus.models.hub.files:description_files
@@ -294,11 +303,35 @@ chorus.frontend.answer:AnswerDelta -> chorus.serving.generation:AnswerDelta
 chorus.frontend.answer:AnswerEnd -> chorus.serving.generation:AnswerEnd
 chorus.frontend.choices:choice_seed -> chorus.serving.prepare:choice_seed
 chorus.frontend.generation:answer_budget -> chorus.serving.prepare:answer_budget
+chorus.models.values:Progress -> chorus.models.values:PullProgress
+chorus.models:Progress -> chorus.models:PullProgress
+chorus.platform.beats:State -> chorus.platform.process.beats:ProcessState
+chorus.platform.rdma_checks:Wanted -> chorus.cluster.doctor.rdma:WantedRdma
+chorus.shard.layout:hybrid_note -> chorus.transport.catalog:hybrid_note
+chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
 TEXTS: dict[str, dict[str, str]] = {
     "src/chorus/deploy/ssh/hosts.py": {'with_name("ssh_probe.py")': 'with_name("probe.py")'},
+    "tests/cluster/test_agents.py": {
+        '"no line to"': '"cannot reach"',
+        "going on with this machine alone": "continuing with this machine alone",
+    },
+    "tests/cluster/harness.py": {'"-m", "chorus.cli.serve",': '"-m", "chorus.cli", "serve", "--cluster",'},
+    "tests/cluster/test_profile.py": {
+        "from chorus.cluster import profile as profiles": "from chorus.cluster.profile import machine as profiles"
+    },
+    "tests/deploy/test_ssh.py": {
+        '"agent", "ready$", *command]': '"agent", *command]',
+        "flush=True); time.sleep": "flush=True); open('agent.ready', 'w').close(); time.sleep",
+    },
+    "tests/e2e/hardening/test_disk.py": {
+        '"-m", "chorus.cli.serve",': '"-m", "chorus.cli", "serve", "--cluster",',
+        '"agent", "ready$", *sleeper]': '"agent", *sleeper]',
+        "flush=True); time.sleep": "flush=True); open('agent.ready', 'w').close(); time.sleep",
+    },
+    "tests/e2e/hosts/test_three_hosts.py": {'"chorus.cli.serve",': '"chorus.cli", "serve", "--cluster",'},
     "tests/e2e/hosts/conftest.py": {"parents[2]": "parents[3]"},
     "tests/planning/test_facts.py": {
         "from chorus.models import ModelError\n": "from chorus.models import ModelError, architectures\n",
@@ -306,6 +339,17 @@ TEXTS: dict[str, dict[str, str]] = {
         "from chorus.rank import tensor as tensor_rules\n": "",
         'TENSOR_ARCHITECTURES - {"gemma3"}}': "architectures.named() if architectures.tensor_rule(name)}",
         "modules == set(tensor_rules.registered())": "all(architectures.tensor_rule(name) for name in modules)",
+    },
+    "tests/planning/test_planner.py": {
+        "import PlanRequest\n": "import PlanRequest, Problem\n",
+        "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
+        """    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")
+""": """    modules = ("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")
+    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")
+""",
+        '[*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]': (
+            '[*(f"import chorus.{name}" for name in modules), "import sys"]'
+        ),
     },
     "tests/planning/test_planner_hybrid.py": {
         "import PlanRequest\n": "import PlanRequest, Problem\n",
@@ -334,6 +378,9 @@ TEXTS: dict[str, dict[str, str]] = {
         '[*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]': (
             '[*(f"import chorus.{name}" for name in modules), "import sys"]'
         ),
+    "tests/planning/test_plan_command.py": {
+        "(__file__).parent /": '(__file__).parents[1] / "config" /',
+        "to serve it so: ": "to serve it like this: ",
     },
     "tests/deploy/test_one_device.py": {"(__file__).parent /": '(__file__).parents[1] / "config" /'},
     "tests/api/test_engine_client.py": {
@@ -398,11 +445,9 @@ TEXTS: dict[str, dict[str, str]] = {
         "FrameSender(address, 5, None, ": "FrameSender(address, 5, compression=",
     },
 }
-"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and for calls
-that take something else now.
+"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, for calls and
+commands that take something else now, and for messages that changed.
 """
-"""Besides: by file, as it is called now, what stands for what. For paths that are counted from a file, and
-for calls of what takes other arguments now."""
 
 FOLDERS = {
     "src/chorus/api/server": "The listening socket, and what stands around every request.",
@@ -482,18 +527,14 @@ def moved(name: str) -> str:
     """The new form of a dotted name: a module, or something in one."""
     for prefix in parents(name):
         rest = name[len(prefix) :]
-        if prefix in NEW and (prefix not in MODULES or not rest):
-            return name
-        if prefix in MODULES:
-            first = rest.split(".")[1] if rest else ""
-            if first and (prefix, first) in NAMES:
-                module, new = NAMES[prefix, first]
-                return f"{module}.{new}" + rest[len(first) + 1 :]
-            return MODULES[prefix] + rest
         first = rest.split(".")[1] if rest else ""
         if (prefix, first) in NAMES:
             module, new = NAMES[prefix, first]
             return f"{module}.{new}" + rest[len(first) + 1 :]
+        if prefix in NEW and (prefix not in MODULES or not rest):
+            return name
+        if prefix in MODULES:
+            return MODULES[prefix] + rest
     return name
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import ServerFailed, Started, free_port
-from chorus.cluster.coordinator.process import Node, Nodes, NodesMissing
+from chorus.cluster.coordinator.process import ConnectedNode, Nodes, NodesMissing
 from chorus.cluster.coordinator.sources import wire_files
-from chorus.cluster.transfer.share import Share, share_folder
+from chorus.cluster.transfer.share import SharedModel, share_folder
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.security.authority import Authority
 
@@ -73,7 +73,7 @@ class _Agent(Started):
 class _Copying:
     """What a coordinator does to have one node copy from another."""
 
-    def __init__(self, folder: Path, share: Share, holder: Node, taker: Node) -> None:
+    def __init__(self, folder: Path, share: SharedModel, holder: ConnectedNode, taker: ConnectedNode) -> None:
         self._folder, self._share, self._holder, self._taker = folder, share, holder, taker
         (self._described,) = share.files
         self.file = share.folder / self._described.name
@@ -114,7 +114,7 @@ class _Copying:
 
 
 @contextlib.asynccontextmanager
-async def _joined(authority: Authority, ports: tuple[int, int]) -> AsyncIterator[list[Node]]:
+async def _joined(authority: Authority, ports: tuple[int, int]) -> AsyncIterator[list[ConnectedNode]]:
     identity = authority.coordinator("benchmark", "benchmark")
     nodes = Nodes(authority, identity, "benchmark", [("127.0.0.1", port) for port in ports], discover=False)
     await nodes.start()
@@ -126,7 +126,7 @@ async def _joined(authority: Authority, ports: tuple[int, int]) -> AsyncIterator
         await nodes.stop()
 
 
-def _write_share(folder: Path, size: int) -> Share:
+def _write_share(folder: Path, size: int) -> SharedModel:
     """Where the holder's earlier copies are; the taker has nothing."""
     aside = folder / "model"
     aside.mkdir()
@@ -177,7 +177,7 @@ def _free_ports_from() -> int:
             return first
 
 
-def _door(node: Node) -> str:
+def _door(node: ConnectedNode) -> str:
     return f"{node.address[0]}:{node.address[1]}"
 
 

@@ -6,16 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from chorus.cli import app
-from chorus.cli.commands import ENTRIES, Entry, load
+from chorus.cli.commands import ENTRIES, CommandEntry, load
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_the_list_of_commands_says_what_the_command_says_of_itself(entry: Entry) -> None:
+def test_the_list_of_commands_says_what_the_command_says_of_itself(entry: CommandEntry) -> None:
     assert load(entry).help.split("\n\n")[0].replace("\n", " ") == entry.help
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_command_shows_its_own_help_under_its_full_name(entry: Entry) -> None:
+def test_every_command_shows_its_own_help_under_its_full_name(entry: CommandEntry) -> None:
     shown = CliRunner().invoke(app, [entry.name, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     assert f"chorus {entry.name} " in shown.output

@@ -154,7 +154,7 @@ class Cluster:
         return self.chorus(name, *command, state=self.folder / f"state-{name}", **environment), port
 
     def serve(self, model: str | Path, arguments: list[str], **environment: str) -> Process:
-        command = ["-m", "chorus.cli.serve_cluster", str(model), "--port", "0"]
+        command = ["-m", "chorus.cli", "serve", "--cluster", str(model), "--port", "0"]
         if "--listen" not in arguments:
             command += ["--listen", "127.0.0.1:0"]
         return self.run("coordinator", [*command, *arguments], self.state, **environment)

@@ -43,7 +43,7 @@ def test_an_agent_that_is_told_the_coordinator_calls_in(nodes: Cluster, tiny: Pa
     """No announcements, and the coordinator was told nothing: the node finds it."""
     door = free_block()
     agent, _ = nodes.agent("caller", "--peer", f"127.0.0.1:{door}")
-    agent.wait_for("no line to")
+    agent.wait_for("cannot reach")
     server = nodes.serve(tiny, ["--listen", f"127.0.0.1:{door}", "--nodes", "1"])
     assert complete(url_of(server))
 
@@ -143,7 +143,7 @@ def test_status_logs_drain_and_test_speak_of_the_running_cluster(nodes: Cluster,
     assert "tok/s" in asked.log
     drained = nodes.chorus("drain", "drain", "one")
     assert drained.wait() == 0, drained.log
-    server.wait_for("going on with this machine alone")
+    server.wait_for("continuing with this machine alone")
     assert eventually(lambda: len(re.findall("ready: ready", server.log)) == 2, START_SECONDS), server.log
     assert complete(url)
 

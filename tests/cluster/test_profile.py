@@ -1,19 +1,15 @@
-"""What a machine says of itself, and how two machines measure the link between them."""
+"""What a machine says of itself."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chorus.cluster import profile as profiles
+from chorus.cluster.profile import machine as profiles
 from chorus.cluster.profile.kernels import Rates
-from chorus.cluster.profile.links import LinkError, LinkFigures, LinkProbe, measure_link
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.platform.rdma import parse_devices
 
@@ -100,42 +96,3 @@ def test_rdma_devices_are_read_from_the_list() -> None:
     )
     assert parse_devices(text) == ("rdma_en5",)
     assert parse_devices("") == ()
-
-
-@pytest.fixture
-def probe() -> Iterator[LinkProbe]:
-    with LinkProbe(timeout=5.0) as found:
-        yield found
-
-
-def test_a_link_has_a_latency_and_a_bandwidth(probe: LinkProbe) -> None:
-    figures = measure_link(*probe.address, timeout=5.0, nbytes=1 << 20)
-    assert 0 < figures.latency < 1
-    assert figures.bandwidth > 1e5
-
-
-def test_transports_add_their_own_cost() -> None:
-    figures = LinkFigures(latency=0.001, bandwidth=1e9)
-    assert figures.link("grpc").latency > figures.link("mpi").latency > 0.001
-    assert figures.link("grpc").all_reduce is None
-    assert figures.link("grpc", "mpi").all_reduce == pytest.approx(0.00103)
-
-
-def test_nobody_there_is_an_error_that_names_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(LinkError, match=rf"cannot measure the link to 127.0.0.1:{port}: .*is it up and its port open"):
-        measure_link("127.0.0.1", port, timeout=2.0)
-
-
-def test_a_peer_that_never_answers_is_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LinkError, match="timed out"):
-        measure_link(*silent.getsockname(), timeout=0.2)
-
-
-def test_random_bytes_end_their_own_connection_only(probe: LinkProbe) -> None:
-    with socket.create_connection(probe.address, timeout=5.0) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
-    assert measure_link(*probe.address, timeout=5.0, nbytes=1024).latency > 0

@@ -11,7 +11,7 @@ import pytest
 
 from chorus.cli.doctor import wanted_of
 from chorus.cluster.doctor.checks import Finding
-from chorus.cluster.doctor.rdma import Wanted, rdma_findings
+from chorus.cluster.doctor.rdma import WantedRdma, rdma_findings
 from chorus.config.sources import load_settings
 from chorus.platform import rdma
 from chorus.platform.rdma import Rdma
@@ -78,7 +78,7 @@ MAC = Rdma(
     {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"},
     {"en2": "Thunderbolt 1", "en3": "Thunderbolt 2"},
 )
-WANTED = Wanted(0, (None, "rdma_en2"), "10.0.0.1:32323")
+WANTED = WantedRdma(0, (None, "rdma_en2"), "10.0.0.1:32323")
 
 
 def by_name(found: list[Finding]) -> dict[str, Finding]:
@@ -165,7 +165,7 @@ def test_a_thunderbolt_bridge_over_the_ports_is_a_warning() -> None:
 
 
 def test_devices_that_the_hostfile_names_and_the_machine_lacks_are_named() -> None:
-    several = Wanted(1, ("rdma_en2", None, ("rdma_en7", "rdma_en3"), "rdma_en8"), "a:1")
+    several = WantedRdma(1, ("rdma_en2", None, ("rdma_en7", "rdma_en3"), "rdma_en8"), "a:1")
     found = by_name(rdma_findings(MAC, several))["jaccl devices"]
     assert found.value == "rdma_en7, rdma_en8, named for rank 1, not on this machine (here: rdma_en2, rdma_en3)"
     assert found.status == "missing"
@@ -173,9 +173,9 @@ def test_devices_that_the_hostfile_names_and_the_machine_lacks_are_named() -> No
 
 
 def test_jaccl_without_devices_rank_or_meeting_place_says_what_to_give() -> None:
-    assert "mlx.distributed_config" in by_name(rdma_findings(MAC, Wanted(0, (), "a:1")))["jaccl devices"].fix
-    assert "--rank" in by_name(rdma_findings(MAC, Wanted(None)))["jaccl devices"].fix
-    assert "MLX_JACCL_COORDINATOR" in by_name(rdma_findings(MAC, Wanted(0, ())))["jaccl coordinator"].fix
+    assert "mlx.distributed_config" in by_name(rdma_findings(MAC, WantedRdma(0, (), "a:1")))["jaccl devices"].fix
+    assert "--rank" in by_name(rdma_findings(MAC, WantedRdma(None)))["jaccl devices"].fix
+    assert "MLX_JACCL_COORDINATOR" in by_name(rdma_findings(MAC, WantedRdma(0, ())))["jaccl coordinator"].fix
 
 
 HOSTS = (
@@ -185,7 +185,7 @@ HOSTS = (
 MATRIX = '[[null, "rdma_en2"], ["rdma_en5", null]]'
 
 
-def wanted_by(file: Path, names: set[str], rank: int | None = None, **variables: str) -> Wanted | None:
+def wanted_by(file: Path, names: set[str], rank: int | None = None, **variables: str) -> WantedRdma | None:
     settings = load_settings(file, {"cluster": {"rank": rank}}, environment=variables)
     return wanted_of(settings, names)
 
@@ -194,13 +194,13 @@ def test_the_hostfile_tells_this_machines_devices_by_address_or_by_rank(tmp_path
     (tmp_path / "hosts.json").write_text(HOSTS)
     (tmp_path / "matrix.json").write_text(MATRIX)
     by_address = wanted_by(tmp_path / "hosts.json", {"10.0.0.2"})
-    assert by_address == Wanted(1, ("rdma_en5", None), "10.0.0.1, at a port that rank 0 chooses")
+    assert by_address == WantedRdma(1, ("rdma_en5", None), "10.0.0.1, at a port that rank 0 chooses")
     elsewhere = wanted_by(tmp_path / "hosts.json", {"10.0.0.9"})
     assert elsewhere is not None
     assert elsewhere.rank is None
-    assert wanted_by(tmp_path / "matrix.json", set(), 0) == Wanted(0, (None, "rdma_en2"), None)
+    assert wanted_by(tmp_path / "matrix.json", set(), 0) == WantedRdma(0, (None, "rdma_en2"), None)
     meeting = wanted_by(tmp_path / "matrix.json", set(), 0, MLX_JACCL_COORDINATOR="10.0.0.1:9")
-    assert meeting == Wanted(0, (None, "rdma_en2"), "10.0.0.1:9")
+    assert meeting == WantedRdma(0, (None, "rdma_en2"), "10.0.0.1:9")
 
 
 def test_nothing_is_wanted_where_another_transport_is_chosen(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from chorus.cli.status import link_text
-from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.process import PROTOCOLS
-from chorus.cluster.coordinator.process import Node, Nodes
-from chorus.cluster.coordinator.sources import Wanted, find_sources, wire_files
+from chorus.cluster.coordinator.process import ConnectedNode, Nodes
+from chorus.cluster.coordinator.sources import WantedFiles, find_sources, wire_files
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.cluster.status import node_status
-from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, Share, share_folder
-from chorus.cluster.transfer.sources import Source, choose_sources, lacking, streams
+from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, SharedModel, share_folder
+from chorus.cluster.transfer.sources import FileSource, choose_sources, lacking, streams
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.security.authority import Authority
 from chorus.security.identity import NODE
@@ -30,38 +31,38 @@ ALL = frozenset({"a", "b"})
 
 
 def test_a_source_with_every_file_comes_before_one_with_a_part() -> None:
-    part, whole = Source("10.0.0.2:1", frozenset({"a"})), Source("10.0.0.3:1", ALL)
+    part, whole = FileSource("10.0.0.2:1", frozenset({"a"})), FileSource("10.0.0.3:1", ALL)
     assert choose_sources({"10.0.0.9:1": ALL}, [part, whole]) == {"10.0.0.9:1": (whole, part)}
 
 
 def test_nodes_that_start_together_spread_over_the_sources() -> None:
-    sources = [Source("", ALL), Source("10.0.0.2:1", ALL)]
+    sources = [FileSource("", ALL), FileSource("10.0.0.2:1", ALL)]
     doors = [f"10.0.0.{number}:1" for number in range(3, 9)]
     first = [found[0].address for found in choose_sources(dict.fromkeys(doors, ALL), sources).values()]
     assert sorted(first) == [""] * 3 + ["10.0.0.2:1"] * 3
 
 
 def test_nobody_copies_from_itself_or_from_whom_has_nothing() -> None:
-    sources = [Source("10.0.0.2:1", ALL), Source("10.0.0.3:1", frozenset({"c"}))]
+    sources = [FileSource("10.0.0.2:1", ALL), FileSource("10.0.0.3:1", frozenset({"c"}))]
     assert choose_sources({"10.0.0.2:1": ALL}, sources) == {"10.0.0.2:1": ()}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1"])
 def test_an_address_of_one_machine_is_told_to_that_machine_only(address: str) -> None:
-    source = Source(address, ALL)
+    source = FileSource(address, ALL)
     chosen = choose_sources({"10.0.0.2:1": ALL, "127.0.0.1:2": ALL}, [source])
     assert chosen == {"10.0.0.2:1": (), "127.0.0.1:2": (source,)}
 
 
 def test_connections_take_turns_over_the_sources_and_the_rest_stand_by() -> None:
-    one, two, three, four = (Source(f"10.0.0.{number}:1", ALL) for number in range(4))
+    one, two, three, four = (FileSource(f"10.0.0.{number}:1", ALL) for number in range(4))
     assert streams([one, two], 3) == ([one, two, one], [])
     assert streams([one, two, three, four], 3) == ([one, two, three], [four])
     assert streams([], 3) == ([], [])
 
 
 def test_a_file_that_no_source_has_is_known_before_anything_is_copied() -> None:
-    assert lacking(["a", "b", "c"], [Source("x", frozenset({"a"})), Source("y", frozenset({"c"}))]) == ["b"]
+    assert lacking(["a", "b", "c"], [FileSource("x", frozenset({"a"})), FileSource("y", frozenset({"c"}))]) == ["b"]
 
 
 def test_a_node_copies_from_another_node_that_has_the_files(nodes: Cluster, tiny: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_node_copies_from_another_node_that_has_the_files(nodes: Cluster, tiny
 
     async def copy() -> Path:
         async with _joined(nodes, first, second) as (holder, taker):
-            wanted = [Wanted(taker, share.digest, share.files)]
+            wanted = [WantedFiles(taker, share.digest, share.files)]
             (sources,) = await find_sources([holder, taker], wanted, "tiny", lambda node: node.rank_address(nobody))
             assert {source.address for source in sources} == {holder.door, taker.rank_address(nobody)}
             return await _spawned(taker, share, sources)
@@ -134,17 +135,20 @@ def test_measuring_a_link_is_bounded_and_an_unreachable_one_is_named(tmp_path: P
     own = authority.issue(tmp_path / "holder", "studio", NODE)
     asker = authority.issue(tmp_path / "asker", "mini", NODE)
     files = FileServer()
-    with contextlib.closing(Door("127.0.0.1", 0)) as door:
+    with contextlib.closing(AgentDoor("127.0.0.1", 0)) as door:
         door.set(own.server_context(PROTOCOLS), own, None, {FILES: files.serve})
         door.start()
         assert measure_member(("127.0.0.1", door.port), own.member.node_id, asker) > 0
         assert files.probed_bytes < 2 * PROBE_BYTES
-    with pytest.raises(LinkError, match=f"127.0.0.1:{door.port}"):
+    nobody = rf"cannot measure the link to 127.0.0.1:{door.port}: .*is it up and its port open"
+    with pytest.raises(LinkError, match=nobody):
         measure_member(("127.0.0.1", door.port), own.member.node_id, asker)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LinkError, match="timed out"):
+        measure_member(silent.getsockname(), own.member.node_id, asker, timeout=0.2)
 
 
 @contextlib.asynccontextmanager
-async def _joined(made: Cluster, *ports: int) -> AsyncIterator[list[Node]]:
+async def _joined(made: Cluster, *ports: int) -> AsyncIterator[list[ConnectedNode]]:
     identity = made.authority.coordinator("test")
     nodes = Nodes(made.authority, identity, "test", [("127.0.0.1", port) for port in ports], discover=False)
     await nodes.start()
@@ -155,7 +159,7 @@ async def _joined(made: Cluster, *ports: int) -> AsyncIterator[list[Node]]:
         await nodes.stop()
 
 
-async def _spawned(node: Node, share: Share, sources: tuple[Source, ...]) -> Path:
+async def _spawned(node: ConnectedNode, share: SharedModel, sources: tuple[FileSource, ...]) -> Path:
     session = uuid.uuid4().hex
     request = wire.SpawnRequest(
         session=session,

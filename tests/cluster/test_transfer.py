@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent import model_files
-from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.transfer.disk import RANGE_BYTES
 from chorus.cluster.transfer.fetch import Progress, fetch
-from chorus.cluster.transfer.share import FILES, FileServer, Share, SharedFile, TransferFailed, share_folder
-from chorus.cluster.transfer.sources import Source
+from chorus.cluster.transfer.share import FILES, FileServer, SharedFile, SharedModel, TransferFailed, share_folder
+from chorus.cluster.transfer.sources import FileSource
 from chorus.security import handshake
 from chorus.security.authority import Authority
 from chorus.security.identity import NODE, Identity
@@ -42,13 +42,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def holder(folder: Path, model: Path) -> Iterator[tuple[Door, FileServer, Identity, str]]:
+def holder(folder: Path, model: Path) -> Iterator[tuple[AgentDoor, FileServer, Identity, str]]:
     authority = Authority.create(folder / "authority")
     own = authority.issue(folder / "holder", "studio", NODE)
     files = FileServer()
     share = share_folder("some-model", model)
     files.offer(share)
-    door = Door("127.0.0.1", 0)
+    door = AgentDoor("127.0.0.1", 0)
     door.set(own.server_context(PROTOCOLS), own, None, {FILES: files.serve})
     door.start()
     try:
@@ -60,8 +60,10 @@ def holder(folder: Path, model: Path) -> Iterator[tuple[Door, FileServer, Identi
 NAME = "model.safetensors"
 
 
-def copy(door: Door, identity: Identity, share: str, folder: Path, progress: Progress = lambda count: None) -> None:
-    source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+def copy(
+    door: AgentDoor, identity: Identity, share: str, folder: Path, progress: Progress = lambda count: None
+) -> None:
+    source = FileSource(f"127.0.0.1:{door.port}", frozenset({NAME}))
     fetch([SharedFile(NAME, SIZE)], folder, share, [source], identity, progress)
 
 
@@ -83,7 +85,7 @@ def test_what_was_offered_to_one_stays_when_less_is_offered_to_another(tmp_path:
         whole = share_folder("some-model", model)
         few = tuple(file for file in whole.files if file.name != NAME)
         assert few
-        files.offer(Share("some-model", model, few, share))
+        files.offer(SharedModel("some-model", model, few, share))
         copy(door, identity, share, tmp_path / "copies")
     assert digest(tmp_path / "copies" / NAME) == digest(model / NAME)
 
@@ -93,7 +95,7 @@ def test_a_file_of_any_length_arrives_as_it_was(tmp_path: Path, size: int) -> No
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / NAME).write_bytes(random.Random(size).randbytes(size))
     with holder(tmp_path, tmp_path / "model") as (door, _, identity, share):
-        source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+        source = FileSource(f"127.0.0.1:{door.port}", frozenset({NAME}))
         fetch(share_folder("m", tmp_path / "model").files, tmp_path / "copies", share, [source], identity)
     assert digest(tmp_path / "copies" / NAME) == digest(tmp_path / "model" / NAME)
 
@@ -191,7 +193,7 @@ def test_what_rotted_on_disk_is_sent_again(tmp_path: Path, model: Path) -> None:
 def test_a_file_that_was_replaced_under_its_name_is_not_taken_for_the_same(tmp_path: Path, model: Path) -> None:
     meant = SharedFile(NAME, SIZE, "0" * 32)
     with holder(tmp_path, model) as (door, _, identity, share):
-        source = Source(f"127.0.0.1:{door.port}", frozenset({NAME}))
+        source = FileSource(f"127.0.0.1:{door.port}", frozenset({NAME}))
         with pytest.raises(TransferFailed, match="another file"):
             fetch([meant], tmp_path / "copies", share, [source], identity)
     assert not (tmp_path / "copies" / NAME).exists()
@@ -202,13 +204,16 @@ def test_two_sources_share_the_work_and_one_that_fails_is_replaced(tmp_path: Pat
         second = FileServer()
         second.offer(share_folder("some-model", model))
         own = Identity(tmp_path / "holder")
-        with contextlib.closing(Door("127.0.0.1", 0)) as other, contextlib.closing(Door("127.0.0.1", 0)) as broken:
+        with (
+            contextlib.closing(AgentDoor("127.0.0.1", 0)) as other,
+            contextlib.closing(AgentDoor("127.0.0.1", 0)) as broken,
+        ):
             other.set(own.server_context(PROTOCOLS), own, None, {FILES: second.serve})
             other.start()
             broken.set(own.server_context(PROTOCOLS), own, None, {})
             broken.start()
             names = frozenset({NAME})
-            sources = [Source(f"127.0.0.1:{one.port}", names) for one in (broken, door, other)]
+            sources = [FileSource(f"127.0.0.1:{one.port}", names) for one in (broken, door, other)]
             fetch([SharedFile(NAME, SIZE)], tmp_path / "copies", share, sources, identity)
     assert digest(tmp_path / "copies" / NAME) == digest(model / NAME)
     assert files.sent_bytes > 0
@@ -256,7 +261,7 @@ def test_a_node_takes_no_file_names_that_leave_its_folder(
     evil = [SharedFile("../../evil.json", 4)]
     refused = pytest.raises(model_files.NoModel, match="node mini")
     with holder(tmp_path, model) as (door, _, identity, share), refused:
-        source = Source(f"127.0.0.1:{door.port}", frozenset({"../../evil.json"}))
+        source = FileSource(f"127.0.0.1:{door.port}", frozenset({"../../evil.json"}))
         model_files.provide("mini", "/a/model", share, evil, [source], identity, lambda *_: None)
     assert not list(tmp_path.rglob("evil.json"))
 

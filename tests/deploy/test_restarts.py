@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent.ranks import NoPort, Ranks
-from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Program, Supervisor
+from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program, Supervisor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
@@ -79,7 +79,7 @@ def test_a_rank_that_was_only_left_by_its_leader_has_run_and_was_not_lost() -> N
     assert restarts.lost == 0
 
 
-class Scripted(Group):
+class Scripted(ProcessGroup):
     """Ends, or fails to start, as it is told; then runs for good."""
 
     def __init__(self, *endings: int | Exception) -> None:

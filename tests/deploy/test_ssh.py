@@ -104,8 +104,9 @@ def test_the_same_code_gives_the_same_wheel() -> None:
 
 def test_a_started_process_outlives_its_starter_and_is_started_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    command = [sys.executable, "-c", "import time; print('now ready', flush=True); time.sleep(600)"]
-    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", "ready$", *command]
+    ready = "open('agent.ready', 'w').close()"
+    command = [sys.executable, "-c", f"import time; print('now ready', flush=True); {ready}; time.sleep(600)"]
+    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", *command]
     try:
         first = subprocess.run(start, capture_output=True, text=True, timeout=60, check=True)
         assert first.stdout.strip() == "now ready"
@@ -120,16 +121,34 @@ def test_a_started_process_outlives_its_starter_and_is_started_once(tmp_path: Pa
         ended = launch.stop(tmp_path)
     assert list(ended) == ["agent"]
     assert eventually(lambda: not psutil.pid_exists(ended["agent"]))
-    assert not list(tmp_path.glob("*.pid"))
+    assert not [*tmp_path.glob("*.pid"), *tmp_path.glob("*.ready")]
 
 
 def test_a_process_that_ends_instead_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
-    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", "ready$", *command]
+    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", *command]
     done = subprocess.run(start, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "no such model" in done.stdout
+
+
+def test_a_process_that_runs_already_is_waited_for_until_it_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    start = [sys.executable, "-m", "chorus.deploy.ssh.launch", "start", str(tmp_path), "agent", *command]
+    try:
+        with subprocess.Popen(start) as first:
+            assert eventually((tmp_path / "agent.pid").exists)
+            first.kill()
+        with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as again:
+            assert again.stdout
+            assert again.stdout.readline().strip() == "agent runs already"
+            assert again.poll() is None, "it is not ready yet"
+            (tmp_path / "agent.ready").write_text("now")
+            assert again.wait(60) == 0
+    finally:
+        launch.stop(tmp_path)
 
 
 def test_a_number_that_another_process_got_is_not_ours() -> None:

@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from chorus.cluster.coordinator.sources import nobody_has
 from chorus.cluster.transfer.share import SharedFile
-from chorus.cluster.transfer.sources import Source
+from chorus.cluster.transfer.sources import FileSource
 from chorus.models import ModelError, fetch_files, resolve
 from chorus.models.parts import HubVersion, hub_version, missing_weights, resolve_description
 from chorus.planning.facts import find_facts
@@ -120,6 +120,6 @@ def test_what_was_kept_about_a_model_and_is_damaged_is_asked_again(hub: HubServe
 def test_files_that_no_machine_has_are_named_with_who_needs_them() -> None:
     files = {name: SharedFile(name, 1) for name in ("a", "b", "c")}
     needs = {"rank 0 here": [files["a"], files["b"]], "rank 1 on mini": [files["b"], files["c"]]}
-    somewhere = [Source("10.0.0.2:50150", frozenset("a"))]
+    somewhere = [FileSource("10.0.0.2:50150", frozenset("a"))]
     assert nobody_has(needs, frozenset("ab"), somewhere) == "b (for rank 0 here and rank 1 on mini)"
     assert nobody_has(needs, frozenset("a"), somewhere) == ""

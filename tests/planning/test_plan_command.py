@@ -51,7 +51,7 @@ def test_a_plan_is_a_table_with_a_bar_per_rank(model: str) -> None:
     assert "░" in shown.stdout
     assert "tokens/s" in shown.stdout
     assert "limited by" in shown.stdout
-    assert "to serve it so: --split 5,2" in shown.stdout
+    assert "to serve it like this: --split 5,2" in shown.stdout
 
 
 def test_one_node_and_what_was_left_out_are_said(model: str) -> None:
@@ -173,14 +173,14 @@ def test_tensor_parallelism_is_planned_where_it_is_asked_for(model: str, weights
     assert (made.parallel, made.split) == ("tensor", (1, 1))
     assert [(rank.first_layer, rank.last_layer) for rank in made.ranks] == [(0, 6), (0, 6)]
     text = run("plan", model, "--nodes", "48GB:30,48GB:30", "--parallel", "tensor").stdout
-    assert "to serve it so: --parallel tensor --weights 1,1" in text
+    assert "to serve it like this: --parallel tensor --weights 1,1" in text
 
 
 def test_stages_of_equal_machines_are_planned_with_the_transport_that_runs_them(model: str) -> None:
     nodes = ("--nodes", "48GB:30,48GB:30,48GB:30,48GB:30", "--link", "rdma", "--parallel", "hybrid")
     shown = run("plan", model, *nodes, "--split", "5,2")
     assert shown.exit_code == 0, shown.stderr
-    assert "to serve it so: --parallel hybrid --transport mpi --split 5,2 --weights 1,1" in shown.stdout
+    assert "to serve it like this: --parallel hybrid --transport mpi --split 5,2 --weights 1,1" in shown.stdout
     assert "tensor inside pipeline (--parallel hybrid) runs over mpi, on one machine" in shown.stdout
     made = Plan.from_json(run("plan", model, *nodes, "--split", "5,2", "--json").stdout)
     assert [(rank.first_layer, rank.last_layer, rank.share) for rank in made.ranks] == [(2, 6, 1)] * 2 + [(0, 1, 1)] * 2

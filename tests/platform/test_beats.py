@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, longest_silence, verdict
+from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, longest_silence, verdict
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import LATE_SECONDS, Watched, Watcher, look
 
@@ -26,7 +26,9 @@ SERVE = BEGIN + "beats.enter(Phase.SERVING); "
 HOLD_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(600)"
 
 
-def judged(beat: Beat, quiet: float, state: State = State.RUNNING, timing: WatchTimes = DEFAULTS) -> Verdict:
+def judged(
+    beat: Beat, quiet: float, state: ProcessState = ProcessState.RUNNING, timing: WatchTimes = DEFAULTS
+) -> Verdict:
     return verdict(Seen.at(0.0, beat), state, quiet, timing)
 
 
@@ -56,28 +58,28 @@ def test_who_starts_is_never_given_less_time_than_who_serves() -> None:
 
 def test_a_stopped_process_is_dead_in_any_phase_but_not_at_the_first_moment() -> None:
     for phase in Phase:
-        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds / 2, State.STOPPED) is Verdict.ALIVE
-        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds, State.STOPPED) is Verdict.STOPPED
+        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds / 2, ProcessState.STOPPED) is Verdict.ALIVE
+        assert judged(Beat(tick=1, phase=phase), DEFAULTS.stopped_seconds, ProcessState.STOPPED) is Verdict.STOPPED
 
 
 def test_a_loop_that_stands_still_is_dead_though_the_process_ticks() -> None:
     serving = Beat(tick=1, loop_tick=1, phase=Phase.SERVING)
     ticking = Seen.at(0.0, serving).then(Beat(tick=2, loop_tick=1, phase=Phase.SERVING), DEFAULTS.loop_silence_seconds)
-    assert verdict(ticking, State.RUNNING, DEFAULTS.loop_silence_seconds, DEFAULTS) is Verdict.ALIVE
-    assert verdict(ticking, State.RUNNING, DEFAULTS.loop_silence_seconds + 1, DEFAULTS) is Verdict.SILENT
+    assert verdict(ticking, ProcessState.RUNNING, DEFAULTS.loop_silence_seconds, DEFAULTS) is Verdict.ALIVE
+    assert verdict(ticking, ProcessState.RUNNING, DEFAULTS.loop_silence_seconds + 1, DEFAULTS) is Verdict.SILENT
 
 
 def test_nothing_is_judged_where_the_watch_is_off_or_the_process_has_ended() -> None:
     serving = Beat(tick=1, phase=Phase.SERVING)
-    assert judged(serving, 1e6, State.STOPPED, WatchTimes(silence_seconds=0)) is Verdict.ALIVE
-    assert judged(serving, 1e6, State.GONE) is Verdict.ALIVE
+    assert judged(serving, 1e6, ProcessState.STOPPED, WatchTimes(silence_seconds=0)) is Verdict.ALIVE
+    assert judged(serving, 1e6, ProcessState.GONE) is Verdict.ALIVE
 
 
 def test_every_tick_begins_the_time_anew() -> None:
     seen = Seen.at(0.0, Beat(tick=1, phase=Phase.SERVING))
     for second in range(1, 100):
         seen = seen.then(Beat(tick=second, phase=Phase.SERVING), float(second))
-        assert verdict(seen, State.RUNNING, second + 2.0, DEFAULTS) is Verdict.ALIVE
+        assert verdict(seen, ProcessState.RUNNING, second + 2.0, DEFAULTS) is Verdict.ALIVE
 
 
 class Child:

@@ -16,13 +16,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.expelled import BadList
-from chorus.security.guard import Guard
+from chorus.security.guard import MemberGuard
 from chorus.security.identity import (
     COORDINATOR,
     NODE,
@@ -143,14 +143,14 @@ def test_what_is_under_way_with_a_node_ends_when_it_is_expelled(authority: Autho
         over.wait(60)
 
     method = grpc.unary_stream_rpc_method_handler(wait)
-    server = grpc.server(ThreadPoolExecutor(2), interceptors=(Guard(mine, ()),))
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=(MemberGuard(mine, ()),))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x.X", {"Wait": method}),))
     port = server.add_secure_port("127.0.0.1:0", mine.server_credentials())
     server.start()
     options = [("grpc.ssl_target_name_override", server_name(mine.member.node_id))]
     files = FileServer()
     with (
-        contextlib.closing(Door("127.0.0.1", 0)) as door,
+        contextlib.closing(AgentDoor("127.0.0.1", 0)) as door,
         grpc.secure_channel(f"127.0.0.1:{port}", theirs.channel_credentials(), options) as channel,
     ):
         door.set(mine.server_context(PROTOCOLS), mine, None, {FILES: files.serve})
@@ -171,7 +171,7 @@ def test_what_is_under_way_with_a_node_ends_when_it_is_expelled(authority: Autho
 def test_another_member_than_the_expected_one_is_refused(authority: Authority, tmp_path: Path) -> None:
     mine = authority.issue(tmp_path / "me", "studio", NODE)
     theirs = authority.issue(tmp_path / "them", "mini", NODE)
-    with contextlib.closing(Door("127.0.0.1", 0)) as door:
+    with contextlib.closing(AgentDoor("127.0.0.1", 0)) as door:
         door.set(theirs.server_context(PROTOCOLS), theirs, None, {})
         door.start()
         unlike = "0" * 32

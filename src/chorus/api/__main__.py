@@ -8,9 +8,9 @@ import os
 import sys
 
 from chorus.config.front_end import ApiSettings, SettingsError, read_settings
+from chorus.errors import ChorusError
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
-from chorus.text.errors import TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ def main() -> int:
 def serve(settings: ApiSettings) -> int:
     """Whatever stops it before it serves would do so again: that is told once, and not tried six times."""
     try:
-        from chorus.api.process import ListenError, run
+        from chorus.api.process import run
     except ImportError as error:
         return cannot_start(f"the front end: {error}", settings.failure_file)
     try:
         run(settings)
-    except (SettingsError, ListenError, TokenizerError) as error:
+    except ChorusError as error:
         return cannot_start(f"the front end: {error}", settings.failure_file)
     except Exception as error:
         log.exception("the front end failed")

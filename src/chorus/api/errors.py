@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from chorus.errors import ChorusError
 from chorus.serving.errors import ContextExceeded, EngineError, EngineLost, EngineOverloaded, RequestRejected
 from chorus.serving.measure import BadField
 from chorus.serving.workers import Busy
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 2
 
 
-class ApiError(Exception):
+class ApiError(ChorusError):
     def __init__(
         self,
         status: int,

@@ -20,6 +20,7 @@ from chorus.api.server.door import Door
 from chorus.api.server.protocol import BoundedHttp, SharedState
 from chorus.api.service import Service
 from chorus.config.front_end import ApiSettings, SettingsError
+from chorus.errors import CannotListen
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
@@ -131,23 +132,19 @@ def build_server(service: Service) -> Server:
     return Server(config, service, build_certificate(service.settings))
 
 
-class ListenError(Exception):
-    pass
-
-
 def listen(settings: ApiSettings) -> socket.socket:
     """The inherited socket, or one of our own."""
     if settings.socket_fd is not None:
         try:
             return socket.socket(fileno=settings.socket_fd)
         except OSError as error:
-            raise ListenError(f"socket_fd {settings.socket_fd} is no open socket: {error.strerror}") from None
+            raise CannotListen(f"socket_fd {settings.socket_fd} is no open socket: {error.strerror}") from None
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
-        raise ListenError(f"cannot listen on {where}: {error.strerror}; choose another host or port") from None
+        raise CannotListen(f"cannot listen on {where}: {error.strerror}; choose another host or port") from None
 
 
 def run(settings: ApiSettings) -> None:

@@ -15,7 +15,7 @@ from chorus.errors import ChorusError
 
 
 @dataclass(frozen=True)
-class Entry:
+class CommandEntry:
     name: str
     where: str
     """MODULE:ATTRIBUTE below chorus.cli, of a function or of a Typer with more commands"""
@@ -24,55 +24,55 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("serve", "serve:serve", "Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C)."),
-    Entry(
+    CommandEntry("serve", "serve:serve", "Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C)."),
+    CommandEntry(
         "plan",
         "plan:plan",
         "Show which machine would hold which layers, how much memory that takes and how fast it would be.",
     ),
-    Entry(
+    CommandEntry(
         "doctor",
         "doctor:doctor",
         "Show what Chorus found on this machine, what it chose, and how to fix what is missing.",
     ),
-    Entry(
+    CommandEntry(
         "localai",
         "localai:localai",
         "Serve LocalAI's backend protocol; the model and its options come from LocalAI.",
     ),
-    Entry(
+    CommandEntry(
         "up",
         "up:up",
         "Check the hosts, give them this Chorus, start it there and load the model. Doing it again changes nothing.",
     ),
-    Entry("down", "up:down", "End everything that `up` started, on every host."),
-    Entry("restart", "up:restart", "`down`, then `up`."),
-    Entry(
+    CommandEntry("down", "up:down", "End everything that `up` started, on every host."),
+    CommandEntry("restart", "up:restart", "`down`, then `up`."),
+    CommandEntry(
         "join",
         "join:join",
         "Make this machine a node: it waits for its cluster, in any order, and runs ranks for it until stopped.",
     ),
-    Entry(
+    CommandEntry(
         "status",
         "status:status",
         "Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.",
     ),
-    Entry("logs", "logs:logs", "Print the logs of the nodes; with several, each line says whose it is."),
-    Entry(
+    CommandEntry("logs", "logs:logs", "Print the logs of the nodes; with several, each line says whose it is."),
+    CommandEntry(
         "drain",
         "drain:drain",
         "End a node's ranks and give it no more; what is served goes on over the others.",
     ),
-    Entry(
+    CommandEntry(
         "test",
         "test:try_served",
         "Ask the served model something and print the answer, the speeds and the time to the first token.",
     ),
-    Entry("models", "models:app", "Pull, import, list and remove models."),
-    Entry("token", "token:app", "Make, show and rotate the cluster's token; expel nodes."),
-    Entry("worker", "worker:app", "Run one rank by hand."),
-    Entry("config", "config:app", "Show and check the configuration."),
-    Entry("keys", "keys:app", "Make, list and remove API keys."),
+    CommandEntry("models", "models:app", "Pull, import, list and remove models."),
+    CommandEntry("token", "token:app", "Make, show and rotate the cluster's token; expel nodes."),
+    CommandEntry("worker", "worker:app", "Run one rank by hand."),
+    CommandEntry("config", "config:app", "Show and check the configuration."),
+    CommandEntry("keys", "keys:app", "Make, list and remove API keys."),
 )
 
 
@@ -85,7 +85,7 @@ class Commands(TyperGroup):
             self.add_command(LateCommand(entry))
 
     def invoke(self, context: Any) -> Any:
-        """The one place where what went wrong becomes the one line that its reader sees."""
+        """Run the command; an error of ours becomes one line here, and nowhere else."""
         try:
             return super().invoke(context)
         except ChorusError as error:
@@ -95,7 +95,7 @@ class Commands(TyperGroup):
 class LateCommand(TyperCommand):
     """Enough of a command for a list; the real one takes its place when arguments are to be read."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: CommandEntry) -> None:
         super().__init__(entry.name, help=entry.help, rich_markup_mode="rich")
         self.entry = entry
 
@@ -103,7 +103,7 @@ class LateCommand(TyperCommand):
         return load(self.entry).make_context(*arguments, **options)
 
 
-def load(entry: Entry) -> Any:
+def load(entry: CommandEntry) -> Any:
     module, attribute = entry.where.split(":")
     found = getattr(importlib.import_module(f"chorus.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):

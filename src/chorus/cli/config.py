@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from chorus.cli.output import console, fail
-from chorus.config.file import ConfigError
+from chorus.cli.output import console
 from chorus.config.sources import LoadedSettings, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
@@ -71,10 +70,7 @@ def effective(loaded: LoadedSettings) -> dict[str, Any]:
 
 
 def _load(file: Path | None, environment: dict[str, str] | None = None) -> LoadedSettings:
-    try:
-        loaded = load(file, environment=environment)
-    except ConfigError as error:
-        fail(escape(str(error)))
+    loaded = load(file, environment=environment)
     for warning in loaded.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     return loaded

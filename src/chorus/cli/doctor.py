@@ -20,12 +20,12 @@ from rich.text import Text
 from chorus.cli.output import fail
 from chorus.cluster.doctor.checks import Finding, can_run, examine
 from chorus.cluster.doctor.probe import run_probe
-from chorus.cluster.doctor.rdma import Wanted, rdma_findings
+from chorus.cluster.doctor.rdma import WantedRdma, rdma_findings
 from chorus.config.file import ConfigError
 from chorus.config.sections import DeviceConfig
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings
-from chorus.models import ModelError, resolve
+from chorus.models import resolve
 from chorus.platform.rdma import look
 from chorus.transport import catalog
 
@@ -70,7 +70,7 @@ def doctor(
 
 
 def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
-    """A configuration that cannot be read hides what it wants, not what this machine has."""
+    """What to say about RDMA; a configuration that cannot be read hides what it wants, not what this machine has."""
     try:
         settings = load_settings(config, {"cluster": {"rank": rank}})
     except ConfigError as error:
@@ -78,7 +78,7 @@ def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
     return rdma_findings(look(), wanted_of(settings, _own_names()))
 
 
-def wanted_of(settings: Settings, own_names: set[str]) -> Wanted | None:
+def wanted_of(settings: Settings, own_names: set[str]) -> WantedRdma | None:
     """What RDMA needs of this machine; None where another transport is chosen."""
     devices = settings.devices
     if settings.engine.transport != catalog.over_rdma().name:
@@ -86,7 +86,9 @@ def wanted_of(settings: Settings, own_names: set[str]) -> Wanted | None:
     rank = settings.cluster.rank if settings.cluster.rank is not None else _own_rank(devices, own_names)
     own = devices[rank].rdma if rank is not None and rank < len(devices) else ()
     leader = devices[0].hostname if devices else None
-    return Wanted(rank, own, settings.cluster.coordinator or (leader and f"{leader}, at a port that rank 0 chooses"))
+    return WantedRdma(
+        rank, own, settings.cluster.coordinator or (leader and f"{leader}, at a port that rank 0 chooses")
+    )
 
 
 def _own_rank(devices: Sequence[DeviceConfig], own_names: set[str]) -> int | None:
@@ -125,11 +127,8 @@ def verdict(findings: list[Finding]) -> str:
 
 
 def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> None:
-    """In a process of its own: the model's memory is given back, and MLX sees the right BLAS from its start."""
-    try:
-        path = resolve(model).path
-    except ModelError as error:
-        fail(str(error))
+    """Compare in a process of its own: memory is given back, and MLX sees the right BLAS from its start."""
+    path = resolve(model).path
     command = [sys.executable, "-m", "chorus.rank.parity", str(path), "--ranks", str(ranks)]
     with Console(stderr=True).status(f"Running {model} whole, then in stages"):
         done = subprocess.run(

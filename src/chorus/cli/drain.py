@@ -10,11 +10,9 @@ import grpc.aio
 import typer
 
 from chorus.cli.logs import find_nodes
-from chorus.cli.output import fail
 from chorus.cli.up import on_first_host
 from chorus.cluster.coordinator.calls import CannotCall, agent_at
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.security.authority import NoAuthority
 
 CALL_SECONDS = 30.0
 
@@ -32,10 +30,7 @@ def drain(
         on_first_host(config, ["drain", node, *(["--undo"] if undo else [])], CALL_SECONDS * 2)
         return
     ((name, address),) = find_nodes(node).items()
-    try:
-        state = asyncio.run(_drain(address, not undo))
-    except (CannotCall, NoAuthority) as error:
-        fail(str(error))
+    state = asyncio.run(_drain(address, not undo))
     typer.echo(f"{name} is {'draining' if state.draining else 'at work'}")
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chorus.cli.options import parse_peer
-from chorus.cli.output import console, fail
-from chorus.cli.token_source import read_token
-from chorus.cluster.agent.process import Agent, AgentOptions, CannotJoin
-from chorus.config.file import ConfigError
+from chorus.cli.options import parse_peer, read_token
+from chorus.cli.output import console
+from chorus.cluster.agent.process import AgentOptions, run_agent
 from chorus.config.sources import find_device, load_settings
 from chorus.deploy.services import install_service, remove_service
 from chorus.platform.process import logs
 from chorus.security.identity import Identity
-from chorus.security.node_folder import DOOR_PORT, BadName, check_name, own_name, state_dir
-from chorus.security.token import BadToken, Token
+from chorus.security.node_folder import DOOR_PORT, check_name, own_name, state_dir
+from chorus.security.token import Token
 
 
 def join(
@@ -43,21 +39,19 @@ def join(
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove that service again.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+    ready_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Make this machine a node: it waits for its cluster, in any order, and runs ranks for it until stopped.
 
     Example: chorus join --token-file cluster.token
     """
     logs.setup(log_level, log_json)
-    try:
-        if device_id:
-            _, device = find_device(load_settings(config), device_id)
-            name, port = name or device.device_id, port or device.port
-        needed = not uninstall and Identity.find(state_dir() / "identity") is None
-        proof = read_token(context, token, token_file, needed)
-        options = agent_options(proof, peer or [], listen, name, log_dir, announce, port)
-    except (BadToken, BadName, ConfigError, ValueError, OSError) as error:
-        fail(str(error))
+    if device_id:
+        _, device = find_device(load_settings(config), device_id)
+        name, port = name or device.device_id, port or device.port
+    needed = not uninstall and Identity.find(state_dir() / "identity") is None
+    proof = read_token(context, token, token_file, needed)
+    options = agent_options(proof, peer or [], listen, name, log_dir, announce, port, ready_file=ready_file)
     if uninstall:
         console.print(f"removed {remove_service()}")
         return
@@ -77,6 +71,7 @@ def agent_options(
     announce: bool,
     rank_port: int | None,
     backend: str = "",
+    ready_file: Path | None = None,
 ) -> AgentOptions:
     host, port = parse_peer(listen)
     return AgentOptions(
@@ -90,18 +85,5 @@ def agent_options(
         announce=announce,
         rank_port=rank_port,
         backend=backend,
+        ready_file=ready_file,
     )
-
-
-def run_agent(options: AgentOptions) -> None:
-    async def run() -> None:
-        agent = Agent(options)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.stop)
-        await agent.run()
-
-    try:
-        asyncio.run(run())
-    except (CannotJoin, OSError) as error:
-        fail(str(error))

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorus.cli.output import console, fail
-from chorus.security.key_file import KeyFileError, add_key, default_key_file, load_keys, remove_key
+from chorus.cli.output import console
+from chorus.security.key_file import add_key, default_key_file, load_keys, remove_key
 
 app = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True)
 
@@ -35,10 +35,7 @@ def new(
     Example: chorus keys new laptop --requests-per-minute 60
     """
     path = file or default_key_file()
-    try:
-        key = add_key(path, name, requests_per_minute, max_concurrent)
-    except KeyFileError as error:
-        fail(escape(str(error)))
+    key = add_key(path, name, requests_per_minute, max_concurrent)
     typer.echo(json_format.dumps({"id": name, "key": key}) if json else key)
     if not json:
         console.print(f"Kept as {escape(name)} in {escape(str(path))}; running servers that ask for keys know it now.")
@@ -50,10 +47,7 @@ def list_keys(file: KeyFile = None, json: AsJson = False) -> None:
 
     Example: chorus keys list
     """
-    try:
-        keys = load_keys(file or default_key_file())
-    except KeyFileError as error:
-        fail(escape(str(error)))
+    keys = load_keys(file or default_key_file())
     if json:
         typer.echo(json_format.dumps([key.model_dump(exclude={"sha256"}) for key in keys]))
         return
@@ -71,8 +65,5 @@ def rm(name: Name, file: KeyFile = None) -> None:
 
     Example: chorus keys rm laptop
     """
-    try:
-        remove_key(file or default_key_file(), name)
-    except KeyFileError as error:
-        fail(escape(str(error)))
+    remove_key(file or default_key_file(), name)
     console.print(f"Removed {escape(name)}.")

@@ -1,4 +1,4 @@
-"""`chorus logs`: what the nodes say, from here."""
+"""`chorus logs`: the logs of the nodes, read from here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from chorus.cluster import status as cluster_status
 from chorus.cluster.coordinator.calls import CannotCall, agent_at
 from chorus.cluster.coordinator.record import find_serving
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.security.authority import NoAuthority
 from chorus.security.node_folder import state_dir
 
 FOLLOW_SECONDS = 7 * 86400.0
@@ -42,8 +41,6 @@ def logs(
         asyncio.run(_print_all(chosen, follow, lines))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    except (CannotCall, NoAuthority) as error:
-        fail(str(error))
 
 
 def find_nodes(name: str | None) -> dict[str, tuple[str, int]]:
@@ -63,9 +60,8 @@ def find_nodes(name: str | None) -> dict[str, tuple[str, int]]:
 
 
 async def _print_all(nodes: dict[str, tuple[str, int]], follow: bool, lines: int) -> None:
-    async with asyncio.TaskGroup() as group:
-        for name, address in nodes.items():
-            group.create_task(_print(name if len(nodes) > 1 else None, address, follow, lines))
+    named = len(nodes) > 1
+    await asyncio.gather(*(_print(name if named else None, where, follow, lines) for name, where in nodes.items()))
 
 
 async def _print(name: str | None, address: tuple[str, int], follow: bool, lines: int) -> None:

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.models_preshard import preshard
-from chorus.cli.output import console, fail
-from chorus.models import LocalModel, ModelError, Progress, resolve
+from chorus.cli.output import console
+from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.catalog import CATALOG
 from chorus.models.hub.cache import cached_models, remove_cached
 from chorus.models.imports import import_gguf
@@ -52,7 +52,7 @@ def pull(
 
     Example: chorus models pull smollm2-135m
     """
-    with _one_clear_line(), _progress_bar() as report:
+    with _progress_bar() as report:
         model = resolve(name, progress=report)
     _show_ready(model, json)
 
@@ -63,8 +63,7 @@ def list_models(json: AsJson = False) -> None:
 
     Example: chorus models list --json
     """
-    with _one_clear_line():
-        listings = find_listings()
+    listings = find_listings()
     if json:
         typer.echo(json_format.dumps([asdict(listing) for listing in listings], indent=2))
         return
@@ -87,7 +86,7 @@ def import_file(
 
     Example: chorus models import Qwen3-4B-Q4_K_M.gguf --name qwen3-4b
     """
-    with _one_clear_line(), _progress_bar() as report:
+    with _progress_bar() as report:
         entry = import_gguf(file, name, progress=report)
     _show_ready(LocalModel(str(file), entry.name, entry.path), json)
 
@@ -100,9 +99,8 @@ def remove(
 
     Example: chorus models rm smollm2-135m
     """
-    with _one_clear_line():
-        parsed = split_hub_id(name)
-        freed = remove_cached(*parsed) if parsed else Store.default().remove(name)
+    parsed = split_hub_id(name)
+    freed = remove_cached(*parsed) if parsed else Store.default().remove(name)
     console.print(f"Removed {escape(name)}, {decimal(freed)} free again.")
 
 
@@ -129,15 +127,7 @@ def _show_ready(model: LocalModel, json: bool) -> None:
 
 
 @contextmanager
-def _one_clear_line() -> Iterator[None]:
-    try:
-        yield
-    except ModelError as error:
-        fail(escape(str(error)))
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[Progress], None]]:
+def _progress_bar() -> Iterator[Callable[[PullProgress], None]]:
     """One bar that follows whatever is being waited for; gone when done."""
     columns = (
         SpinnerColumn(),
@@ -149,7 +139,7 @@ def _progress_bar() -> Iterator[Callable[[Progress], None]]:
     with Bars(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def report(progress: Progress) -> None:
+        def report(progress: PullProgress) -> None:
             if progress.label not in tasks:
                 for finished in tasks.values():
                     bars.update(finished, visible=False)

@@ -12,13 +12,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
 
-from chorus.cli.output import console, fail
-from chorus.models import ModelError, Progress, resolve
+from chorus.cli.output import console
+from chorus.models import PullProgress, resolve
 from chorus.models.preshard.folder import Division
 from chorus.models.preshard.write import RankFolder, write_preshard
 from chorus.models.values import LocalModel, ProgressCallback
 from chorus.planning.plan import Plan, PlanError
-from chorus.planning.split import SplitError
 
 
 def preshard(
@@ -43,17 +42,14 @@ def preshard(
     Example: chorus models preshard smollm2-135m --split 20,7,3 --output ./parts
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    try:
-        division = chosen_division(parallel, split, weights, plan)
-        with Bars(*columns, console=console, transient=True) as bars:
-            task = bars.add_task(f"finding {model}", total=None)
+    division = chosen_division(parallel, split, weights, plan)
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(f"finding {model}", total=None)
 
-            def report(progress: Progress) -> None:
-                bars.update(task, description=progress.label, completed=progress.done, total=progress.total)
+        def report(progress: PullProgress) -> None:
+            bars.update(task, description=progress.label, completed=progress.done, total=progress.total)
 
-            parts = write_parts(resolve(model, progress=report), division, output.expanduser(), report)
-    except (ModelError, PlanError) as error:
-        fail(escape(str(error)))
+        parts = write_parts(resolve(model, progress=report), division, output.expanduser(), report)
     if json:
         shown = [
             {
@@ -77,12 +73,10 @@ def preshard(
 def write_parts(model: LocalModel, division: Division, output: Path, report: ProgressCallback) -> list[RankFolder]:
     if division.parallel == "pipeline":
         return write_preshard(model, division.parts, output, report)
+    # Slicing needs MLX, which takes a while to import.
     from chorus.rank.tensor.preshard import write_sliced_preshard
 
-    try:
-        return write_sliced_preshard(model, division.parts, output, report)
-    except SplitError as error:
-        raise PlanError(str(error)) from error
+    return write_sliced_preshard(model, division.parts, output, report)
 
 
 def chosen_division(parallel: str | None, split: str | None, weights: str | None, plan: Path | None) -> Division:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 import typer
+from rich.markup import escape
 
 from chorus.platform.terminal import console as console
 
 
 def fail(message: str) -> NoReturn:
-    console.print(f"[bold red]error:[/] {message}", markup=True, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(message)}", markup=True, soft_wrap=True)
     raise typer.Exit(1)

@@ -15,7 +15,7 @@ _LOOK_SECONDS = 10.0
 
 
 def base_url(given: str | None) -> str:
-    """The one given, that of the cluster served from here, or the usual one."""
+    """The URL that was given, that of the cluster served from here, or the usual one."""
     if given:
         return given.rstrip("/")
     if serving := find_serving(state_dir()):
@@ -31,7 +31,7 @@ def base_url(given: str | None) -> str:
 
 
 def trusted() -> ssl.SSLContext:
-    """The system's authorities, and the cluster's own where this machine has it."""
+    """TLS that trusts the system's authorities, and the cluster's own where this machine has it."""
     context = ssl.create_default_context()
     if authority_file().is_file():
         context.load_verify_locations(authority_file())

@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import console, fail
-from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.cluster.profile.machine import node_of, profile
 from chorus.config.file import ConfigError
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings, use_cache_dir
 from chorus.config.strategies import STRATEGIES
 from chorus.deploy.local_plan import context_of, workload
-from chorus.models import ModelError
 from chorus.planning.costs import Links, Workload
 from chorus.planning.facts import ModelFacts, find_facts
 from chorus.planning.nodes import LINK_KINDS, Machines, described, parse_nodes
@@ -92,8 +91,6 @@ def plan(
         made = make_plan(facts, machines.nodes, machines.links, work, _request(settings, nodes))
     except DoesNotFit as error:
         _refuse(error, json)
-    except (ConfigError, ModelError, PlanError, ProfileError) as error:
-        fail(escape(str(error)))
     made = replace(made, notes=(*machines.notes, *made.notes, *_hybrid_notes(made)))
     if json:
         typer.echo(json_format.dumps(made.to_json(), indent=2))
@@ -102,7 +99,7 @@ def plan(
 
 
 def _hybrid_notes(made: Plan) -> tuple[str, ...]:
-    """Where it can run; also for equal machines, enough of them for two stages of two, which could do it too."""
+    """Says where a hybrid can run, also for equal machines that could run one: enough for two stages of two."""
     if made.parallel == "hybrid":
         return (catalog.hybrid_note(),)
     equal = len({rank.memory_bytes for rank in made.ranks}) == 1
@@ -113,7 +110,7 @@ def _refuse(error: DoesNotFit, json: bool) -> NoReturn:
     if json:
         typer.echo(json_format.dumps({"fits": False, "missing_bytes": error.missing, "hints": error.hints}, indent=2))
         raise typer.Exit(1)
-    fail(escape(str(error)))
+    fail(str(error))
 
 
 def _machines(settings: Settings, nodes: str | None, link: str | None) -> Machines:
@@ -195,11 +192,11 @@ def show(made: Plan, out: Console) -> None:
     for note in made.notes:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     if made.parallel != "single":
-        out.print(f"to serve it so: {_options(made)}", soft_wrap=True)
+        out.print(f"to serve it like this: {_options(made)}", soft_wrap=True)
 
 
 def _options(made: Plan) -> str:
-    """As `chorus serve` takes them."""
+    """The options of `chorus serve` that give this plan."""
     if made.parallel == "tensor":
         return f"--parallel tensor --weights {numbers(made.weights)}"
     if made.parallel == "hybrid":

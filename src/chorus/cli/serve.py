@@ -1,51 +1,33 @@
-"""`chorus serve`: one model on this machine, on an OpenAI endpoint."""
+"""`chorus serve`: one model on an OpenAI endpoint, from this machine or over the nodes of a cluster.
+
+The hidden options are for `chorus up`, which runs this command on the first host: where agents call in (--listen), the
+port of rank 0 (--leader-port), how long nodes may take (--start-timeout), where this node's log and a copy of what is
+printed go (--log-dir, --log-file), and a file to write when requests would be answered (--ready-file).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chorus.cli.options import environment_of
+from chorus.cli.options import environment_of, parse_peer
 from chorus.cli.output import fail
-from chorus.cluster import status
-from chorus.config.file import ConfigError
+from chorus.cluster.logs import copied_output
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings, use_cache_dir
-from chorus.deploy.front_end import (
-    ENGINE_GRACE_SECONDS,
-    Access,
-    api_settings,
-    find_access,
-    find_model,
-    listen,
-    run_announced,
-)
-from chorus.deploy.local_plan import local_plan
-from chorus.deploy.preshard import with_own_division
-from chorus.deploy.programs import (
-    CannotLaunch,
-    engine_address,
-    engine_spec,
-    front_end_program,
-    rank_addresses,
-    rank_programs,
-)
-from chorus.deploy.supervisor import GaveUp, Group, Supervisor
-from chorus.models import LocalModel, ModelError
-from chorus.platform.files import write_if_possible
+from chorus.deploy.local import serve_here
 from chorus.platform.process import logs
-from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.output import RotatingLog
+from chorus.security.node_folder import DOOR_PORT
 from chorus.transport import catalog
+
+DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
 
 
 def serve(
+    command: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name."),
@@ -105,6 +87,12 @@ def serve(
     step_log: Annotated[Path | None, typer.Option(help="Write one JSON line per engine step to this file.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+    door: Annotated[str, typer.Option("--listen", hidden=True)] = DEFAULT_LISTEN,
+    leader_port: Annotated[int | None, typer.Option(hidden=True)] = None,
+    start_timeout: Annotated[float | None, typer.Option(hidden=True)] = None,
+    log_dir: Annotated[Path, typer.Option(hidden=True)] = Path("logs"),
+    log_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    ready_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C).
 
@@ -141,67 +129,64 @@ def serve(
             "context": context,
             "trust_remote_code": trust_remote_code or None,
             "step_log": step_log,
+            "start_timeout_seconds": start_timeout,
         },
         "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},
         "log": {"level": log_level, "json_lines": log_json or None},
     }
-    try:
-        settings = load_settings(config, overrides)
-    except ConfigError as error:
-        fail(str(error))
+    settings = load_settings(config, overrides)
+    if cluster and split:
+        settings = _with_split(settings, split)
+    if settings.engine.parallel == "single" and (settings.engine.ranks > 1 or (cluster and nodes != 0)):
+        fail("parallel single means one rank: leave it out, or leave out the ranks")
+    environment = environment_of(env or [])
+    if log_file:
+        # For as long as the whole command: an error that ends it belongs in the log too.
+        command.find_root().with_resource(copied_output(RotatingLog(log_file)))
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    access = find_access(settings, insecure)
-    with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
-        local = find_model(settings.model, for_nodes=cluster)
-        if settings.engine.parallel == "single" and (cluster or settings.engine.ranks > 1):
-            fail("parallel single means one rank: leave it out, or leave out the ranks")
-        if cluster:
-            _serve_over_nodes(settings, local, listener, access, split, peer or [], nodes, env or [])
-            return
-        try:
-            settings = with_own_division(settings, local)
-            os.environ.update(environment_of(env or []))
-            asyncio.run(_serve(settings, local, listener, access))
-        except (GaveUp, CannotLaunch, ModelError, ValueError) as error:
-            fail(str(error))
+    if not cluster:
+        serve_here(settings, insecure, environment, ready_file)
+        return
+    _serve_over_nodes(settings, insecure, peer or [], nodes, environment, door, log_dir, leader_port, ready_file)
 
 
 def _serve_over_nodes(
     settings: Settings,
-    model: LocalModel,
-    listener: socket.socket,
-    access: Access,
-    split: str | None,
+    insecure: bool,
     peers: list[str],
     nodes: int | None,
-    env: list[str],
+    environment: dict[str, str],
+    listen: str,
+    log_dir: Path,
+    leader_port: int | None,
+    ready_file: Path | None,
 ) -> None:
-    from chorus.cli.serve_cluster import DEFAULT_LISTEN, cluster_options, run_over_nodes, with_split
+    # Agents, certificates and discovery take a while to import, and most servers need none of them.
+    from chorus.deploy.nodes.serve import ClusterOptions, serve_over_nodes
 
-    try:
-        divided = with_split(settings, split) if split else settings
-        options = cluster_options(divided, peers, nodes, env, DEFAULT_LISTEN, Path("logs"))
-    except ValueError as error:
-        fail(str(error))
-    run_over_nodes(divided, model, listener, access, options)
-
-
-async def _serve(settings: Settings, model: LocalModel, listener: socket.socket, access: Access) -> None:
-    lifeline = Lifeline()
-    folder = lifeline.path.parent
-    address = engine_address(folder)
-    made = local_plan(settings, model)
-    write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
-    spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
-    spec = spec.model_copy(update={"policies": made.policies})
-    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
-    supervisor = Supervisor(
-        Group("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch),
-        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
+    host, port = parse_peer(listen)
+    options = ClusterOptions(
+        peers=tuple(parse_peer(text) for text in peers),
+        nodes=nodes,
+        names=tuple(device.device_id for device in settings.devices[1:]),
+        leader_port=leader_port,
+        environment={**settings.cluster.env, **environment},
+        host=host,
+        port=port,
+        logs=log_dir,
+        start_timeout_seconds=settings.engine.start_timeout_seconds,
+        nodes_choose_transport=settings.engine.transport == catalog.AUTO,
+        timing=settings.watch,
     )
+    serve_over_nodes(settings, insecure, options, ready_file)
+
+
+def _with_split(settings: Settings, split: str) -> Settings:
+    """The number of nodes is not known yet, so the split is taken as it is and checked when they are."""
     try:
-        async with access.kept():
-            await run_announced(supervisor, address, model, access.url(listener))
-    finally:
-        lifeline.cut()
+        counts = tuple(int(part) for part in split.split(","))
+    except ValueError:
+        fail(f"--split {split}: must be numbers of layers separated by commas, e.g. 20,7,3")
+    engine = settings.engine.model_copy(update={"split": counts, "ranks": len(counts)})
+    return settings.model_copy(update={"engine": engine})

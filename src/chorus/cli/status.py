@@ -48,7 +48,7 @@ def status(
 
 
 def gather_status(url: str | None) -> dict[str, Any]:
-    """From the server where it answers, with what the coordinator of this machine knows besides."""
+    """The status that the server tells, with what the coordinator of this machine knows besides."""
     serving = None if url else find_serving(state_dir())
     base = base_url(url)
     nodes = cluster_status.read(Path(serving.status_file)) if serving else None

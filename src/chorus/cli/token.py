@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chorus.cli.output import console, fail
-from chorus.security.authority import Authority, NoAuthority
+from chorus.security.authority import Authority
 from chorus.security.node_folder import state_dir
 
 app = typer.Typer(help="Make, show and rotate the cluster's token; expel nodes.", no_args_is_help=True)
@@ -20,10 +20,7 @@ def new() -> None:
 
     Example: chorus token new
     """
-    try:
-        authority = Authority.create(state_dir() / "authority")
-    except NoAuthority as error:
-        fail(str(error))
+    authority = Authority.create(state_dir() / "authority")
     typer.echo(authority.token.text)
     console.print("on every other machine: chorus join, which asks for this token; here: chorus serve MODEL --cluster")
 
@@ -78,7 +75,4 @@ def expel(node: Annotated[str, typer.Argument(help="Name or id of a node.")]) ->
 
 
 def _authority() -> Authority:
-    try:
-        return Authority(state_dir() / "authority")
-    except NoAuthority as error:
-        fail(str(error))
+    return Authority(state_dir() / "authority")

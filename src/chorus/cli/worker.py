@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from chorus.cli.join import agent_options, run_agent
+from chorus.cli.join import agent_options
+from chorus.cli.options import read_token
 from chorus.cli.output import fail
-from chorus.cli.token_source import read_token
+from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
 from chorus.deploy.by_hand import START_SECONDS, follow, lead_with_api, read_hosts
 from chorus.deploy.rendezvous import rank_addresses
 from chorus.platform.process import logs
-from chorus.security.node_folder import DOOR_PORT, BadName
-from chorus.security.token import BadToken
+from chorus.security.node_folder import DOOR_PORT
 from chorus.transport import catalog
 
 app = typer.Typer(help="Run one rank by hand.", no_args_is_help=True)
@@ -100,11 +100,7 @@ def p2p_mlx(
     logs.setup(log_level)
     if mlx_backend not in BACKENDS:
         fail(f"--mlx-backend {mlx_backend}: expected one of {', '.join(BACKENDS)}")
-    try:
-        proof = read_token(context, token, token_file, needed=True)
-        if proof is None:
-            fail("there is no token: set TOKEN, or give --token-file FILE (chorus token new makes one)")
-        options = agent_options(proof, peer or [], listen, name, log_dir, True, mlx_listen_port, BACKENDS[mlx_backend])
-    except (BadToken, BadName, ValueError, OSError) as error:
-        fail(str(error))
-    run_agent(options)
+    proof = read_token(context, token, token_file, needed=True)
+    if proof is None:
+        fail("there is no token: set TOKEN, or give --token-file FILE (chorus token new makes one)")
+    run_agent(agent_options(proof, peer or [], listen, name, log_dir, True, mlx_listen_port, BACKENDS[mlx_backend]))

@@ -23,7 +23,7 @@ log = logging.getLogger("chorus.discovery")
 SERVICE_TYPE = "_chorus._tcp.local."
 _ANSWER_MS = 3000
 _MAX_QUESTIONS = 256
-"""At a time: anybody on the network can announce as much as they like."""
+"""How many announcements are looked up at a time: anybody on the network can announce as many as they like."""
 
 
 @dataclass(frozen=True)

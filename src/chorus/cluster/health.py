@@ -37,7 +37,7 @@ def agent_problem(state: Path) -> str | None:
         host, port = json.loads(told)["door"]
         socket.create_connection((host if host != "0.0.0.0" else "127.0.0.1", port), TIMEOUT_SECONDS).close()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"the agent's door does not open: {error}"
+        return f"the agent takes no connections: {error}"
     return None
 
 

@@ -1,14 +1,19 @@
-"""The logs of a cluster: what they are called, how they are read, and how a rank's output gets there."""
+"""The logs of a node: what they are called, how they are read, and how output gets there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from chorus.platform.process.output import RotatingLog
+from chorus.platform.process.output import RotatingLog, Screen
 
 _BLOCK = 64 << 10
+_REST_SECONDS = 1.0
+"""How long what was printed last may take to get to the log; a child that lives on keeps the pipe open."""
 
 
 def device_log(folder: Path, device_id: str) -> Path:
@@ -31,7 +36,7 @@ def tail(path: Path, lines: int) -> tuple[bytes, int]:
 
 
 async def follow(path: Path, position: int, poll_seconds: float = 0.2) -> AsyncIterator[bytes]:
-    """What is added to a file from a position on; goes on in the new file when it is rotated away."""
+    """Yield what is added to a file from a position on, also in the new file after it was rotated."""
     inode: int | None = None
     while True:
         try:
@@ -61,3 +66,32 @@ async def pump(stream: asyncio.StreamReader, log: RotatingLog) -> bytes:
         last = next((line for line in reversed(whole) if line.strip()), last)
         rest = rest[-_BLOCK:]
     return rest if rest.strip() else last
+
+
+@contextlib.contextmanager
+def copied_output(log: RotatingLog) -> Iterator[None]:
+    """Everything that this process and its children print goes to a log too: a thread passes it on to both places.
+
+    Neither of them can stop it: whoever prints would soon wait for a pipe that nobody empties.
+    """
+    before = [os.dup(1), os.dup(2)]
+    screen = Screen(before[0])
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.dup2(writer, 2)
+    os.close(writer)
+
+    def copy() -> None:
+        while data := os.read(reader, _BLOCK):
+            for place in (log, screen):
+                with contextlib.suppress(Exception):
+                    place.write(data)
+
+    thread = threading.Thread(target=copy, name="output", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.dup2(before[0], 1)
+        os.dup2(before[1], 2)
+        thread.join(_REST_SECONDS)

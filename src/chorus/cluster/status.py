@@ -14,7 +14,7 @@ from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.files import write_whole
 
 if TYPE_CHECKING:  # every `chorus serve` writes a status, few have a coordinator
-    from chorus.cluster.coordinator.process import Node, Nodes
+    from chorus.cluster.coordinator.process import ConnectedNode, Nodes
 
 log = logging.getLogger("chorus.coordinator")
 
@@ -32,7 +32,7 @@ def snapshot(nodes: Nodes, started_at: float) -> dict[str, Any]:
     }
 
 
-def node_status(node: Node) -> dict[str, Any]:
+def node_status(node: ConnectedNode) -> dict[str, Any]:
     state = node.state
     return {
         "node_id": node.node_id,
@@ -70,7 +70,7 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
 
 
 async def keep_written(path: Path, nodes: Nodes, started_at: float, plan: Callable[[], dict[str, Any]]) -> None:
-    """Front ends read the file; they know nothing of agents. One that cannot be written grows old, no more."""
+    """Write the status for front ends, which know nothing of agents; a file that cannot be written just grows old."""
     told = ""
     while True:
         try:
@@ -78,7 +78,7 @@ async def keep_written(path: Path, nodes: Nodes, started_at: float, plan: Callab
             told = ""
         except OSError as error:
             if told != str(error):
-                log.warning("the status of the nodes stays as it was: %s", error)
+                log.warning("cannot write the status of the nodes, it stays as it was: %s", error)
             told = str(error)
         await asyncio.sleep(WRITE_SECONDS)
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import yaml
 
+from chorus.errors import ChorusError
+
 MOST_BYTES = 1 << 20
 MOST_VALUES = 100_000
 DEEPEST = 64
 
 
-class ConfigError(Exception):
+class ConfigError(ChorusError):
     """One line that names the source, the key and what was expected."""
 
 

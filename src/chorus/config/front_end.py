@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from chorus.config.sections import ApiOptions, Limits, Section
+from chorus.errors import ChorusError
 from chorus.platform.files import read_told
 
 
@@ -59,7 +60,7 @@ class ApiSettings(ApiOptions):
         return model is None or model in {"default_model", self.model_id, self.model_name, *self.aliases}
 
 
-class SettingsError(Exception):
+class SettingsError(ChorusError):
     """What the front end was told cannot be read, or is not right."""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.transport import catalog
 
 DEFAULT_PORT = 50051
@@ -24,7 +25,11 @@ _HOST_KEYS = ("ssh", "ips", "rdma")
 _FILE_KEYS = ("backend", "envs", "hosts")
 
 
-class HostfileError(ValueError):
+class BadAddress(ChorusError, ValueError):
+    """A text that is no address: says what was expected."""
+
+
+class HostfileError(ChorusError, ValueError):
     """`key` is the place inside the file, the message what was expected there."""
 
     def __init__(self, key: str, message: str) -> None:
@@ -84,18 +89,18 @@ def split_address(text: str) -> tuple[str, int | None]:
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):
-            raise ValueError(f"expected an address like [fe80::1]:5000, got {text!r}")
+            raise BadAddress(f"expected an address like [fe80::1]:5000, got {text!r}")
         port = rest[1:]
     elif text.count(":") > 1:
         host, port = text, ""
     else:
         host, _, port = text.partition(":")
     if not host or any(character.isspace() for character in text) or text.endswith(":"):
-        raise ValueError(f"expected an address like 10.0.0.2:5000, got {text!r}")
+        raise BadAddress(f"expected an address like 10.0.0.2:5000, got {text!r}")
     if not port:
         return host, None
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise ValueError(f"expected a port from 1 to 65535 after the colon, got {text!r}")
+        raise BadAddress(f"expected a port from 1 to 65535 after the colon, got {text!r}")
     return host, int(port)
 
 

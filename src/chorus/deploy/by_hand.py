@@ -18,7 +18,6 @@ from chorus.config.sources import load_settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
-    CannotServe,
     api_settings,
     find_access,
     find_model,
@@ -27,7 +26,7 @@ from chorus.deploy.front_end import (
 )
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
 from chorus.deploy.rendezvous import wait_for_all
-from chorus.deploy.supervisor import Group, Program, Supervisor
+from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
@@ -73,18 +72,15 @@ def lead_with_api(
     trust_remote_code: bool,
     log_level: str,
 ) -> None:
-    """Serve until stopped; fails when a rank does not come in time."""
-    try:
-        host, port = split_address(addr)
-        overrides = {
-            "model": model,
-            "api": {"host": host, "port": port or DEFAULT_PORT},
-            "engine": {"transport": transport, "threads": threads, "trust_remote_code": trust_remote_code or None},
-            "log": {"level": log_level},
-        }
-        settings = load_settings(None, overrides, environment={})
-    except (ConfigError, ValueError) as error:
-        raise CannotServe(str(error)) from None
+    """Serve as rank 0 until stopped; raises GaveUp when a rank does not come in time."""
+    host, port = split_address(addr)
+    overrides = {
+        "model": model,
+        "api": {"host": host, "port": port or DEFAULT_PORT},
+        "engine": {"transport": transport, "threads": threads, "trust_remote_code": trust_remote_code or None},
+        "log": {"level": log_level},
+    }
+    settings = load_settings(None, overrides, environment={})
     access = find_access(settings, insecure=False)
     with contextlib.closing(listen(host, port or DEFAULT_PORT)) as listener:
         found = find_model(model)
@@ -117,8 +113,8 @@ async def _lead(
     leader = replace(leader, environment=dict(hosts.envs))
     front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
     supervisor = Supervisor(
-        Group("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch),
-        Group("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
+        ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch),
+        ProcessGroup("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
     )
     try:
         await run_announced(supervisor, engine_address(folder), model, access.url(listener))
@@ -157,7 +153,9 @@ async def _follow(
     command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
     command += ["--trust-remote-code"] if trust_remote_code else []
     lifeline = Lifeline()
-    group = Group("rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, FOLLOWER_GRACE_SECONDS)
+    group = ProcessGroup(
+        "rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, FOLLOWER_GRACE_SECONDS
+    )
     others = {number: address for number, address in enumerate(addresses) if number != rank}
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -181,7 +179,7 @@ async def _follow(
         lifeline.cut()
 
 
-async def _keep(group: Group, rank: int, address: str) -> None:
+async def _keep(group: ProcessGroup, rank: int, address: str) -> None:
     restarts = Restarts()
     while True:
         await group.start()
@@ -196,7 +194,7 @@ async def _keep(group: Group, rank: int, address: str) -> None:
                 raise RankEnded(f"rank {rank} cannot start on {address}: its last log line says why")
             console.print(f"rank {rank} cannot start on {address} now: trying again in {pause:g} s")
         elif pause is None:
-            raise RankEnded(f"rank {rank} at {address} ended again and again, last with {describe_exit(code)}")
+            raise RankEnded(f"rank {rank} at {address} keeps ending, last with {describe_exit(code)}")
         else:
             console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
         await asyncio.sleep(pause)

@@ -19,14 +19,14 @@ from chorus.config.front_end import ApiSettings, SamplingDefaults
 from chorus.config.sections import ApiConfig, ApiOptions, Limits
 from chorus.config.settings import Settings
 from chorus.deploy.supervisor import Supervisor
-from chorus.errors import ChorusError
+from chorus.errors import CannotListen, ChorusError
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
-from chorus.models import LocalModel, ModelError, resolve
-from chorus.models import Progress as PullProgress
+from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.parts import resolve_description
+from chorus.platform.files import write_if_possible
 from chorus.platform.terminal import console
-from chorus.security.key_file import KeyFileError, default_key_file, load_keys
+from chorus.security.key_file import default_key_file, load_keys
 from chorus.security.key_rules import refusal_to_listen
 from chorus.security.tls import Certificate, CertificateError
 from chorus.text.parsers import choose
@@ -48,7 +48,7 @@ class Access:
     """How clients reach the API, as it was decided when the server started."""
 
     keys_file: Path | None = None
-    """Where everybody is served there is none, whatever keys are made later."""
+    """None where everybody is served, whatever keys are made later."""
     certificate: Path | None = None
     key: Path | None = None
     own: OwnCertificate | None = None
@@ -59,7 +59,7 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """While this lasts, a certificate of ours does not end."""
+        """Keep a certificate of our own renewed for as long as this lasts."""
         renewing = asyncio.create_task(self.own.keep_renewed()) if self.own else None
         try:
             yield
@@ -69,12 +69,9 @@ class Access:
 
 
 def find_access(settings: Settings, insecure: bool) -> Access:
-    """Raises CannotServe where the keys do not allow serving, or the API's settings are wrong."""
+    """The API's keys and certificate; raises CannotServe where they do not allow serving or its settings are wrong."""
     api = settings.api
-    try:
-        keys = load_keys(default_key_file())
-    except KeyFileError as error:
-        raise CannotServe(str(error)) from None
+    keys = load_keys(default_key_file())
     if refusal := refusal_to_listen(api.host, keys, insecure):
         raise CannotServe(refusal)
     try:
@@ -101,21 +98,21 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
         own = OwnCertificate((*api.hosts, api.host))
     except OSError as error:
         raise CannotServe(f"cannot make a certificate: {error}") from None
-    console.print(f"clients trust this server by {authority_file()}, e.g. curl --cacert {authority_file()} …")
+    console.print(f"clients verify this server with {authority_file()}, e.g. curl --cacert {authority_file()} …")
     return Access(keys_file, own.file, own.file, own)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The supervisor owns the listening socket: a front end that restarts loses no connection."""
+    """Open the API's socket. It stays with the supervisor, so that a front end that restarts loses no connection."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
 
 
 def find_model(name: str, for_nodes: bool = False) -> LocalModel:
-    """With everything that ranks of this machine need; `for_nodes`: each node fetches the weights of its own rank."""
+    """Find a model or download what is missing of it; `for_nodes` without weights, which each node fetches itself."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"finding {name}", total=None)
@@ -123,10 +120,7 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
         def report(progress: PullProgress) -> None:
             bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
 
-        try:
-            return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
-        except ModelError as error:
-            raise CannotServe(str(error)) from None
+        return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
 
 
 def api_settings(
@@ -159,7 +153,9 @@ def api_settings(
     )
 
 
-async def announce(address: str, model: LocalModel, url: str, front_end_serves: Callable[[], bool]) -> None:
+async def announce(
+    address: str, model: LocalModel, url: str, front_end_serves: Callable[[], bool], ready_file: Path | None
+) -> None:
     """Show the load until a request would be answered, then where. The supervisor ends it where that never comes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     async with grpc.aio.insecure_channel(address) as channel:
@@ -175,17 +171,23 @@ async def announce(address: str, model: LocalModel, url: str, front_end_serves: 
                         break
                 await asyncio.sleep(LOOK_EVERY_SECONDS)
     console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
+    if ready_file:
+        told = f"ready  {model.id}  at  {url}/v1\n"
+        write_if_possible(ready_file, told.encode(), "whoever waits for this server does not see that it is ready")
 
 
-async def run_announced(supervisor: Supervisor, address: str, model: LocalModel, url: str) -> None:
-    """Until a signal stops it, or it gives up; the load is shown meanwhile."""
+async def run_announced(
+    supervisor: Supervisor, address: str, model: LocalModel, url: str, ready_file: Path | None = None
+) -> None:
+    """Run the supervisor until a signal stops it or it gives up, and show how the load proceeds."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
     announcer: list[asyncio.Task[None]] = []
 
     def begin() -> None:
-        announcer.append(asyncio.create_task(announce(address, model, url, lambda: supervisor.front_end_serves)))
+        serves = lambda: supervisor.front_end_serves  # noqa: E731
+        announcer.append(asyncio.create_task(announce(address, model, url, serves, ready_file)))
 
     try:
         await supervisor.run(begin)

@@ -34,13 +34,13 @@ DEFAULT_CONTEXT = 8192
 @dataclass(frozen=True)
 class LocalPlan:
     policies: tuple[str, ...] = ()
-    """Of each rank, for the engine; empty where the plan cannot say: then each rank decides."""
+    """How each rank keeps its weights; empty where the plan cannot say and each rank decides."""
     shown: dict[str, Any] | None = None
-    """For the status page; None before this machine was measured (`chorus plan` does)."""
+    """The plan for the status page; None before this machine was measured (`chorus plan` does)."""
 
 
 def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
-    """Nothing is measured here: starting must not wait for that. Memory is known without."""
+    """Plan without measuring anything: starting must not wait for that, and memory is known without."""
     engine = settings.engine
     threads = engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks)
     profile = known_profile(threads)
@@ -83,7 +83,7 @@ def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:
 
 
 def context_of(settings: Settings, facts: ModelFacts) -> int:
-    """What memory is planned for, unless the settings say."""
+    """How many tokens memory is planned for: as the settings say, or a usual number."""
     return settings.engine.context or min(DEFAULT_CONTEXT, facts.context)
 
 
@@ -101,7 +101,7 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
 
 
 def _request(settings: Settings, facts: ModelFacts) -> PlanRequest:
-    """Exactly what will be started."""
+    """Asks the planner for exactly what will be started."""
     engine, layers = settings.engine, len(facts.layers)
     if engine.served_parallel == "pipeline" or engine.ranks == 1:
         return PlanRequest("custom", layers=choose_split(engine.split, layers, engine.ranks))

@@ -39,7 +39,7 @@ def with_own_division(settings: Settings, model: LocalModel) -> Settings:
 
 
 def cut_facts(folder: Path) -> ModelFacts:
-    """Of a model cut into runs of layers: its parts together are the whole. What both ends hold counts once."""
+    """Facts of a model cut into runs of layers, whose parts are the whole; what both ends hold counts once."""
     made = read_preshard(folder)
     parts = (folder / rank_name(rank) for rank in range(len(made.division.parts)))
     tensors = {name: info for part in parts for name, info in tensor_index(part).items()}
@@ -47,6 +47,6 @@ def cut_facts(folder: Path) -> ModelFacts:
 
 
 def slice_facts(folder: Path, rank: int) -> ModelFacts:
-    """Of what one rank holds of a model that was cut inside its layers."""
+    """Facts of what one rank holds of a model that was cut inside its layers."""
     part = folder / rank_name(rank)
     return facts_of(read_json(part / "config.json"), tensor_index(part), read_preshard(folder).model)

@@ -91,7 +91,7 @@ def front_end_program(settings: ApiSettings, folder: Path) -> Program:
 
 
 def _check_hybrid(spec: EngineSpec) -> None:
-    """Told before anything is started: the ranks themselves would say so much later."""
+    """Refuse before anything is started what the ranks themselves would refuse much later."""
     try:
         check_transport(spec.parallel, spec.transport)
         shape(spec.parallel, max(1, len(spec.ranks)), spec.split, spec.weights)

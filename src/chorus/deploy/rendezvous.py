@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from chorus.config.hostfile import HostEntry, split_address
+from chorus.errors import ChorusError
 
 log = logging.getLogger("chorus.worker")
 
@@ -21,11 +22,11 @@ PAUSE_SECONDS = 0.3
 REMIND_SECONDS = 30.0
 
 
-class RanksMissing(Exception):
-    """Names every rank that did not come, its address, and what to look at."""
+class RanksMissing(ChorusError):
+    """Some ranks did not come: names each, its address, and what to look at."""
 
 
-class NoAddress(Exception):
+class NoAddress(ChorusError):
     """A hostfile entry cannot be turned into an address: names the entry and what is needed."""
 
 
@@ -48,7 +49,7 @@ def ipv4_of(host: HostEntry, rank: int) -> str:
 
 
 async def wait_for_all(addresses: Mapping[int, str], timeout: float | None) -> None:
-    """Until every rank's port has answered once; raises RanksMissing after `timeout` (None: never)."""
+    """Wait until every rank's port has answered once; raises RanksMissing after `timeout` (None: never)."""
     seen: set[int] = set()
     knocks = [asyncio.create_task(_until_open(rank, address, seen)) for rank, address in addresses.items()]
     loop = asyncio.get_running_loop()
@@ -86,7 +87,7 @@ async def _until_open(rank: int, address: str, seen: set[int]) -> None:
 
 
 def answered_by_another(writer: asyncio.StreamWriter) -> bool:
-    """On loopback a knock may be given the very port it knocks on, and then meets itself."""
+    """Whether a knock met somebody else: on loopback it may be given the very port it knocks on, and meet itself."""
     if writer.get_extra_info("sockname") != writer.get_extra_info("peername"):
         return True
     # Closed in the usual way it would keep the port for a minute from the rank that is to listen there.

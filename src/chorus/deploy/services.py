@@ -55,7 +55,7 @@ def systemd(command: list[str], environment: dict[str, str]) -> bytes:
 
 
 def install_service(options: AgentOptions, peers: list[str], listen: str) -> tuple[Path, str]:
-    """Writes the file; answers where it is and how to start it."""
+    """Write the service file; answers where it is and how to start it."""
     if options.token:
         write_private(options.state / "join.token", options.token.text.encode())
     command = agent_command(options, peers, listen)

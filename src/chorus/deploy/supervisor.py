@@ -60,7 +60,7 @@ class CannotStartNow(ChorusError):
     """What served before cannot be started this time; says why."""
 
 
-class Group:
+class ProcessGroup:
     """Processes that live and die together: the ranks of one model, or a front end alone."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Group:
         return self._watcher.all_serve
 
     def life(self, now: float) -> Life:
-        """Of the last start."""
+        """How long the last start took to serve, and how long it has served."""
         served_at = self._watcher.served_at or now
         return Life(served_at - self._started_at, now - served_at)
 
@@ -126,7 +126,7 @@ class Group:
         self._watching = asyncio.create_task(self._watcher.run())
 
     async def ended(self) -> tuple[str, int]:
-        """Wait for the first member to end, then end the rest: its name and exit code."""
+        """Wait for the first process to end, then end the rest; answers its name and exit code."""
         waits = {asyncio.create_task(process.wait()): name for name, process in self._running.items()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,7 @@ class Group:
         self._running.clear()
 
     def _monitor(self, program: Program) -> Monitor:
-        """One for all starts of a program."""
+        """The monitor of a program, the same for all its starts."""
         if program.name not in self._monitors:
             self._monitors[program.name] = Monitor(self._lifeline.path.parent, program.processes)
         self._monitors[program.name].reset()
@@ -171,7 +171,7 @@ class Group:
 
 
 class Supervisor:
-    def __init__(self, ranks: Group, front_end: Group, policy: RestartPolicy | None = None) -> None:
+    def __init__(self, ranks: ProcessGroup, front_end: ProcessGroup, policy: RestartPolicy | None = None) -> None:
         self._groups = {"ranks": ranks, "front end": front_end}
         self._policy = policy or RestartPolicy()
         self._stopping = asyncio.Event()
@@ -201,7 +201,7 @@ class Supervisor:
             for group in reversed(self._groups.values()):
                 await group.stop()
 
-    async def _keep(self, group: Group) -> None:
+    async def _keep(self, group: ProcessGroup) -> None:
         restarts = Restarts(self._policy)
         while True:
             try:

@@ -15,6 +15,7 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
+from chorus.errors import ChorusError
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_to_wire
@@ -39,11 +40,11 @@ UNLOAD_SECONDS = 1.5
 """How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
 
 
-class RankLost(Exception):
+class RankLost(ChorusError):
     """A rank failed, and with it the group: names the rank and what it said last."""
 
 
-class CannotForm(Exception):
+class CannotForm(ChorusError):
     """The group cannot start as it is: trying again would not help."""
 
 

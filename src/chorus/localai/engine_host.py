@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.deploy.supervisor import Group, Program
+from chorus.deploy.supervisor import ProcessGroup, Program
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
 from chorus.messages.proto import engine_pb2 as pb
@@ -70,7 +70,7 @@ class EngineHost:
         launch = launcher(self._lifeline.path.parent)
         self.client = EngineClient(launch.address)
         self._start_seconds = launch.start_seconds
-        self._group = Group("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.timing)
+        self._group = ProcessGroup("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.timing)
         self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from chorus.errors import ChorusError
 
-class LoadFailed(Exception):
+
+class LoadFailed(ChorusError):
     """The model cannot be loaded: names the option, the file or the rank, and why."""
 
 
-class BadRequest(Exception):
+class BadRequest(ChorusError):
     """The request cannot be served as it is: names the field."""
 
 
-class NotServing(Exception):
+class NotServing(ChorusError):
     """The model was loaded and cannot be reached now: it recovers, or it was given up."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from chorus.errors import CannotListen
 from chorus.localai.access import token_interceptors
 from chorus.localai.loading import EngineLauncher, Models
 from chorus.localai.parent_watch import parent_gone, watch_seconds
@@ -25,10 +26,6 @@ MESSAGE_BYTES = 50 * 1024 * 1024
 GOODBYE_SECONDS = 1.0
 """How long running requests may go on after a SIGTERM; with the ranks' own grace it makes less than five seconds."""
 WORKERS_VARIABLE = "PYTHON_GRPC_MAX_WORKERS"
-
-
-class ListenError(Exception):
-    """The address cannot be used: names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ async def serve(settings: ServerSettings, launch: EngineLauncher, environment: M
     try:
         server.add_insecure_port(settings.address)
     except RuntimeError:
-        raise ListenError(f"cannot listen on {settings.address}: it is in use or not ours; choose another") from None
+        raise CannotListen(f"cannot listen on {settings.address}: it is in use or not ours; choose another") from None
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from chorus.errors import ChorusError
+
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 
@@ -34,7 +36,7 @@ class Grammar:
         return sum(len(text.encode()) for text in (self.source, *(part.source for part in self.parts)))
 
 
-class GrammarError(ValueError):
+class GrammarError(ChorusError, ValueError):
     """A grammar cannot be used; the message says why in one line, `field` what the client called it."""
 
     def __init__(self, reason: str, field: str = "") -> None:
@@ -47,7 +49,7 @@ class GrammarError(ValueError):
         return str(self) if self.field else f"the grammar cannot be used: {self}"
 
 
-class TooManyGrammars(Exception):
+class TooManyGrammars(ChorusError):
     """As many requests with grammars are open as there may be: the same request may succeed later."""
 
 

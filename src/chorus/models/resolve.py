@@ -15,7 +15,7 @@ from chorus.models.imports import ensure_catalog_model, import_gguf
 from chorus.models.preshard.folder import is_preshard, read_preshard
 from chorus.models.store import Entry, Store
 from chorus.models.tensors import read_json, tensor_index
-from chorus.models.values import LocalModel, Progress, ignore_progress
+from chorus.models.values import LocalModel, PullProgress, ignore_progress
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.AS
 def resolve(
     name: str,
     *,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[PullProgress], None] | None = None,
     offline: bool | None = None,
     weights: bool = True,
 ) -> LocalModel:
@@ -75,7 +75,7 @@ def _is_entry(name: str, store: Store) -> bool:
 
 
 def _named(
-    name: str, store: Store, report: Callable[[Progress], None], offline: bool | None, weights: bool
+    name: str, store: Store, report: Callable[[PullProgress], None], offline: bool | None, weights: bool
 ) -> LocalModel:
     if name in CATALOG:
         entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from chorus.models.errors import ModelError
 from chorus.models.tensors import read_json
-from chorus.models.values import Progress, ProgressCallback, ignore_progress
+from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
 from chorus.platform.paths import models_dir
 
 ORIGIN_FILE = "chorus.json"
@@ -153,7 +153,7 @@ class Store:
                         f"Another process has been busy with {name} for {wait_s:.0f} s; "
                         "wait until it is done, or end it, and try again."
                     )
-                progress(Progress(f"waiting for another process to store {name}", 0, None))
+                progress(PullProgress(f"waiting for another process to store {name}", 0, None))
                 time.sleep(_LOCK_POLL_S)
             yield
 

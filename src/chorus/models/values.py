@@ -30,7 +30,7 @@ class CachedModel:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PullProgress:
     """How far a wait has come, in bytes."""
 
     label: str
@@ -38,8 +38,8 @@ class Progress:
     total: int | None
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[PullProgress], None]
 
 
-def ignore_progress(_: Progress) -> None:
+def ignore_progress(_: PullProgress) -> None:
     """Stands in where nobody watches, so that callers need no test for None."""

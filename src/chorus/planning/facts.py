@@ -16,7 +16,7 @@ from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_
 from chorus.models.parts import remote_tensors
 from chorus.models.resolve import resolve, split_hub_id
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
-from chorus.models.values import Progress
+from chorus.models.values import PullProgress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer, text_config
 from chorus.platform.dtype import DtypePolicy
 
@@ -130,7 +130,7 @@ def read_facts(path: Path, name: str | None = None) -> ModelFacts:
     return facts_of(read_json(path / "config.json"), tensor_index(path), name or path.name)
 
 
-def find_facts(name: str, progress: Callable[[Progress], None] | None = None) -> ModelFacts:
+def find_facts(name: str, progress: Callable[[PullProgress], None] | None = None) -> ModelFacts:
     """The facts of the model that `name` means. Of a hub model that is not in the cache, only headers are fetched."""
     if Path(name).expanduser().is_dir() or split_hub_id(name) is None:
         model = resolve(name, progress=progress)

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from chorus import platform
+from chorus.errors import ChorusError
 from chorus.models import ModelError
 from chorus.models.description import context_length
 from chorus.models.layer_names import files_for_layers, layers_of_names
@@ -30,7 +31,7 @@ from chorus.rank.upstream.decoders import build
 log = logging.getLogger("chorus.rank")
 
 
-class LoadError(Exception):
+class LoadError(ChorusError):
     """The model cannot be loaded as asked: names the thing and the remedy."""
 
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from chorus.errors import ChorusError
 from chorus.security.expelled import Expelled
 from chorus.security.identity import (
     COORDINATOR,
@@ -38,7 +39,7 @@ _SKEW = datetime.timedelta(days=1)
 """Clocks of machines on a desk disagree."""
 
 
-class NoAuthority(Exception):
+class NoAuthority(ChorusError):
     """There is no cluster here yet, or there already is one."""
 
 

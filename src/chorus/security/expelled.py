@@ -13,8 +13,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from chorus.errors import ChorusError
 
-class BadList(ValueError):
+
+class BadList(ChorusError, ValueError):
     """Not a list that this cluster's authority signed."""
 
 

@@ -31,7 +31,7 @@ def caller(identity: Identity, context: Context, needs_coordinator: bool) -> Mem
     return member
 
 
-class Guard(grpc.ServerInterceptor):
+class MemberGuard(grpc.ServerInterceptor):
     """For the synchronous servers of ranks. Services named in `steering` answer to coordinators only."""
 
     def __init__(self, identity: Identity, steering: tuple[str, ...]) -> None:

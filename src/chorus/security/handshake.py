@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chorus.errors import ChorusError
+
 PROTOCOL = "chorus-join/1"
 NONCE_BYTES = 32
 MAX_FRAME = 64 << 10
@@ -30,7 +32,7 @@ _LENGTH = struct.Struct(">I")
 Message = Mapping[str, Any]
 
 
-class JoinRefused(Exception):
+class JoinRefused(ChorusError):
     """The other side does not know our token, or does not keep to the protocol."""
 
 

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
+from chorus.errors import ChorusError
 from chorus.platform.files import Version, version
 from chorus.security.expelled import Expelled
 from chorus.security.lines import Lines
@@ -39,7 +40,7 @@ _RENEWED_AFTER = 1 / 3
 _T = TypeVar("_T")
 
 
-class NotTrusted(ConnectionError):
+class NotTrusted(ChorusError, ConnectionError):
     """A peer's certificate is not acceptable; the reason is for our log, not for the peer."""
 
 

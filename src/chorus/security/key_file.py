@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from chorus.errors import ChorusError
 from chorus.platform.files import Version, version, write_whole
 from chorus.platform.paths import private_folder
 from chorus.security.key_rules import ApiKey, key_hash, new_key
@@ -16,7 +17,7 @@ from chorus.security.key_rules import ApiKey, key_hash, new_key
 log = logging.getLogger(__name__)
 
 
-class KeyFileError(Exception):
+class KeyFileError(ChorusError):
     pass
 
 

@@ -6,6 +6,7 @@ import re
 import socket
 from pathlib import Path
 
+from chorus.errors import ChorusError
 from chorus.platform.files import write_whole
 from chorus.platform.paths import private_folder as private_folder
 from chorus.platform.paths import state_dir as state_dir
@@ -17,7 +18,7 @@ RANK_PORTS = 14
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-class BadName(ValueError):
+class BadName(ChorusError, ValueError):
     """A node's name becomes part of file names and certificates, so it must be plain."""
 
 

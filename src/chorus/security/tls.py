@@ -6,12 +6,13 @@ import logging
 import ssl
 from pathlib import Path
 
+from chorus.errors import ChorusError
 from chorus.platform.files import Version, version
 
 log = logging.getLogger(__name__)
 
 
-class CertificateError(Exception):
+class CertificateError(ChorusError):
     pass
 
 

@@ -8,6 +8,8 @@ import hmac
 import secrets
 from dataclasses import dataclass, field, replace
 
+from chorus.errors import ChorusError
+
 PREFIX = "chorus2"
 NAMELESS_PREFIX = "chorus1"
 """Of tokens that do not say whose they are: whoever knows one could pose as the authority to a node that joins."""
@@ -16,7 +18,7 @@ AUTHORITY_BYTES = 16
 _CHECK_LENGTH = 4
 
 
-class BadToken(ValueError):
+class BadToken(ChorusError, ValueError):
     """Not a token of ours: says what it looks like and what to do."""
 
 

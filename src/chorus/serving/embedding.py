@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.messages.engine import Pooling
 
 
-class NoEmbeddings(Exception):
+class NoEmbeddings(ChorusError):
     """The message says why this model has none, and what to do."""
 
 

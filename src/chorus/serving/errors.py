@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from chorus.errors import ChorusError
 
-class EngineError(Exception):
+
+class EngineError(ChorusError):
     """The engine did not serve a request."""
 
 
@@ -27,7 +29,7 @@ class RequestFailed(EngineError):
     """The engine took the request and failed it."""
 
 
-class ContextExceeded(Exception):
+class ContextExceeded(ChorusError):
     """The prompt, or the prompt with the tokens asked for, does not fit the model's context."""
 
     field = ""

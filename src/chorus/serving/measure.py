@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic_core import from_json
 
+from chorus.errors import ChorusError
 from chorus.text.parsers.toolkit.values import referred
 
 _JOINING = ("anyOf", "oneOf", "allOf")
@@ -28,7 +29,7 @@ _SHAPES: dict[str, tuple[type[Any], ...]] = {
 }
 
 
-class BadField(ValueError):
+class BadField(ChorusError, ValueError):
     """The message names the field, and what it may hold."""
 
     code: ClassVar[str]

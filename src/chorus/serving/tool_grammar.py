@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.messages.grammar import Grammar
 from chorus.serving.grammar import FreeText, tidy
 from chorus.text.parsers import ParserFamily
@@ -20,7 +21,7 @@ _CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|
 _ANY_OBJECT = {"type": "object"}
 
 
-class CannotEnforce(ValueError):
+class CannotEnforce(ChorusError, ValueError):
     """The message says why calls cannot be held to a schema, and what to do; `tool` names the one it is about."""
 
     def __init__(self, message: str, tool: str | None = None) -> None:

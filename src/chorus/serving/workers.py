@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from chorus.errors import ChorusError
+
 # About a millisecond of tokenizing; more than that would be felt by every running stream.
 AT_ONCE_CHARACTERS = 2000
 # About a quarter of a second.
@@ -20,7 +22,7 @@ SHORT_CHARACTERS = 256 * 1024
 Result = TypeVar("Result")
 
 
-class Busy(Exception):
+class Busy(ChorusError):
     """So much waits for these threads that nothing more is taken; the same may succeed later."""
 
 

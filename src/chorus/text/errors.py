@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from chorus.errors import ChorusError
+
 REMEDY = "import or pull the model again, or add its tokenizer.json and tokenizer_config.json"
 """For a folder without a usable tokenizer."""
 
 
-class TokenizerError(Exception):
+class TokenizerError(ChorusError):
     """The model folder holds no tokenizer that can be loaded; the message names the folder and the remedy."""
 
 
-class TextError(ValueError):
+class TextError(ChorusError, ValueError):
     """The client's text cannot be turned into tokens; the client's fault, not the server's."""
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from chorus.security.guard import Guard
+from chorus.errors import ChorusError
+from chorus.security.guard import MemberGuard
 from chorus.security.identity import Identity, NotTrusted
 from chorus.security.names import server_name, split_member
 from chorus.transport.security import PRIVATE, Security
@@ -31,7 +32,7 @@ STEERING = ("chorus.rank.v1.Rank",)
 """Services that only a coordinator may call; tensors come from any member."""
 
 
-class NotPrivate(OSError):
+class NotPrivate(ChorusError, OSError):
     """An address that others can reach, and nothing that would keep them out."""
 
 
@@ -60,7 +61,7 @@ def open_server(address: str, threads: int, security: Security = PRIVATE) -> tup
     """A server bound to `address` (not started yet), and the address with the port it really has."""
     _, address = split_member(address)
     identity = None if address.startswith("unix:") else security.identity
-    guards = (Guard(identity, STEERING),) if identity else ()
+    guards = (MemberGuard(identity, STEERING),) if identity else ()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rank-service")
     server = grpc.server(pool, options=OPTIONS, interceptors=guards)
     if not identity:

@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 import zstandard
 
+from chorus.errors import ChorusError
+
 DTYPES: tuple[mx.Dtype, ...] = (
     mx.float32,
     mx.float16,
@@ -44,7 +46,7 @@ MOST_UNPACKED = 16
 _CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class BadFrame(ValueError):
+class BadFrame(ChorusError, ValueError):
     """Bytes that are not a frame of ours."""
 
 

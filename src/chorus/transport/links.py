@@ -9,10 +9,11 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from chorus.errors import ChorusError
 from chorus.transport.frames import Frame
 
 
-class LinkLost(Exception):
+class LinkLost(ChorusError):
     """The neighbour is gone or too late: names who and how long was waited."""
 
 

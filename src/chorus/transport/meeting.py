@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chorus.errors import ChorusError
 from chorus.transport.security import PRIVATE, Security
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 DeviceMatrix = Sequence[Sequence[str | Sequence[str] | None]]
 
 
-class CannotJoin(RuntimeError):
+class CannotJoin(ChorusError, RuntimeError):
     """A group that cannot be formed: says what is missing."""
 
 

@@ -105,7 +105,7 @@ def test_an_agent_whose_log_takes_no_more_still_runs_its_ranks_and_ends(nodes: C
 def test_a_coordinator_goes_on_when_the_disk_behind_its_output_is_full(nodes: Cluster, tiny: Path) -> None:
     """Finding 7."""
     api, log = listening_port(), nodes.folder / "api_server.log"
-    command = ["-m", "chorus.cli.serve_cluster", str(tiny), "--port", str(api), "--listen", "127.0.0.1:0"]
+    command = ["-m", "chorus.cli", "serve", "--cluster", str(tiny), "--port", str(api), "--listen", "127.0.0.1:0"]
     server = _started([*command, "--nodes", "0", "--log-file", str(log)], nodes, FULL)
     try:
         url = f"http://127.0.0.1:{api}"
@@ -128,8 +128,8 @@ def test_what_was_started_is_found_again_after_the_clock_was_set(tmp_path: Path)
     shift.mkdir()
     (shift / "sitecustomize.py").write_text(SHIFTED)
     launch = [sys.executable, "-m", "chorus.deploy.ssh.launch"]
-    sleeper = [sys.executable, "-c", "import time; print('now ready', flush=True); time.sleep(600)"]
-    subprocess.run([*launch, "start", str(tmp_path), "agent", "ready$", *sleeper], timeout=60, check=True)
+    sleeper = [sys.executable, "-c", "import time; open('agent.ready', 'w').close(); time.sleep(600)"]
+    subprocess.run([*launch, "start", str(tmp_path), "agent", *sleeper], timeout=60, check=True)
     pid = json.loads((tmp_path / "agent.pid").read_text())["pid"]
     path = os.pathsep.join([str(shift), os.environ.get("PYTHONPATH", "")])
     try:

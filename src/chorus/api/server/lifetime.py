@@ -11,6 +11,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 from chorus.api.errors import ApiError, unavailable
+from chorus.errors import InternalSignal
 
 
 class Cause(Enum):
@@ -19,7 +20,7 @@ class Cause(Enum):
     SHUTDOWN = "shutdown"
 
 
-class Interrupted(Exception):
+class Interrupted(InternalSignal):
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause.value)
         self.cause = cause

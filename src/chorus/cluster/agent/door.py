@@ -15,31 +15,32 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from chorus.errors import CannotListen
 from chorus.security import handshake
 from chorus.security.identity import Identity, Member, NotTrusted
 
 log = logging.getLogger("chorus.trust")
 
 STRANGER_SECONDS = 20.0
-"""For the handshake, and for all of joining."""
+"""How long a stranger may take for the handshake, and for all of joining."""
 MAX_STRANGERS = 64
 MAX_MEMBERS = 256
 _LOOK_SECONDS = 1.0
 """How late a stranger may be sent away, where nobody else knocks."""
 
 StrangerHandler = Callable[[ssl.SSLSocket, str], None]
-"""The connection and the host it comes from."""
+"""Called with the connection and the host it comes from."""
 MemberHandler = Callable[[ssl.SSLSocket, str, Member], None]
 
 
-class Door:
+class AgentDoor:
     """Listens from the start; what it lets in depends on the context and handlers in force at the moment."""
 
     def __init__(self, host: str, port: int) -> None:
         try:
             self._listener = socket.create_server((host, port), backlog=1024)
         except OSError as error:
-            raise OSError(
+            raise CannotListen(
                 f"cannot listen on {host}:{port} ({error.strerror}): is another agent running? choose another --listen"
             ) from error
         # The thread that accepts also sends away strangers whose time is up.
@@ -51,7 +52,7 @@ class Door:
         self._on_join: StrangerHandler | None = None
         self._members: Mapping[str, MemberHandler] = {}
         self._strangers: dict[socket.socket, float] = {}
-        """Since when each is there, the oldest first."""
+        """Connections of strangers and since when each is there, the oldest first."""
         self._known: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -68,7 +69,7 @@ class Door:
             self._context, self._identity, self._on_join, self._members = context, identity, on_join, members
 
     def start(self) -> None:
-        """Again and again does no harm."""
+        """Begin to take connections; does nothing where it has begun."""
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -186,6 +187,6 @@ class Door:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Whoever serves it sees its end, and closes it."""
+    """End a connection; the thread that serves it sees that and closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

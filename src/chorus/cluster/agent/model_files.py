@@ -17,10 +17,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from chorus.cluster.transfer.fetch import fetch
-from chorus.cluster.transfer.share import Share, SharedFile, TransferFailed, is_same, part_of_share
-from chorus.cluster.transfer.sources import Source
+from chorus.cluster.transfer.share import SharedFile, SharedModel, TransferFailed, is_same, part_of_share
+from chorus.cluster.transfer.sources import FileSource
+from chorus.errors import ChorusError
 from chorus.models import ModelError, fetch_files
-from chorus.models.hub.cache import cached_models
 from chorus.models.resolve import is_name, split_hub_id, stored_model
 from chorus.models.store import Store
 from chorus.platform.paths import cache_dir
@@ -33,7 +33,7 @@ Report = Callable[[str, int, int], None]
 LOCK_SECONDS = 3600.0
 
 
-class NoModel(Exception):
+class NoModel(ChorusError):
     """This node cannot get the model: says which node, where it looked and why each way failed."""
 
 
@@ -41,17 +41,12 @@ def copies_dir() -> Path:
     return cache_dir() / "copies"
 
 
-def stored_names() -> list[str]:
-    names = [entry.name for entry in Store.default().entries()]
-    return sorted({*names, *(model.id for model in cached_models())})
-
-
 def provide(
     node: str,
     model: str,
     share: str,
     files: Sequence[SharedFile],
-    sources: Sequence[Source],
+    sources: Sequence[FileSource],
     identity: Identity | None,
     report: Report,
 ) -> Path:
@@ -72,15 +67,15 @@ def provide(
         except ModelError as error:
             tried.append(str(error))
     where = f"{Store.default().root} and {copies_dir()}"
-    raise NoModel(f"node {node} has no {model} in {where}: {'; '.join(tried) or 'and nobody offers it'}")
+    raise NoModel(f"node {node} has no {model} in {where}: {'; '.join(tried) or 'no other node offers it'}")
 
 
-def held(model: str, share: str, files: Sequence[SharedFile]) -> Share:
+def held(model: str, share: str, files: Sequence[SharedFile]) -> SharedModel:
     """What this node has of a share, in its own store or from an earlier copy; perhaps nothing."""
     folder = copies_dir() / share
     own = _own_folder(model, [])
     found = [part_of_share(model, share, place, files) for place in (own, folder) if place and share.isalnum()]
-    return max(found, key=lambda part: len(part.files), default=Share(model, folder, (), share))
+    return max(found, key=lambda part: len(part.files), default=SharedModel(model, folder, (), share))
 
 
 def _own_folder(model: str, tried: list[str]) -> Path | None:
@@ -104,10 +99,10 @@ def _in_own_store(model: str, files: Sequence[SharedFile], tried: list[str]) -> 
 
 
 def _copied(
-    share: str, files: Sequence[SharedFile], sources: Sequence[Source], identity: Identity, report: Report
+    share: str, files: Sequence[SharedFile], sources: Sequence[FileSource], identity: Identity, report: Report
 ) -> Path:
     if not share.isalnum() or any(Path(file.name).name != file.name or file.name.startswith(".") for file in files):
-        raise TransferFailed(f"{sources[0].address} offers files with names that are no file names")
+        raise TransferFailed(f"{sources[0].address} offers files whose names are not plain file names")
     folder = copies_dir() / share
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -131,7 +126,7 @@ def _copied(
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two ranks of one node may need the same files: one copies, the other finds them."""
+    """Let one process copy at a time: two ranks of one node may need the same files, and the second finds them."""
     lock = _lock_within(folder / ".lock", LOCK_SECONDS)
     if lock is None:
         raise TransferFailed(

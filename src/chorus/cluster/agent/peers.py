@@ -1,4 +1,4 @@
-"""Calling cards between members: who is there, and, for whoever stays on the line, that they still are.
+"""Calling cards between members: who is there, and, for whoever stays connected, that they still are.
 
 With its card each gives the list of expelled nodes, so that a member which was away learns it from the first it meets.
 """
@@ -39,7 +39,7 @@ class Met:
 
 
 class Registry:
-    """The members that are on the line now, by the address of their door."""
+    """The members that are connected now, by the address of their door."""
 
     def __init__(self, own: Callable[[], tuple[Card, Identity]], timing: WatchTimes) -> None:
         self._own = own
@@ -62,11 +62,11 @@ class Registry:
         except handshake.JoinRefused:
             return  # it only asked
         with self._present(f"{host}:{theirs.door_port}"):
-            log.info("%s is on the line from %s", member.name, host)
+            log.info("%s is connected from %s", member.name, host)
             with contextlib.suppress(handshake.JoinRefused, OSError):
                 while True:
                     handshake.receive(connection)
-        log.info("%s hung up", member.name)
+        log.info("%s has disconnected", member.name)
 
     @contextlib.contextmanager
     def _present(self, address: str) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Registry:
 
 
 async def ask(address: tuple[str, int], identity: Identity) -> Met:
-    """Who is behind that door. Holds no thread: a coordinator asks wherever a node might be."""
+    """Ask who is behind a door. Holds no thread: a coordinator asks wherever a node might be."""
     context = identity.client_context([CARDS], named=False)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         stream, writer = await asyncio.open_connection(*address, ssl=context)
@@ -95,12 +95,12 @@ async def ask(address: tuple[str, int], identity: Identity) -> Met:
 
 
 def stay(address: tuple[str, int], identity: Identity, own: Card, stop: threading.Event) -> None:
-    """Be a peer of that node until the line breaks or we stop."""
+    """Be a peer of that node until the connection breaks or we stop."""
     with meet(address, identity, CARDS, TIMEOUT_SECONDS) as (connection, member):
         theirs = handshake.receive(connection)
         _card(theirs, identity)
         handshake.send(connection, _message(own, identity))
-        log.info("on the line to %s at %s:%d", member.name, *address)
+        log.info("connected to %s at %s:%d", member.name, *address)
         while not stop.wait(_heartbeat_seconds(theirs)):
             handshake.send(connection, {"alive": True})
 

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import ssl
 import threading
 from collections.abc import Iterator
@@ -21,14 +22,15 @@ from pathlib import Path
 import grpc.aio
 
 from chorus.cluster.agent import peers as agent_peers
-from chorus.cluster.agent.door import Door
+from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.peers import CARDS, Registry
 from chorus.cluster.agent.ranks import Ranks
 from chorus.cluster.agent.service import AgentService, NodeFacts, serve_control
 from chorus.cluster.discovery import Announcer
-from chorus.cluster.logs import device_log
-from chorus.cluster.logs_copy import copied_output
+from chorus.cluster.logs import copied_output, device_log
 from chorus.cluster.transfer.share import FILES, FileServer
+from chorus.errors import ChorusError
+from chorus.platform.files import write_if_possible
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol, handshake
@@ -47,7 +49,7 @@ HOUSEKEEPING_SECONDS = 1.0
 """How often an agent looks at what no event tells: leases, certificates."""
 
 
-class CannotJoin(Exception):
+class AgentCannotRun(ChorusError):
     """The agent cannot start as it was asked to: says why and what to do."""
 
 
@@ -65,6 +67,8 @@ class AgentOptions:
     backend: str = ""
     timing: WatchTimes = DEFAULTS
     """For nodes that call this one."""
+    ready_file: Path | None = None
+    """Written when the door is open: whoever started the agent waits for it."""
     lock: bool = True
     """False for the door that a coordinator opens beside an agent of the same machine: it does not own its process."""
 
@@ -85,7 +89,7 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.node_id = ""
         self.registry = Registry(self._own_card, options.timing)
-        self._door: Door | None = None
+        self._door: AgentDoor | None = None
 
     @property
     def port(self) -> int:
@@ -96,7 +100,7 @@ class Agent:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until `stop`. Leaves no process and no socket behind."""
+        """Run until `stop`; leaves no process and no socket behind."""
         options = self._options
         self._loop = asyncio.get_running_loop()
         private_folder(options.state)
@@ -106,11 +110,11 @@ class Agent:
             self._authority = find_authority(options.state)
             self._identity = self._find_identity()
             if self._identity is None and options.token is None:
-                raise CannotJoin(
+                raise AgentCannotRun(
                     "this node belongs to no cluster yet, or its certificate is too old: give the token, chorus join "
                     "--token-file FILE, or --token - to type it"
                 )
-            self._door = cleanup.enter_context(contextlib.closing(Door(options.host, options.port)))
+            self._door = cleanup.enter_context(contextlib.closing(AgentDoor(options.host, options.port)))
             if lock is not None:
                 _say_where(lock, options.host, self._door.port)
             output = cleanup.enter_context(contextlib.closing(RotatingLog(device_log(options.logs, options.name))))
@@ -142,7 +146,7 @@ class Agent:
             if self._identity is None:
                 assert options.token is not None
                 self._open_to_strangers(door)
-                log.info("waiting on %s:%d to be let into a cluster", door.host, door.port)
+                self._say_ready(f"waiting on {door.host}:{door.port} to be let into a cluster")
                 if announcer:
                     await announcer.tell(options.name, "", options.token.tag)
                 await self._enrolled.wait()
@@ -154,7 +158,6 @@ class Agent:
                 output.path,
                 options.rank_port,
                 options.backend,
-                peers=self.registry.addresses,
             )
             service = AgentService(facts, ranks, identity, self.files)
             shown = identity.certificate
@@ -163,7 +166,7 @@ class Agent:
             self._open_to_members(door, identity)
             if announcer:
                 await announcer.tell(identity.member.name, identity.cluster, "")
-            log.info("%s is in the cluster, on %s:%d", identity.member.name, door.host, door.port)
+            self._say_ready(f"{identity.member.name} is in the cluster, on {door.host}:{door.port}")
             self.ready.set()
             while True:
                 await asyncio.sleep(HOUSEKEEPING_SECONDS)
@@ -179,7 +182,7 @@ class Agent:
                     await self._control.stop(grace=0.5)
                     self._control, _ = await serve_control(service, identity, options.host, self._control_port)
                 if identity.ran_out:
-                    raise CannotJoin("the certificate ran out and no coordinator came to renew it: join again")
+                    raise AgentCannotRun("the certificate ran out and no coordinator came to renew it: join again")
         finally:
             if service:
                 service.close()
@@ -189,13 +192,18 @@ class Agent:
                 peers.cancel()
                 await asyncio.gather(peers, return_exceptions=True)
 
+    def _say_ready(self, line: str) -> None:
+        log.info("%s", line)
+        if file := self._options.ready_file:
+            write_if_possible(file, f"{line}\n".encode(), "whoever waits for this agent does not see that it is ready")
+
     def _find_identity(self) -> Identity | None:
         options, folder = self._options, self._options.state / "identity"
         if self._authority:
             return self._authority.identity(folder, options.name, NODE)
         identity = Identity.find(folder)
         if identity and options.token and identity.token_tag != options.token.tag:
-            log.info("the token is of another cluster, or was rotated: joining anew")
+            log.info("the token is of another cluster, or was rotated: joining again")
             identity.forget()
             return None
         if options.token and not options.token.authority:
@@ -217,8 +225,8 @@ class Agent:
         assert self._identity is not None, "only members are shown a card"
         return self._card(), self._identity
 
-    def _open_to_strangers(self, door: Door) -> None:
-        """Only the holder of the token gets past the first message."""
+    def _open_to_strangers(self, door: AgentDoor) -> None:
+        """Let the door answer who joins: only the holder of the token gets past the first message."""
         folder = self._options.state / "identity"
         context = stranger_server_context(folder, PROTOCOLS)
         certificate = ssl.PEM_cert_to_DER_cert(_certificate_part((folder / "stranger.pem").read_text()))
@@ -234,7 +242,7 @@ class Agent:
         door.set(context, None, joined, {})
         door.start()
 
-    def _open_to_members(self, door: Door, identity: Identity) -> None:
+    def _open_to_members(self, door: AgentDoor, identity: Identity) -> None:
         certificate = ssl.PEM_cert_to_DER_cert(identity.certificate.decode())
         authority = self._authority
 
@@ -248,7 +256,7 @@ class Agent:
         door.start()
 
     def _joined(self, identity: Identity, host: str) -> None:
-        """Called on a thread of the door, or of the one that dials."""
+        """Take a new identity into use; called on a thread of the door or of the one that dials."""
         log.info("%s let us into its cluster", host)
         self._identity = identity
         assert self._loop is not None
@@ -258,7 +266,7 @@ class Agent:
         await asyncio.gather(*(asyncio.to_thread(self._keep_peer, peer) for peer in self._options.peers))
 
     def _keep_peer(self, address: tuple[str, int]) -> None:
-        """Join there if we must, then stay on the line, for ever."""
+        """Join at a peer if this node has no identity, then stay connected to it until the agent stops."""
         tries, told = 0, ""
         token, folder = self._options.token, self._options.state / "identity"
         while not self._halt.is_set():
@@ -276,9 +284,25 @@ class Agent:
             except (OSError, handshake.JoinRefused) as error:
                 if str(error) != told:
                     told = str(error)
-                    log.warning("no line to %s:%d yet: %s (trying on; is a firewall in between?)", *address, error)
+                    log.warning("cannot reach %s:%d yet: %s (still trying; is a firewall in between?)", *address, error)
             self._halt.wait(RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
             tries += 1
+
+
+def run_agent(options: AgentOptions) -> None:
+    """Run an agent until a signal stops it; raises AgentCannotRun."""
+
+    async def run() -> None:
+        agent = Agent(options)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        raise AgentCannotRun(str(error)) from error
 
 
 def find_authority(state: Path) -> Authority | None:
@@ -297,19 +321,19 @@ def only_agent(state: Path) -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _holder(os.pread(lock, 4096, 0))
-            raise CannotJoin(f"an agent runs here already (process {holder}): stop it first") from None
+            raise AgentCannotRun(f"an agent runs here already (process {holder}): stop it first") from None
         yield lock
     finally:
         os.close(lock)
 
 
 def _say_where(lock: int, host: str, port: int) -> None:
-    """For whoever finds the lock taken: who has it, and where its door is."""
+    """Write into the lock who holds it and where its door is, for whoever finds it taken."""
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps({"pid": os.getpid(), "door": [host, port]}).encode(), 0)
     except OSError as error:
-        log.warning("cannot note where this agent is: %s", error.strerror)
+        log.warning("cannot write down where this agent listens: %s", error.strerror)
 
 
 def _holder(content: bytes) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from chorus.cluster.logs import pump
+from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
@@ -32,13 +33,13 @@ GRACE_SECONDS = 3.0
 KEPT_ENDED = 16
 
 
-class NoPort(Exception):
-    """Every port that ranks may use is taken."""
+class NoPort(ChorusError):
+    """Every port that ranks of this node may use is taken: names them."""
 
 
 @dataclass
 class Coordinators:
-    """Who looks at a session."""
+    """The coordinators that watch one session: when they were last heard, and whether any is connected."""
 
     heard_at: float
     timing: WatchTimes
@@ -159,7 +160,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _promise(self, port: int) -> Iterator[None]:
-        """Nobody else is given the port while its rank is being started."""
+        """Give the port to nobody else while its rank is being started."""
         self._promised.add(port)
         try:
             yield
@@ -240,11 +241,12 @@ class Ranks:
             if port not in taken and (free := self._probe(port)):
                 return free
         raise NoPort(
-            f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks or choose --rank-port"
+            f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks, or give this node's rank "
+            "a port with --port"
         )
 
     async def _until_free(self, port: int) -> int:
-        """A port of our choice that a rank of ours has had is waited for: what holds it now may be about to go."""
+        """Wait for a port that a rank of ours has had before: what holds it now may be about to go."""
         for pause in (*RestartPolicy.pauses, 0.0) if port in self._had else (0.0,):
             if self._probe(port):
                 return port
@@ -289,7 +291,7 @@ class Ranks:
                 self._coordinators.pop(rank.session, None)
 
     async def _stay_awake(self) -> None:
-        """A Mac that sleeps takes the whole cluster with it."""
+        """Keep a Mac from sleeping while it runs ranks: it would take the whole cluster with it."""
         if sys.platform != "darwin" or not shutil.which("caffeinate"):
             return
         needed = any(rank.process.returncode is None for rank in self._ranks.values())

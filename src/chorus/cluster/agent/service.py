@@ -10,8 +10,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -23,7 +23,8 @@ from chorus.cluster.agent.ranks import NoPort, Ranks
 from chorus.cluster.logs import follow, tail
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.cluster.transfer.share import FileServer, SharedFile
-from chorus.cluster.transfer.sources import Source
+from chorus.cluster.transfer.sources import FileSource
+from chorus.errors import CannotListen
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform import cores, device
@@ -56,19 +57,20 @@ class NodeFacts:
     rank_port: int | None = None
     backend: str = ""
     draining: bool = False
-    peers: Callable[[], list[str]] = field(default=list)
 
 
 class AgentService(agent_pb2_grpc.AgentServicer):
+    """What a node does for its coordinator. `Models` and `Peers` of the protocol are not answered: nobody asks."""
+
     def __init__(self, facts: NodeFacts, ranks: Ranks, identity: Identity, files: FileServer) -> None:
         self._facts = facts
         self._ranks = ranks
         self._files = files
         self._identity = identity
         self.watchers = 0
-        """Coordinators that listen now."""
+        """How many coordinators listen now."""
         self._request = b""
-        """For a new certificate, made once."""
+        """Our request for a new certificate, made once."""
         self._ended = asyncio.Event()
         self._disk = Disk(cache_dir())
 
@@ -102,7 +104,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         def report(detail: str, done: int, total: int) -> None:
             latest[:] = [wire.SpawnProgress(detail=detail, done_bytes=done, total_bytes=total)]
 
-        sources = [Source(source.address, frozenset(source.files)) for source in request.sources]
+        sources = [FileSource(source.address, frozenset(source.files)) for source in request.sources]
         work = asyncio.create_task(
             asyncio.to_thread(
                 model_files.provide,
@@ -188,14 +190,6 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             async for data in follow(self._facts.log_file, position):
                 yield wire.LogChunk(data=data)
 
-    async def Models(self, request: wire.ModelsRequest, context: grpc.aio.ServicerContext) -> wire.ModelsReply:
-        await self._check(context)
-        return wire.ModelsReply(names=await asyncio.to_thread(model_files.stored_names))
-
-    async def Peers(self, request: wire.PeersRequest, context: grpc.aio.ServicerContext) -> wire.PeersReply:
-        await self._check(context)
-        return wire.PeersReply(addresses=self._facts.peers())
-
     async def Drain(self, request: wire.DrainRequest, context: grpc.aio.ServicerContext) -> wire.Node:
         await self._check(context)
         self._facts.draining = request.draining
@@ -276,7 +270,7 @@ class Disk:
         try:
             self._free = await asyncio.to_thread(_free_space, self.folder)
         except OSError as error:
-            log.warning("cannot see how much room %s has: %s", self.folder, error)
+            log.warning("cannot read how much space %s has: %s", self.folder, error)
         finally:
             self._looked_at, self._looking = time.monotonic(), None
 
@@ -297,7 +291,7 @@ async def serve_control(service: AgentService, identity: Identity, host: str, po
     try:
         bound = server.add_secure_port(f"{host}:{port}", identity.server_credentials())
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: is another process using it? choose --listen") from error
     await server.start()
     return server, bound
 

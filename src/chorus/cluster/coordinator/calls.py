@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from chorus.cluster.agent import peers
+from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
@@ -15,7 +16,7 @@ from chorus.security.names import server_name
 from chorus.security.node_folder import own_name, state_dir
 
 
-class CannotCall(Exception):
+class CannotCall(ChorusError):
     """The node does not answer us: names its address and why."""
 
 

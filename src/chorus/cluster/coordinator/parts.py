@@ -14,16 +14,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from chorus.cluster.transfer.fetch import fetch
-from chorus.cluster.transfer.share import FileServer, Share, SharedFile, TransferFailed, share_folder
-from chorus.cluster.transfer.sources import Source, lacking
-from chorus.models import LocalModel, Progress
+from chorus.cluster.transfer.share import FileServer, SharedFile, SharedModel, TransferFailed, share_folder
+from chorus.cluster.transfer.sources import FileSource, lacking
+from chorus.models import LocalModel, PullProgress
 from chorus.models.parts import hub_version, missing_weights
 from chorus.security.identity import Identity
 
 log = logging.getLogger("chorus.coordinator")
 
-AskNodes = Callable[[Sequence[SharedFile]], Awaitable[Sequence[Source]]]
-"""Which nodes have some of these files."""
+AskNodes = Callable[[Sequence[SharedFile]], Awaitable[Sequence[FileSource]]]
+"""Asks which nodes have some of these files."""
 
 
 class _Stopped(Exception):
@@ -43,7 +43,7 @@ class OwnParts:
         known = tuple(sorted((*here.files, *missing), key=lambda file: file.name))
         # A commit is one content, whoever has how much of it; copies that nodes made stay good.
         digest = hashlib.sha256(self._version.name.encode()).hexdigest()[:32] if self._version else ""
-        self.share = Share(here.model, here.folder, known, digest)
+        self.share = SharedModel(here.model, here.folder, known, digest)
         self._lock = asyncio.Lock()
         self._offer()
 
@@ -71,7 +71,9 @@ class OwnParts:
                 stopped.set()
             self._offer()
 
-    async def _copy(self, wanted: Sequence[SharedFile], sources: Sequence[Source], stopped: threading.Event) -> None:
+    async def _copy(
+        self, wanted: Sequence[SharedFile], sources: Sequence[FileSource], stopped: threading.Event
+    ) -> None:
         nowhere = lacking((file.name for file in wanted), sources)
         there = [file for file in wanted if file.name not in nowhere]
         if not there:
@@ -81,7 +83,7 @@ class OwnParts:
         def progress(count: int) -> None:
             nonlocal done
             done += count
-            tell(Progress("copying the model", done, total))
+            tell(PullProgress("copying the model", done, total))
 
         folder, share = self.share.folder, self.share.digest
         try:
@@ -91,10 +93,10 @@ class OwnParts:
             return
         self._absent -= {file.name for file in there}
 
-    def _progress(self, stopped: threading.Event) -> Callable[[Progress], None]:
+    def _progress(self, stopped: threading.Event) -> Callable[[PullProgress], None]:
         loop = asyncio.get_running_loop()
 
-        def progress(seen: Progress) -> None:
+        def progress(seen: PullProgress) -> None:
             if stopped.is_set():
                 raise _Stopped
             loop.call_soon_threadsafe(self._report, f"{seen.label} {seen.done / max(seen.total or 0, 1):.0%}")

@@ -23,6 +23,7 @@ from chorus.cluster.agent import peers as agent_peers
 from chorus.cluster.agent.peers import Met, Registry
 from chorus.cluster.discovery import Announcement, Listener
 from chorus.cluster.profile.links import LinkError, measure_member
+from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -40,9 +41,9 @@ STALE_RETRY_SECONDS = (*RETRY_SECONDS, 5.0, 10.0, 30.0)
 """For announced nodes that were never met: an announcement may outlive its node by an hour."""
 MAX_ANNOUNCED = 256
 MAX_ADDRESSES = 8
-"""Of one announcement; all are tried at once, and the first that answers is used."""
+"""How many addresses of one announcement are tried, all at once; the first that answers is used."""
 MAX_ASKED = 256
-"""At once."""
+"""How many addresses are asked at once."""
 DIALLERS = 8
 LOOK_SECONDS = 0.5
 """How often a coordinator looks at what other processes and threads change."""
@@ -55,20 +56,20 @@ SETTLE_SECONDS = 2.0
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 
-class NodesMissing(Exception):
+class NodesMissing(ChorusError):
     """Nodes that were asked for did not come: names each, and what stood in the way."""
 
 
 @dataclass
-class Node:
-    """A node that is there now: the one of its certificate."""
+class ConnectedNode:
+    """A node that we are connected with, known by its certificate."""
 
     met: Met
     address: Address
     stub: agent_pb2_grpc.AgentStub
     state: wire.Node
     heard_at: float = field(default_factory=time.time)
-    """For people; the clock may be set meanwhile."""
+    """The time of its last heartbeat, for people; the clock may be set meanwhile."""
     heard: float = field(default_factory=time.monotonic)
     round_trip_ms: float = 0.0
     bandwidth: float | None = None
@@ -109,15 +110,15 @@ class Nodes:
         self._authority = authority
         self._identity = identity
         self.own_node_id = own_node_id
-        """Of the door that this machine's process has open."""
+        """The id of the node whose door this process has open."""
         self._peers = tuple(peers)
         self._registry = registry
         self.timing = timing
         self._listener = Listener(self._heard, self._unheard) if discover else None
         self._announced: dict[str, tuple[Address, ...]] = {}
-        """By what an announcement calls its node: a name for the hint, and no more."""
+        """Addresses by what an announcement calls its node, which is a hint and no more."""
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, ConnectedNode] = {}
         self._seen_at: dict[Address, str] = {}
         """Which node last answered at an address."""
         self._problems: dict[Address, str] = {}
@@ -145,14 +146,14 @@ class Nodes:
         self._diallers.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def present(self) -> list[Node]:
-        """Sorted by node id: the order of ranks wherever nobody gave another."""
+    def present(self) -> list[ConnectedNode]:
+        """The connected nodes by node id, which is the order of ranks wherever nobody gave another."""
         return sorted(self._nodes.values(), key=lambda node: node.node_id)
 
-    def find(self, name: str) -> Node | None:
+    def find(self, name: str) -> ConnectedNode | None:
         return next((node for node in self._nodes.values() if name in (node.name, node.node_id)), None)
 
-    async def gather(self, count: int | None, names: Iterable[str], timeout: float) -> list[Node]:
+    async def gather(self, count: int | None, names: Iterable[str], timeout: float) -> list[ConnectedNode]:
         """Wait for the named nodes, for every peer of the command line, for so many in all; names give the order."""
         order = tuple(names)
         wanted = set(order)
@@ -180,15 +181,15 @@ class Nodes:
         return usable[:count] if count is not None else usable
 
     async def _refresh(self) -> None:
-        """A heartbeat may be a second old, and a node may have begun to drain since."""
+        """Ask every node for its state: a heartbeat may be a second old, and the node may have begun to drain since."""
 
-        async def ask(node: Node) -> None:
+        async def ask(node: ConnectedNode) -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
                 node.state = await node.stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
 
         await asyncio.gather(*(ask(node) for node in self.present))
 
-    def usable(self, order: tuple[str, ...]) -> list[Node]:
+    def usable(self, order: tuple[str, ...]) -> list[ConnectedNode]:
         """The nodes that may get ranks: those named, in that order, or all of them by node id."""
         there = [node for node in self.present if not node.state.draining]
         if not order:
@@ -227,7 +228,9 @@ class Nodes:
             log.debug("%s belongs to another cluster", announcement.name)
             return
         if hint not in self._announced and len(self._announced) >= MAX_ANNOUNCED:
-            log.warning("%s is announced beside %d others: name it with --peer", announcement.name, MAX_ANNOUNCED)
+            log.warning(
+                "%s is announced, and %d others were before it: name it with --peer", announcement.name, MAX_ANNOUNCED
+            )
             return
         self._announced[hint] = tuple((ip, announcement.port) for ip in announcement.addresses[:MAX_ADDRESSES])
         self._keep(f"announced {hint}", lambda: self._announced.get(hint, ()), STALE_RETRY_SECONDS)
@@ -236,7 +239,7 @@ class Nodes:
         self._announced.pop(hint, None)
 
     async def _follow(self) -> None:
-        """What other processes and threads change: expulsions, our own certificate, who has called in."""
+        """Look again and again at what others change: expulsions, our own certificate, who has called in."""
         while True:
             self._keep_identity()
             for text in self._registry.addresses() if self._registry else ():
@@ -259,7 +262,7 @@ class Nodes:
         self._keep(f"caller {text}", lambda: where if text in registry.addresses() else ())
 
     def _keep(self, key: str, where: Callable[[], tuple[Address, ...]], pauses: tuple[float, ...] = ()) -> None:
-        """Be connected with whoever is at one of these addresses, until there is none to try any more."""
+        """Stay connected with whoever is at one of these addresses, until there is none left to try."""
         if key not in self._keepers:
             task = asyncio.create_task(self._connect_while(where, pauses or RETRY_SECONDS))
             self._keepers[key] = task
@@ -281,7 +284,7 @@ class Nodes:
                 self._seen_at.pop(address, None)
 
     async def _connect(self, addresses: tuple[Address, ...]) -> bool:
-        """With the node there, for as long as it lasts; whether there was one that we can use."""
+        """Stay connected with the node there for as long as it lasts; answers whether there was one that we can use."""
         address, met = await self._first_to_answer(addresses)
         if met is None:
             return False
@@ -304,7 +307,7 @@ class Nodes:
         return False
 
     async def _first_to_answer(self, addresses: tuple[Address, ...]) -> tuple[Address, Met | None]:
-        """All at once: the quickest way to a node is the one to take."""
+        """Ask all addresses at once and take the first that answers: it is the quickest way to the node."""
         strangers: list[Address] = []
         asked = {asyncio.create_task(self._ask(address, strangers)): address for address in addresses}
         waiting = set(asked)
@@ -328,13 +331,13 @@ class Nodes:
         except ssl.SSLCertVerificationError:
             strangers.append(address)
         except JoinRefused as error:
-            self._tell(address, f"{error}: was this coordinator's cluster joined there?")
+            self._tell(address, f"{error}: has that node joined this cluster?")
         except OSError as error:
             self._tell(address, _reason(error))
         return None
 
     async def _let_in(self, address: Address) -> None:
-        """Somebody without a certificate of ours: perhaps one who knows the token."""
+        """Offer a certificate to somebody who has none of ours, and perhaps knows the token."""
         try:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._diallers, enrol.dial_as_authority, address, self._authority)
@@ -352,7 +355,7 @@ class Nodes:
             await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)  # the first one also shakes hands
             started = time.perf_counter()
             state = await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
-            node = Node(met, address, stub, state, round_trip_ms=(time.perf_counter() - started) * 1e3)
+            node = ConnectedNode(met, address, stub, state, round_trip_ms=(time.perf_counter() - started) * 1e3)
             if member.node_id in self._nodes:
                 return  # found at another address in this very moment
             self._nodes[member.node_id] = node
@@ -369,13 +372,13 @@ class Nodes:
                 log.warning("%s is gone", member.name)
                 await self._notify()
 
-    async def _measure(self, node: Node) -> None:
+    async def _measure(self, node: ConnectedNode) -> None:
         try:
             node.bandwidth = await asyncio.to_thread(measure_member, node.address, node.node_id, self._identity)
         except LinkError as error:
             log.warning("%s: %s", node.name, error)
 
-    async def _listen(self, node: Node) -> None:
+    async def _listen(self, node: ConnectedNode) -> None:
         """Take heartbeats until they stop, pass on who has been expelled, and renew its certificate in time."""
         told, refused = "", b""
         beats = node.stub.Watch(still_here(self.timing), metadata=self.timing.metadata())
@@ -408,7 +411,7 @@ class Nodes:
                 reading.cancel()
             beats.cancel()
 
-    async def _renew(self, node: Node, request: bytes) -> bool:
+    async def _renew(self, node: ConnectedNode, request: bytes) -> bool:
         try:
             certificate = self._authority.renew(request, node.met.member)
         except (NotTrusted, ValueError) as error:
@@ -417,7 +420,7 @@ class Nodes:
         try:
             await node.stub.Renew(wire.RenewRequest(certificate=certificate), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            log.warning("%s does not take its new certificate: %s", node.name, error.details())
+            log.warning("%s did not accept its new certificate: %s", node.name, error.details())
             return False
         log.info("%s has a new certificate", node.name)
         return True

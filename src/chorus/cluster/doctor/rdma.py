@@ -17,7 +17,7 @@ Devices = Sequence[str | Sequence[str] | None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRdma:
     """What the configuration asks of RDMA on this machine."""
 
     rank: int | None
@@ -33,7 +33,7 @@ class Wanted:
         return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-def rdma_findings(seen: Rdma, wanted: Wanted | None = None) -> list[Finding]:
+def rdma_findings(seen: Rdma, wanted: WantedRdma | None = None) -> list[Finding]:
     """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
     found = [availability(seen, wanted is not None)]
     if seen.system == "Darwin" and seen.devices:
@@ -73,7 +73,7 @@ def bridge(seen: Rdma) -> Iterator[Finding]:
             yield Finding("Thunderbolt bridge", f"{name} holds {', '.join(shared)}", "warn", fix)
 
 
-def named_devices(seen: Rdma, wanted: Wanted) -> Iterator[Finding]:
+def named_devices(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
     name = f"{_TRANSPORT.name} devices"
     if wanted.rank is None:
         fix = "say which with `chorus doctor --rank N`, or set MLX_RANK"
@@ -94,7 +94,7 @@ def named_devices(seen: Rdma, wanted: Wanted) -> Iterator[Finding]:
     yield Finding(name, f"rank {wanted.rank} uses {', '.join(wanted.names)}")
 
 
-def meeting(wanted: Wanted) -> Iterator[Finding]:
+def meeting(wanted: WantedRdma) -> Iterator[Finding]:
     if wanted.coordinator is None:
         fix = "set MLX_JACCL_COORDINATOR to an address and port of rank 0, e.g. 192.168.1.10:32323"
         yield Finding(f"{_TRANSPORT.name} coordinator", "not given, and the hostfile has no addresses", "missing", fix)

@@ -15,6 +15,7 @@ from typing import Any
 import chorus
 from chorus.cluster.doctor.checks import chip
 from chorus.cluster.profile.kernels import Rates
+from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
 from chorus.platform import cores, device, memory
 from chorus.platform.device import Backend
@@ -26,7 +27,7 @@ PROFILE_FILE = "profile.json"
 MEASURE_SECONDS = 180.0
 
 
-class ProfileError(Exception):
+class ProfileError(ChorusError):
     """This machine could not be measured: why, and what to do."""
 
 
@@ -40,7 +41,7 @@ class Profile:
     memory_available: int
     disk_free: int
     threads: int
-    """Of one rank; the rates below are for so many."""
+    """Threads of one rank; the rates below are for so many."""
     rates: Rates
     rdma_devices: tuple[str, ...]
 
@@ -99,7 +100,7 @@ def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -
 
 
 def gpu_cores() -> int | None:
-    """Only macOS says."""
+    """Cores of the GPU; None where the system does not say, and only macOS does."""
     if sys.platform != "darwin":
         return None
     found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', _output(["ioreg", "-rc", "AGXAccelerator", "-d", "1"]))
@@ -107,7 +108,7 @@ def gpu_cores() -> int | None:
 
 
 def rdma_devices() -> tuple[str, ...]:
-    """As `ibv_devices` lists them; none where it is missing."""
+    """RDMA devices as `ibv_devices` lists them; none where that command is missing."""
     if shutil.which("ibv_devices") is None:
         return ()
     return parse_devices(_output(["ibv_devices"]))
@@ -131,7 +132,7 @@ def _rates(threads: int, refresh: bool) -> Rates:
 
 
 def _key(threads: int) -> str:
-    """Whatever could change the figures."""
+    """Names whatever could change the figures."""
     versions = [f"{name} {device.installed(name)}" for name in ("mlx", "mlx-cpu", *device.CUDA_PACKAGES)]
     parts = (f"chorus {chorus.__version__}", *versions, chip(), device.backend(), f"{threads} threads")
     return "; ".join([*parts, os.environ.get("CHORUS_BLAS", "")])

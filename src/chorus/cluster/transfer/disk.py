@@ -37,9 +37,12 @@ class Range:
 
 
 class Checksum:
-    """Of a range, told in order. A message authentication code with a known key: no secret, but several times as fast
-    as a hash, and blind to nothing that a disk or a memory does. It does not matter how the range is cut into calls, as
-    long as every cut is at a multiple of a mebibyte."""
+    """The checksum of a range whose bytes are added in order.
+
+    It is a message authentication code with a known key: no secret, but several times as fast as a hash, and blind to
+    nothing that a disk or a memory does. It does not matter how the range is cut into calls, as long as every cut is at
+    a multiple of a mebibyte.
+    """
 
     _CODE = AESGCM(bytes(16))
     _NONCE = bytes(12)
@@ -105,7 +108,7 @@ class PartialFile:
             self._notes.flush()
 
     def complete(self) -> None:
-        """The file appears only now, and not before the disk has all of it."""
+        """Put the file in its place, which happens not before the disk has all of it."""
         os.ftruncate(self._descriptor, self._size)
         os.fsync(self._descriptor)
         self._path.rename(self._target)
@@ -119,7 +122,7 @@ class PartialFile:
             os.close(self._direct)
 
     def _whole_ranges(self) -> tuple[Range, ...]:
-        """As far as the bytes on disk still match their checksum."""
+        """The ranges that the journal notes, as far as the bytes on disk still match their checksum."""
         if not self._journal.is_file():
             return ()
         whole: dict[int, Range] = {}
@@ -145,7 +148,7 @@ class PartialFile:
 
 
 def _open_direct(path: Path) -> int:
-    """-1 where the system or the file system has no such thing."""
+    """A descriptor that writes past the page cache; -1 where the system or the file system has no such thing."""
     if not hasattr(os, "O_DIRECT"):
         return -1
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from chorus.cluster.transfer.disk import BLOCK_BYTES, Checksum, PartialFile, Range, aligned_buffer
 from chorus.cluster.transfer.share import FILES, TIMEOUT_SECONDS, SharedFile, TransferFailed, is_same
-from chorus.cluster.transfer.sources import Source, lacking, streams
+from chorus.cluster.transfer.sources import FileSource, lacking, streams
 from chorus.config.hostfile import split_address
 from chorus.security import handshake
 from chorus.security.identity import Identity
@@ -55,7 +55,7 @@ class _Copy:
     identity: Identity
     progress: Progress
     todo: list[tuple[_Arriving, Range]]
-    spare: list[Source]
+    spare: list[FileSource]
     running: int
     changed: threading.Condition = field(default_factory=threading.Condition)
     taken: int = 0
@@ -66,7 +66,7 @@ class _Copy:
     def over(self) -> bool:
         return self.failure is not None or not (self.todo or self.taken)
 
-    def take(self, source: Source) -> tuple[_Arriving, Range] | None:
+    def take(self, source: FileSource) -> tuple[_Arriving, Range] | None:
         """The next range that this source has; waits while one may still be given back, None when that is all."""
         with self.changed:
             while not self.over():
@@ -107,7 +107,7 @@ class _Copy:
             self.failure = self.failure or error
             self.changed.notify_all()
 
-    def next_source(self, source: Source, reason: str) -> Source | None:
+    def next_source(self, source: FileSource, reason: str) -> FileSource | None:
         with self.changed:
             if not self.over():
                 self.reasons[source.address] = reason
@@ -119,7 +119,7 @@ def fetch(
     files: Sequence[SharedFile],
     folder: Path,
     share: str,
-    sources: Sequence[Source],
+    sources: Sequence[FileSource],
     identity: Identity,
     progress: Progress = lambda count: None,
 ) -> None:
@@ -158,7 +158,7 @@ def _open(
     return todo
 
 
-def _run(copy: _Copy, first: Sequence[Source]) -> None:
+def _run(copy: _Copy, first: Sequence[FileSource]) -> None:
     for number, source in enumerate(first):
         threading.Thread(target=_stream, args=(copy, source), name=f"copy-{number}", daemon=True).start()
     with copy.changed:
@@ -173,8 +173,8 @@ def _run(copy: _Copy, first: Sequence[Source]) -> None:
             copy.changed.wait(1.0)
 
 
-def _stream(copy: _Copy, first: Source) -> None:
-    source: Source | None = first
+def _stream(copy: _Copy, first: FileSource) -> None:
+    source: FileSource | None = first
     buffer = aligned_buffer()
     try:
         while source is not None and not copy.over():
@@ -189,8 +189,8 @@ def _stream(copy: _Copy, first: Source) -> None:
             copy.changed.notify_all()
 
 
-def _drain(copy: _Copy, source: Source, buffer: memoryview) -> None:
-    """All that this source has and nobody else has taken."""
+def _drain(copy: _Copy, source: FileSource, buffer: memoryview) -> None:
+    """Receive all that this source has and nobody else has taken."""
     with _connected(copy, source) as connection:
         while work := copy.take(source):
             given_back: tuple[_Arriving, Range] | None = work
@@ -208,7 +208,7 @@ def _drain(copy: _Copy, source: Source, buffer: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _connected(copy: _Copy, source: Source) -> Iterator[ssl.SSLSocket]:
+def _connected(copy: _Copy, source: FileSource) -> Iterator[ssl.SSLSocket]:
     expected, place = split_member(source.address)
     host, port = split_address(place)
     with contextlib.ExitStack() as line:

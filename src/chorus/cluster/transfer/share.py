@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.cluster.transfer.disk import RANGE_BYTES, Checksum
+from chorus.errors import ChorusError
 from chorus.security import handshake
 from chorus.security.identity import Member, NotTrusted
 
@@ -28,7 +29,7 @@ _HASHED_WHOLE = 16 << 20
 _SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
 
 
-class TransferFailed(Exception):
+class TransferFailed(ChorusError):
     """A file cannot be copied: names the file, both ends and the reason."""
 
 
@@ -41,7 +42,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True)
-class Share:
+class SharedModel:
     """The files of one model as its holder has them."""
 
     model: str
@@ -57,16 +58,18 @@ class Share:
         return self.given_digest or hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
-def share_folder(model: str, folder: Path) -> Share:
-    """What is at the top of a model's folder and is no code."""
+def share_folder(model: str, folder: Path) -> SharedModel:
+    """The files at the top of a model's folder that are no code, to be offered."""
     kinds = (".json", ".safetensors", ".model", ".tiktoken", ".txt", ".jinja")
     files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     found = sorted(file for file in files if file.suffix in kinds)
-    return Share(model, folder, tuple(SharedFile(file.name, file.stat().st_size, fingerprint(file)) for file in found))
+    return SharedModel(
+        model, folder, tuple(SharedFile(file.name, file.stat().st_size, fingerprint(file)) for file in found)
+    )
 
 
 def fingerprint(file: Path) -> str:
-    """By content; of a large file by samples, which no two sets of weights share, so that nobody reads it all."""
+    """Names a file's content: by samples of a large one, which no two sets of weights share, so nobody reads it all."""
     size, digest = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as stream:
         if size <= _HASHED_WHOLE:
@@ -86,10 +89,10 @@ def is_same(file: Path, wanted: SharedFile) -> bool:
         return False
 
 
-def part_of_share(model: str, digest: str, folder: Path, wanted: Iterable[SharedFile]) -> Share:
+def part_of_share(model: str, digest: str, folder: Path, wanted: Iterable[SharedFile]) -> SharedModel:
     """What a folder has of a share that another node named."""
     names = (file for file in wanted if Path(file.name).name == file.name)
-    return Share(model, folder, tuple(file for file in names if is_same(folder / file.name, file)), digest)
+    return SharedModel(model, folder, tuple(file for file in names if is_same(folder / file.name, file)), digest)
 
 
 class FileServer:
@@ -97,13 +100,13 @@ class FileServer:
 
     def __init__(self) -> None:
         self._offered: dict[str, dict[str, tuple[Path, SharedFile]]] = {}
-        """By share and name of the file: where it lies."""
+        """Where each file lies, by the share's digest and the file's name."""
         self._lock = threading.Lock()
         self.sent_bytes = 0
         self.probed_bytes = 0
 
-    def offer(self, share: Share) -> None:
-        """What was offered before stays: somebody else may be about to fetch it."""
+    def offer(self, share: SharedModel) -> None:
+        """Offer a model's files; what was offered before stays, since somebody may be about to fetch it."""
         with self._lock:
             offered = self._offered.setdefault(share.digest, {})
             offered.update({file.name: (share.folder, file) for file in share.files})
@@ -149,7 +152,7 @@ class FileServer:
 
 
 def _answer_probe(connection: ssl.SSLSocket, length: object) -> int:
-    """Bytes that mean nothing: the asker measures how long they take."""
+    """Send bytes that mean nothing: the asker measures how long they take."""
     if not isinstance(length, int) or not 0 <= length <= PROBE_BYTES:
         raise NotTrusted(f"a request to measure with {str(length)[:40]} bytes, at most {PROBE_BYTES} are sent")
     block = memoryview(bytes(_BLOCK))

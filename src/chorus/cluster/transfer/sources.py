@@ -10,7 +10,7 @@ from chorus.security.names import split_member
 
 
 @dataclass(frozen=True)
-class Source:
+class FileSource:
     """A node that has files, and where its door is."""
 
     address: str
@@ -20,14 +20,16 @@ class Source:
     files: frozenset[str]
 
 
-def choose_sources(wanted: Mapping[str, frozenset[str]], sources: Sequence[Source]) -> dict[str, tuple[Source, ...]]:
+def choose_sources(
+    wanted: Mapping[str, frozenset[str]], sources: Sequence[FileSource]
+) -> dict[str, tuple[FileSource, ...]]:
     """For each door that wants files, the others that have some, best first.
 
     Whoever has all of them comes before whoever has a part. Among equals, the one that fewest nodes were sent to so far
     comes first: nodes that start together then spread over the sources instead of all asking the same one.
     """
     sent: dict[str, int] = {}
-    chosen: dict[str, tuple[Source, ...]] = {}
+    chosen: dict[str, tuple[FileSource, ...]] = {}
     for door, files in wanted.items():
         useful = [s for s in sources if s.address != door and s.files & files and _can_reach(door, s.address)]
         useful.sort(key=lambda source: (not source.files >= files, sent.get(source.address, 0)))
@@ -37,14 +39,14 @@ def choose_sources(wanted: Mapping[str, frozenset[str]], sources: Sequence[Sourc
     return chosen
 
 
-def streams(sources: Sequence[Source], count: int) -> tuple[list[Source], list[Source]]:
+def streams(sources: Sequence[FileSource], count: int) -> tuple[list[FileSource], list[FileSource]]:
     """Which source each of so many connections goes to, and who is left to replace one that fails."""
     if not sources:
         return [], []
     return [sources[number % len(sources)] for number in range(count)], list(sources[count:])
 
 
-def lacking(files: Iterable[str], sources: Iterable[Source]) -> list[str]:
+def lacking(files: Iterable[str], sources: Iterable[FileSource]) -> list[str]:
     """Files that no source has."""
     there = {name for source in sources for name in source.files}
     return [name for name in files if name not in there]

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 
 from chorus.cluster.coordinator.parts import OwnParts
-from chorus.cluster.coordinator.process import Node, Nodes, NodesMissing, still_here
-from chorus.cluster.coordinator.sources import Wanted, find_sources, nobody_has, who_has, wire_files
+from chorus.cluster.coordinator.process import ConnectedNode, Nodes, NodesMissing, still_here
+from chorus.cluster.coordinator.sources import WantedFiles, find_sources, nobody_has, who_has, wire_files
 from chorus.cluster.transfer.share import SharedFile
-from chorus.cluster.transfer.sources import Source
-from chorus.deploy.supervisor import CannotStartNow, GaveUp, Group, Program
+from chorus.cluster.transfer.sources import FileSource
+from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
 from chorus.platform.process.exits import EXIT_RANK_LOST
@@ -35,11 +35,11 @@ REJOIN_SECONDS = 20.0
 class RankOrder:
     """What one node is to run."""
 
-    node: Node
+    node: ConnectedNode
     rank: int
     files: tuple[SharedFile, ...]
     share: str = ""
-    """Where the rank's files are a share of their own; otherwise those of the model."""
+    """The digest of the rank's own share, where its files are not among the model's."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Deployment:
 
     orders: tuple[RankOrder, ...]
     leader: Callable[[tuple[str, ...]], Program]
-    """From the followers' addresses, in rank order, to the process of rank 0."""
+    """Makes the process of rank 0 from the followers' addresses in rank order."""
     own_files: tuple[SharedFile, ...] = ()
-    """What rank 0 needs."""
+    """The files that rank 0 needs."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class Served:
     threads: int = 0
     log_level: str = "info"
     parts: OwnParts | None = None
-    """Where this machine may lack files itself."""
+    """What this machine has of the model, where it may lack some of it."""
 
 
-class ClusterGroup(Group):
+class ClusterGroup(ProcessGroup):
     def __init__(
         self,
         nodes: Nodes,
-        deploy: Callable[[list[Node]], Awaitable[Deployment]],
+        deploy: Callable[[list[ConnectedNode]], Awaitable[Deployment]],
         served: Served,
         lifeline: Lifeline,
         grace_seconds: float,
@@ -126,7 +126,7 @@ class ClusterGroup(Group):
         self._started_once = True
 
     def _failure(self, reason: str) -> GaveUp | CannotStartNow:
-        """A node that has served may have left, or begun to drain, a moment before we asked it."""
+        """Worth another try where it has served: a node may have left or begun to drain a moment before we asked it."""
         return CannotStartNow(reason) if self._started_once else GaveUp(reason)
 
     async def ended(self) -> tuple[str, int]:
@@ -156,7 +156,7 @@ class ClusterGroup(Group):
         own = wire.KillRequest(session=self._session)
         await asyncio.gather(*(self._kill(order.node, own) for order in orders))
 
-    async def _gather(self) -> list[Node]:
+    async def _gather(self) -> list[ConnectedNode]:
         if not self._started_once:
             self._report("waiting for nodes")
             try:
@@ -170,16 +170,16 @@ class ClusterGroup(Group):
             found, why = await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS), ""
         except NodesMissing as error:
             found, why = self._nodes.usable(self._names), f": {error}"
-        log.warning("going on with %s%s", ", ".join(node.name for node in found) or "this machine alone", why)
+        log.warning("continuing with %s%s", ", ".join(node.name for node in found) or "this machine alone", why)
         return found
 
-    async def _find_sources(self) -> list[tuple[Source, ...]]:
+    async def _find_sources(self) -> list[tuple[FileSource, ...]]:
         served = self._served
-        wanted = [Wanted(order.node, order.share or served.share, order.files) for order in self._orders]
+        wanted = [WantedFiles(order.node, order.share or served.share, order.files) for order in self._orders]
         absent = served.parts.absent if served.parts else frozenset()
         return await find_sources(self._nodes.usable(()), wanted, served.model, self._served_from, absent)
 
-    def _served_from(self, node: Node) -> str:
+    def _served_from(self, node: ConnectedNode) -> str:
         """This machine's door, as that node reaches it."""
         return member_address(self._nodes.own_node_id, node.own_ip, self._served.source_port)
 
@@ -187,7 +187,7 @@ class ClusterGroup(Group):
         if self._served.parts:
             await self._served.parts.fetch(files, self._ask_nodes)
 
-    async def _ask_nodes(self, files: Sequence[SharedFile]) -> tuple[Source, ...]:
+    async def _ask_nodes(self, files: Sequence[SharedFile]) -> tuple[FileSource, ...]:
         return await who_has(self._nodes.usable(()), self._served.model, self._served.share, files)
 
     async def _nobody_has(self, deployment: Deployment) -> str:
@@ -208,7 +208,7 @@ class ClusterGroup(Group):
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
         self._report(detail)
 
-    async def _spawn(self, order: RankOrder, sources: tuple[Source, ...]) -> str:
+    async def _spawn(self, order: RankOrder, sources: tuple[FileSource, ...]) -> str:
         names = frozenset(file.name for file in order.files)
         try:
             return await self._spawn_from(order, sources)
@@ -221,10 +221,10 @@ class ClusterGroup(Group):
                 await parts.fetch(order.files)
             except ModelError as own_error:
                 raise _CannotSpawn(f"{error}; and this machine cannot get them for it: {own_error}") from None
-        here = Source(self._served_from(order.node), names)
+        here = FileSource(self._served_from(order.node), names)
         return await self._spawn_from(order, (here,))
 
-    async def _spawn_from(self, order: RankOrder, sources: tuple[Source, ...]) -> str:
+    async def _spawn_from(self, order: RankOrder, sources: tuple[FileSource, ...]) -> str:
         node, served = order.node, self._served
         request = wire.SpawnRequest(
             session=self._session,
@@ -251,7 +251,7 @@ class ClusterGroup(Group):
         raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
 
     async def _watch(self, order: RankOrder) -> str:
-        """Until the rank or its node is lost; says how."""
+        """Wait until the rank or its node is lost; answers how."""
         who = f"rank {order.rank} on {order.node.name}"
         beats = None
         try:
@@ -269,8 +269,8 @@ class ClusterGroup(Group):
             if beats:
                 beats.cancel()
 
-    async def _kill(self, node: Node, request: wire.KillRequest) -> None:
-        """On the connection of now, if there is one: a node that is gone ends forgotten ranks by itself."""
+    async def _kill(self, node: ConnectedNode, request: wire.KillRequest) -> None:
+        """End a node's ranks if we are connected with it; one that is gone ends forgotten ranks by itself."""
         there = self._nodes.find(node.node_id)
         if there is None:
             return
@@ -287,7 +287,7 @@ class _LacksModel(_CannotSpawn):
 
 
 _GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError)
-"""The second comes from a connection that we closed ourselves, because the node fell silent."""
+"""How calls to a lost node fail; the second where we closed the connection because the node fell silent."""
 
 
 def _details(error: Exception) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import grpc.aio
 
-from chorus.cluster.coordinator.process import Node
+from chorus.cluster.coordinator.process import ConnectedNode
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
@@ -31,7 +31,9 @@ CONTEXT = 8192
 HERE = "here"
 
 
-async def plan_for(nodes: list[Node], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig) -> Plan | None:
+async def plan_for(
+    nodes: list[ConnectedNode], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig
+) -> Plan | None:
     """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
     ours to plan.
     """
@@ -71,17 +73,17 @@ def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
 
 
 def plan_request(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> PlanRequest:
-    """What was laid down for so many ranks holds; who named nodes wants all of them used."""
+    """What to ask of the planner: a division for this many ranks holds, and who named nodes wants all of them used."""
     parallel: WantedParallel = "tensor" if spec.parallel == "tensor" else "pipeline"
     if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
         return PlanRequest("custom", proportions=sharding.custom_proportions, parallel=parallel)
     if spec.split or sharding.custom_proportions:
-        log.warning("the split that was asked for is not for %d ranks: dividing anew", ranks)
+        log.warning("the split that was asked for is not for %d ranks: dividing the layers again", ranks)
     usable = [strategy for strategy in STRATEGIES if strategy not in ("auto", "custom")]
     return PlanRequest(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
 
 
-async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
+async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine]:
     threads = cores.threads_per_rank(cores.usable_cores(), 1)
     own, *others = await asyncio.gather(
         asyncio.to_thread(profile, threads),
@@ -92,6 +94,6 @@ async def _measured(nodes: list[Node], fraction: float) -> list[Machine]:
     return [node_of(own, HERE, fraction), *named]
 
 
-def _link(node: Node) -> LinkSpeed:
-    """As fast as was measured when the node came, with the latency that its agent's answers had."""
+def _link(node: ConnectedNode) -> LinkSpeed:
+    """The link to a node: as fast as was measured when it came, with the latency of its agent's answers."""
     return LinkSpeed(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)

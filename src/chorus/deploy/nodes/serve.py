@@ -1,4 +1,4 @@
-"""Serving over the nodes of a cluster: `chorus serve --cluster`, and what `chorus up` runs on the first host."""
+"""One model over the nodes of a cluster: rank 0 and the front end here, the other ranks started by agents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,27 @@ from typing import Any
 from chorus.cluster import status
 from chorus.cluster.agent.process import Agent, AgentOptions
 from chorus.cluster.coordinator.parts import OwnParts
-from chorus.cluster.coordinator.process import Address, Node, Nodes
-from chorus.cluster.transfer.share import Share, SharedFile, share_folder
+from chorus.cluster.coordinator.process import Address, ConnectedNode, Nodes
+from chorus.cluster.coordinator.record import recorded
+from chorus.cluster.transfer.share import SharedFile, SharedModel, share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
+from chorus.config.settings import Settings
+from chorus.deploy.front_end import (
+    ENGINE_GRACE_SECONDS,
+    Access,
+    CannotServe,
+    api_settings,
+    find_access,
+    find_model,
+    listen,
+    run_announced,
+)
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
 from chorus.deploy.nodes.plan import is_given, plan_for
-from chorus.deploy.programs import rank_programs
-from chorus.deploy.supervisor import GaveUp, Group, Program
+from chorus.deploy.preshard import with_own_division
+from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
+from chorus.deploy.supervisor import GaveUp, ProcessGroup, Program, Supervisor
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
@@ -30,6 +43,7 @@ from chorus.planning.plan import Plan
 from chorus.planning.split import choose_split, layers_of
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
+from chorus.platform.terminal import console
 from chorus.security.authority import Authority
 from chorus.security.identity import Identity, own_id
 from chorus.security.names import member_address
@@ -43,9 +57,9 @@ READY_SECONDS = 15.0
 class ClusterOptions:
     peers: tuple[Address, ...] = ()
     nodes: int | None = None
-    """How many besides this machine; None: those named, or those found."""
+    """How many nodes besides this machine; None means those that are named, or those that are found."""
     names: tuple[str, ...] = ()
-    """In rank order, where that matters."""
+    """Names of the nodes in rank order, where that matters."""
     leader_port: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
@@ -58,6 +72,62 @@ class ClusterOptions:
     timing: WatchTimes = DEFAULTS
 
 
+def serve_over_nodes(
+    settings: Settings, insecure: bool, options: ClusterOptions, ready_file: Path | None = None
+) -> None:
+    """Serve until a signal stops it; raises GaveUp when it cannot go on."""
+    access = find_access(settings, insecure)
+    with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
+        model = find_model(settings.model, for_nodes=True)
+        divided = with_own_division(settings, model)
+        try:
+            asyncio.run(_serve(divided, model, listener, access, options, ready_file))
+        except OSError as error:
+            raise CannotServe(str(error)) from error
+
+
+async def _serve(
+    settings: Settings,
+    model: LocalModel,
+    listener: socket.socket,
+    access: Access,
+    options: ClusterOptions,
+    ready_file: Path | None,
+) -> None:
+    lifeline = Lifeline()
+    folder = lifeline.path.parent
+    address = engine_address(folder)
+    # One rank to a machine: none of them shares its cores with another.
+    alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
+    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    shown = ""
+
+    def report(detail: str) -> None:
+        nonlocal shown
+        if detail != shown:
+            shown = detail
+            console.print(f"[dim]{detail}[/]")
+
+    url = access.url(listener)
+    try:
+        async with ranks_on_nodes(
+            model,
+            settings.sharding,
+            lambda ranks: engine_spec(alone, model, folder, ranks),
+            lifeline,
+            ENGINE_GRACE_SECONDS,
+            options,
+            report,
+        ) as ranks:
+            grace = settings.api.shutdown_grace_seconds + 2
+            supervisor = Supervisor(ranks, ProcessGroup("front end", [front_end], lifeline, grace, settings.watch))
+            with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
+                async with access.kept():
+                    await run_announced(supervisor, address, model, url, ready_file)
+    finally:
+        lifeline.cut()
+
+
 @contextlib.asynccontextmanager
 async def ranks_on_nodes(
     model: LocalModel,
@@ -67,7 +137,7 @@ async def ranks_on_nodes(
     grace_seconds: float,
     options: ClusterOptions,
     report: Callable[[str], None] = lambda detail: None,
-) -> AsyncIterator[Group]:
+) -> AsyncIterator[ProcessGroup]:
     """A group for the supervisor whose followers run on other nodes, found and let in by this process."""
     state = state_dir()
     authority = Authority(state / "authority")
@@ -108,7 +178,7 @@ async def ranks_on_nodes(
         held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail), identity)
         facts = None if cut else await asyncio.to_thread(facts_of_parts, model, held)
 
-        async def deploy(chosen: list[Node]) -> Deployment:
+        async def deploy(chosen: list[ConnectedNode]) -> Deployment:
             nonlocal predicted
             backend = common_backend(chosen) if options.nodes_choose_transport else None
             report("planning")
@@ -154,15 +224,15 @@ async def ranks_on_nodes(
 
 
 def deployment(
-    nodes: list[Node],
-    share: Share,
+    nodes: list[ConnectedNode],
+    share: SharedModel,
     layers: int,
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     identity: Identity,
     options: ClusterOptions,
     made: Plan | None = None,
     transport: str | None = None,
-    parts: Sequence[Share] = (),
+    parts: Sequence[SharedModel] = (),
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers, or its own part
     of a model that was cut before.
@@ -202,11 +272,11 @@ def deployment(
 
 
 def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:
-    """Of files that are not here, the hub tells the headers."""
+    """The facts of a model; the hub tells the headers of files that are not here."""
     return find_facts(held.share.model) if held.absent else read_facts(model.path, model.name)
 
 
-def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[Share, ...]:
+def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[SharedModel, ...]:
     """Each rank's folder is offered on its own: a node gets its part and nothing else."""
     folders = [model.path / rank_name(rank) for rank in range(len(cut.division.parts))]
     if missing := [folder for folder in folders if not folder.is_dir()]:
@@ -216,13 +286,13 @@ def preshard_shares(model: LocalModel, cut: Preshard) -> tuple[Share, ...]:
     return tuple(share_folder(model.name, folder) for folder in folders)
 
 
-def common_backend(nodes: list[Node]) -> str | None:
+def common_backend(nodes: list[ConnectedNode]) -> str | None:
     wishes = {node.state.backend for node in nodes}
     wish = wishes.pop() if len(wishes) == 1 else ""
     return wish if wish not in ("", catalog.AUTO) else None
 
 
-def needed_files(share: Share, layers: range, total: int, everything: bool) -> tuple[SharedFile, ...]:
+def needed_files(share: SharedModel, layers: range, total: int, everything: bool) -> tuple[SharedFile, ...]:
     mapping = weight_map(share.folder)
     wanted = set(files_for_layers(mapping, layers, total)) if mapping and not everything else None
     return tuple(
@@ -236,7 +306,7 @@ def _free_port(host: str) -> int:
 
 
 def _free_door(host: str, port: int) -> int:
-    """The usual port, or any where an agent of this machine has it."""
+    """The usual port, or 0 for any where an agent of this machine has it."""
     try:
         with socket.create_server((host, port)):
             return port

@@ -9,15 +9,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from chorus.config.file import ConfigError
+from chorus.config.settings import Settings
 from chorus.deploy.ssh import package
 from chorus.deploy.ssh.connect import open_shell
-from chorus.deploy.ssh.hosts import COMMANDS, Host, HostPlan, local_versions, problems
+from chorus.deploy.ssh.hosts import HostPlan, SshHost, local_versions, plan_hosts, problems
 from chorus.deploy.ssh.shell import HostFailed
+from chorus.errors import ChorusError
+from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
 AGENT_SECONDS = 60.0
-AGENT_READY = r"waiting on .* to be let into a cluster|is in the cluster"
-COORDINATOR_READY = r"^ready "
-FIRST = "coordinator"
+COORDINATOR = "coordinator"
+DOORS_APART = RANK_PORTS + 2
 
 Report = Callable[[str], None]
 
@@ -32,7 +35,7 @@ class Checked:
     problems: tuple[str, ...]
 
 
-class HostsUnfit(Exception):
+class HostsUnfit(ChorusError):
     """Some host has a problem; the rows say which and what to do."""
 
     def __init__(self, rows: Sequence[Checked]) -> None:
@@ -55,12 +58,67 @@ class Phases:
             self.seconds[name] = round(time.perf_counter() - started, 3)
 
 
+@dataclass(frozen=True)
+class SshCluster:
+    """The devices of a configuration, under the name that their folders on the hosts have."""
+
+    name: str
+    settings: Settings
+
+    def plans(self) -> list[HostPlan]:
+        if not self.settings.devices:
+            raise ConfigError("devices: none are given; expected a list with device_id and hostname, or a hostfile")
+        return plan_hosts(self.settings.devices, DOOR_PORT, DOORS_APART)
+
+
+async def bring_up(
+    cluster: SshCluster,
+    timeout: float,
+    insecure: bool,
+    phases: Phases,
+    checked: Callable[[Sequence[Checked]], None],
+    report: Report,
+) -> str:
+    """Check every host, give it this Chorus and start it; answers the line that says where the model is served."""
+    async with contextlib.AsyncExitStack() as stack:
+        with phases.of("connect"):
+            hosts = await stack.enter_async_context(connected(cluster.plans(), cluster.name))
+        with phases.of("check"):
+            checked(await check(hosts))
+        with phases.of("sync"):
+            sent = await sync(hosts, shown_config(cluster.settings.model_dump(mode="json")))
+            report(f"copied to {', '.join(sent)}" if sent else "every host has this Chorus already")
+        with phases.of("agents"):
+            await start_agents(hosts, report)
+        with phases.of("load"):
+            ready = await start_coordinator(hosts, report, timeout, insecure)
+        await asyncio.gather(*(host.forget_old_code() for host in hosts))
+        return ready
+
+
+async def take_down(cluster: SshCluster, purge: bool = False) -> dict[str, dict[str, int]]:
+    """End everything that was started; answers what was ended on each host."""
+    async with connected(cluster.plans(), cluster.name) as hosts:
+        await asyncio.gather(*(host.check() for host in hosts))
+        return await stop(hosts, purge)
+
+
+async def run_on_first(cluster: SshCluster, arguments: Sequence[str], timeout: float, write: Report) -> None:
+    """Run a `chorus` command where the coordinator is, and pass on what it prints."""
+    async with connected(cluster.plans()[:1], cluster.name) as hosts:
+        await hosts[0].check()
+        if not hosts[0].is_synced:
+            raise HostFailed(f"{hosts[0].plan.device_id}: nothing was ever started there: run `chorus up` first")
+        async for line in hosts[0].chorus_lines(*arguments, timeout=timeout):
+            write(line)
+
+
 @contextlib.asynccontextmanager
-async def connected(plans: Sequence[HostPlan], cluster: str) -> AsyncIterator[list[Host]]:
-    """Every host with a shell, checked or not; raises HostsUnfit naming all that cannot be reached."""
+async def connected(plans: Sequence[HostPlan], cluster: str) -> AsyncIterator[list[SshHost]]:
+    """Open a shell to every host; raises HostsUnfit naming all that cannot be reached."""
     opened = await asyncio.gather(*(open_shell(plan.hostname, plan.ssh) for plan in plans), return_exceptions=True)
     hosts = [
-        Host(plan, shell, cluster)
+        SshHost(plan, shell, cluster)
         for plan, shell in zip(plans, opened, strict=True)
         if not isinstance(shell, BaseException)
     ]
@@ -83,11 +141,11 @@ async def connected(plans: Sequence[HostPlan], cluster: str) -> AsyncIterator[li
         await asyncio.gather(*(host.shell.close() for host in hosts), return_exceptions=True)
 
 
-async def check(hosts: Sequence[Host]) -> list[Checked]:
+async def check(hosts: Sequence[SshHost]) -> list[Checked]:
     """A row for every host; raises HostsUnfit with all of them when any has a problem."""
     here = local_versions()
 
-    async def row(host: Host) -> Checked:
+    async def row(host: SshHost) -> Checked:
         where = type(host.shell).__name__.removesuffix("Shell").lower()
         try:
             facts = await host.check()
@@ -101,12 +159,12 @@ async def check(hosts: Sequence[Host]) -> list[Checked]:
     return rows
 
 
-async def sync(hosts: Sequence[Host], config: bytes) -> list[str]:
-    """Our own code and the configuration on every host; answers where something had to be sent."""
+async def sync(hosts: Sequence[SshHost], config: bytes) -> list[str]:
+    """Put our own code and the configuration on every host; answers where something had to be sent."""
     files = package.package_files()
     digest, wheel = package.content_hash(files), package.build_wheel(files)
 
-    async def one(host: Host) -> str | None:
+    async def one(host: SshHost) -> str | None:
         sent = await host.sync(package.wheel_name(), wheel, digest)
         await host.write("config.json", config)
         return host.plan.device_id if sent else None
@@ -114,27 +172,27 @@ async def sync(hosts: Sequence[Host], config: bytes) -> list[str]:
     return [name for name in await asyncio.gather(*(one(host) for host in hosts)) if name]
 
 
-async def start_agents(hosts: Sequence[Host], report: Report) -> None:
-    """The first host makes the token; the others get it over SSH and keep it to themselves."""
+async def start_agents(hosts: Sequence[SshHost], report: Report) -> None:
+    """Start an agent on every host but the first, which makes the token; the others get it over SSH."""
     token = await _token(hosts[0])
 
-    async def one(host: Host) -> None:
+    async def one(host: SshHost) -> None:
         file = await host.write("token", token.encode())
         plan = host.plan
-        arguments = [COMMANDS, "join", "--token-file", file, "--name", plan.device_id, "--no-announce"]
+        arguments = ["join", "--token-file", file, "--name", plan.device_id, "--no-announce"]
         arguments += ["--listen", f"0.0.0.0:{plan.door_port}", "--port", str(plan.control_port)]
         arguments += ["--log-dir", f"{host.folder}/logs"]
-        async for line in host.start("agent", AGENT_READY, arguments, AGENT_SECONDS):
+        async for line in host.start("agent", arguments, AGENT_SECONDS):
             report(f"{plan.device_id}: {line}")
 
     await asyncio.gather(*(one(host) for host in hosts[1:]))
 
 
-async def start_coordinator(hosts: Sequence[Host], report: Report, timeout: float, insecure: bool) -> str:
+async def start_coordinator(hosts: Sequence[SshHost], report: Report, timeout: float, insecure: bool) -> str:
     """Loads the model over all hosts and opens the API; answers the line that says where."""
     first = hosts[0]
     plan = first.plan
-    arguments = ["chorus.cli.serve_cluster", "--config", f"{first.folder}/config.json"]
+    arguments = ["serve", "--cluster", "--config", f"{first.folder}/config.json"]
     arguments += ["--listen", f"0.0.0.0:{plan.door_port}", "--leader-port", str(plan.control_port)]
     arguments += ["--nodes", str(len(hosts) - 1), "--log-dir", f"{first.folder}/logs"]
     arguments += ["--log-file", f"{first.folder}/logs/api_server.log"]
@@ -142,15 +200,13 @@ async def start_coordinator(hosts: Sequence[Host], report: Report, timeout: floa
         arguments += ["--peer", f"{host.plan.hostname}:{host.plan.door_port}"]
     if insecure:
         arguments.append("--insecure")
-    last = ""
-    async for line in first.start(FIRST, COORDINATOR_READY, arguments, timeout):
-        last = line
+    async for line in first.start(COORDINATOR, arguments, timeout):
         report(line)
-    return last
+    return await first.ready_line(COORDINATOR)
 
 
-async def stop(hosts: Sequence[Host], purge: bool) -> dict[str, dict[str, int]]:
-    """The coordinator's host first: it ends its ranks everywhere. Then the agents."""
+async def stop(hosts: Sequence[SshHost], purge: bool) -> dict[str, dict[str, int]]:
+    """End the coordinator first, which ends its ranks everywhere, then the agents."""
     ended = {hosts[0].plan.device_id: await hosts[0].stop()}
     others = await asyncio.gather(*(host.stop() for host in hosts[1:]))
     ended |= {host.plan.device_id: found for host, found in zip(hosts[1:], others, strict=True)}
@@ -159,7 +215,7 @@ async def stop(hosts: Sequence[Host], purge: bool) -> dict[str, dict[str, int]]:
     return ended
 
 
-async def _token(host: Host) -> str:
+async def _token(host: SshHost) -> str:
     try:
         return (await host.chorus("token", "show")).strip().splitlines()[-1]
     except HostFailed:

@@ -30,7 +30,7 @@ class HostPlan:
     rank: int
     door_port: int
     control_port: int
-    """Of its rank, as the configuration says."""
+    """The port of its rank, as the configuration says."""
 
     @property
     def ports(self) -> list[int]:
@@ -82,7 +82,7 @@ def local_versions() -> dict[str, str | None]:
     return found
 
 
-class Host:
+class SshHost:
     def __init__(self, plan: HostPlan, shell: Shell, cluster: str) -> None:
         self.plan = plan
         self.shell = shell
@@ -124,7 +124,7 @@ class Host:
         return self.facts
 
     async def sync(self, name: str, wheel: bytes, digest: str) -> bool:
-        """Give it our code unless it has it; answers whether anything was sent."""
+        """Give the host our code unless it has it; answers whether anything was sent."""
         app = f"{self.folder}/app/{digest}"
         quoted = shlex.quote(app)
         present = (await self.shell.run(f"test -d {quoted}")).code == 0
@@ -145,15 +145,19 @@ class Host:
         folder = shlex.quote(f"{self.folder}/app")
         await self._must(f'cd {folder} && for d in */; do [ "$d" = {keep}/ ] || rm -rf "$d"; done')
 
-    async def start(self, name: str, ready: str, arguments: Sequence[str], timeout: float) -> AsyncIterator[str]:
-        """What the process says until it is ready; raises HostFailed when it ends instead."""
-        command = [self.plan.python, "-m", *arguments]
-        launch = self._python("chorus.deploy.ssh.launch", "start", self.folder, name, ready, *command)
+    async def start(self, name: str, arguments: Sequence[str], timeout: float) -> AsyncIterator[str]:
+        """What a `chorus` command says until it is ready; raises HostFailed when it ends instead."""
+        command = [self.plan.python, "-m", COMMANDS, *arguments, "--ready-file", f"{self.folder}/{name}.ready"]
+        launch = self._python("chorus.deploy.ssh.launch", "start", self.folder, name, *command)
         async for line in self.shell.lines(launch, timeout):
             yield line
 
+    async def ready_line(self, name: str) -> str:
+        """What a process that `start` waited for says of itself."""
+        return (await self._must(f"cat {shlex.quote(f'{self.folder}/{name}.ready')}")).strip()
+
     async def stop(self) -> dict[str, int]:
-        """What was ended, by name; nothing where we have never been."""
+        """End what we started; answers it by name, nothing where we have never been."""
         if not self._app:
             return {}
         done = await self._must(self._python("chorus.deploy.ssh.launch", "stop", self.folder))

@@ -1,7 +1,7 @@
 """Runs on a host: starts a process that outlives the SSH session, says when it is ready, and ends it again.
 
-`python -m chorus.deploy.ssh.launch start FOLDER NAME READY COMMAND…` prints what the process logs until READY (a
-regular expression) is found; `stop FOLDER` ends what was started from that folder and prints what it ended.
+`python -m chorus.deploy.ssh.launch start FOLDER NAME COMMAND…` prints what the process logs until it has written
+FOLDER/NAME.ready; `stop FOLDER` ends what was started from that folder and prints what it ended.
 
 What the process prints comes through a pipe, whose end goes with us: from then on it has its own log, and no other.
 """
@@ -12,10 +12,11 @@ import contextlib
 import hashlib
 import json
 import os
-import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +27,32 @@ from chorus.platform.process.mark import mark
 
 STOP_SECONDS = 20.0
 END_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 
 
 def main() -> int:
     match sys.argv[1:]:
-        case ["start", folder, name, ready, *command]:
-            return start(Path(folder), name, ready, command)
+        case ["start", folder, name, *command] if command:
+            return start(Path(folder), name, command)
         case ["stop", folder]:
             print(json.dumps({"ended": stop(Path(folder))}))
             return 0
         case ["running", folder]:
             print(json.dumps({name: found.pid for name, found in running(Path(folder)).items()}))
             return 0
-    print("use: start FOLDER NAME READY COMMAND…, stop FOLDER, or running FOLDER")
+    print("use: start FOLDER NAME COMMAND…, stop FOLDER, or running FOLDER")
     return 2
 
 
-def start(folder: Path, name: str, ready: str, command: list[str]) -> int:
-    record = folder / f"{name}.pid"
+def start(folder: Path, name: str, command: list[str]) -> int:
+    record, ready = folder / f"{name}.pid", folder / f"{name}.ready"
     before, inputs = read_record(record), inputs_of(folder)
     if before and alive(before):
         if (before["command"], before["inputs"]) == (command, inputs):
-            print(f"{name} runs already")
-            return 0
+            print(f"{name} runs already", flush=True)
+            return wait_for(before, ready)
         end([psutil.Process(before["pid"])])
+    ready.unlink(missing_ok=True)
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -66,7 +69,7 @@ def start(folder: Path, name: str, ready: str, command: list[str]) -> int:
         end([psutil.Process(process.pid)])
         print(f"{name} is not started: cannot write {record}: {error.strerror}")
         return 1
-    return follow(process, re.compile(ready))
+    return follow(process, ready)
 
 
 def inputs_of(folder: Path) -> str:
@@ -75,29 +78,52 @@ def inputs_of(folder: Path) -> str:
     return f"{os.environ.get('PYTHONPATH', '')} {hashlib.sha256(config.read_bytes()).hexdigest()}"
 
 
-def follow(process: subprocess.Popen[bytes], ready: re.Pattern[str]) -> int:
-    """Pass on what it says until it is ready or has ended; whoever called us has the deadline."""
-    assert process.stdout is not None
-    line = ""
-    for data in process.stdout:
-        line = data.decode(errors="replace").strip("\r\n")
-        if line.strip():
-            print(line, flush=True)
-        if ready.search(line):
+def follow(process: subprocess.Popen[bytes], ready: Path) -> int:
+    """Pass on what the process says until it is ready or has ended. Our caller has the deadline: we end with it."""
+    output, caller = process.stdout, os.getppid()
+    assert output is not None
+    os.set_blocking(output.fileno(), False)
+    rest, last = b"", ""
+    while True:
+        # Looked at before reading: what it said until then is passed on.
+        is_ready, ended = ready.exists(), process.poll() is not None
+        select.select([output], [], [], 0 if is_ready or ended else LOOK_SECONDS)
+        data = output.read()
+        *lines, rest = (rest + (data or b"")).split(b"\n")
+        for line in (*lines, rest) if is_ready or ended else lines:
+            if text := line.decode(errors="replace").strip("\r").rstrip():
+                last = text
+                print(text, flush=True)
+        if is_ready:
             return 0
-    code = process.wait()
-    if not line.strip():
-        print(f"it ended with {code}", flush=True)
-    return 1
+        if ended:
+            if not last:
+                print(f"the process ended with exit code {process.returncode}", flush=True)
+            return 1
+        if os.getppid() != caller:
+            return 1
+        if data == b"":  # it lives on without an output, which would be ready to read again and again
+            time.sleep(LOOK_SECONDS)
+
+
+def wait_for(record: dict[str, Any], ready: Path) -> int:
+    """Wait for a process that was started before and whose output nobody sees any more. We end with our caller."""
+    caller = os.getppid()
+    while not ready.exists() and os.getppid() == caller:
+        if not alive(record):
+            print("the process ended before it was ready", flush=True)
+            return 1
+        time.sleep(LOOK_SECONDS)
+    return 0 if ready.exists() else 1
 
 
 def stop(folder: Path) -> dict[str, int]:
-    """The coordinator first, so that it can tell its clients; then the agents."""
+    """End the coordinator first, so that it can tell its clients, then the agents; answers what was ended."""
     found = running(folder)
     for name in sorted(found, key=lambda name: name != "coordinator"):
         end([found[name]])
-    for record in folder.glob("*.pid"):
-        record.unlink(missing_ok=True)
+    for file in (*folder.glob("*.pid"), *folder.glob("*.ready")):
+        file.unlink(missing_ok=True)
     return {name: process.pid for name, process in found.items()}
 
 
@@ -126,7 +152,7 @@ def read_record(file: Path) -> dict[str, Any] | None:
 
 
 def alive(record: dict[str, Any]) -> bool:
-    """The process itself, and not another that got its number."""
+    """Whether the recorded process lives: itself, and not another that got its number."""
     try:
         pid = int(record["pid"])
         return mark(pid) == record["mark"] and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import asyncssh
 
-from chorus.deploy.ssh.shell import COMMAND_SECONDS, Done, HostFailed, Login, short
+from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Login, short
 
 CONNECT_SECONDS = 20.0
 
@@ -32,12 +32,12 @@ class SshShell:
         except asyncssh.HostKeyNotVerifiable:
             raise HostFailed(f"{place}: its host key is not known here: run `ssh {place}` once and accept it") from None
         except asyncssh.PermissionDenied:
-            raise HostFailed(f"{place}: ssh let us not in: run `ssh-copy-id {place}`") from None
+            raise HostFailed(f"{place}: ssh refused the login: run `ssh-copy-id {place}`") from None
         except (OSError, asyncssh.Error) as error:
             raise HostFailed(f"{place}: ssh failed: {error}") from error
         return cls(host, connection)
 
-    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done:
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult:
         try:
             done = await asyncio.wait_for(self._connection.run(command, input=data, encoding=None), timeout)
         except TimeoutError:
@@ -45,7 +45,7 @@ class SshShell:
         except (OSError, asyncssh.Error) as error:
             raise HostFailed(f"{self.host}: the ssh connection broke: {error}") from error
         code = done.exit_status if done.exit_status is not None else -1
-        return Done(code, _text(done.stdout), _text(done.stderr))
+        return CommandResult(code, _text(done.stdout), _text(done.stderr))
 
     async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
         last = ""

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chorus.config.hostfile import split_address
+from chorus.errors import ChorusError
 
 COMMAND_SECONDS = 120.0
 
 
-class HostFailed(Exception):
+class HostFailed(ChorusError):
     """A host could not be reached or a command failed there: names the host and the reason."""
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     code: int
     output: str
     errors: str
@@ -27,7 +28,7 @@ class Done:
 class Shell(Protocol):
     host: str
 
-    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done: ...
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult: ...
 
     def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
         """What a long command prints, line by line; raises HostFailed when it fails."""
@@ -55,7 +56,7 @@ class LocalShell:
     def __init__(self, host: str) -> None:
         self.host = host
 
-    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> Done:
+    async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult:
         process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", command),
             stdin=asyncio.subprocess.PIPE,
@@ -68,7 +69,7 @@ class LocalShell:
             process.kill()
             await process.wait()
             raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
-        return Done(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+        return CommandResult(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
 
     async def lines(self, command: str, timeout: float) -> AsyncIterator[str]:
         process = await asyncio.create_subprocess_exec(
@@ -99,7 +100,7 @@ class LocalShell:
 
 
 async def write_file(shell: Shell, path: str, data: bytes) -> None:
-    """Aside, then renamed; readable by its owner only."""
+    """Write a file on a host that only its owner can read, aside first and then renamed."""
     quoted, aside = shlex.quote(path), shlex.quote(f"{path}.part")
     done = await shell.run(f"umask 077 && cat > {aside} && mv {aside} {quoted}", data)
     if done.code:

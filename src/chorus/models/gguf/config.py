@@ -60,7 +60,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The figures that say which tensors there are and how large each is."""
 
     family: Family
@@ -93,7 +93,7 @@ def family_of(gguf: GgufFile) -> Family:
     return family
 
 
-def model_shape(gguf: GgufFile) -> Shape:
+def model_shape(gguf: GgufFile) -> ModelShape:
     family, prefix = family_of(gguf), gguf.architecture
     hidden = int(gguf.require(f"{prefix}.embedding_length"))
     heads = _one_for_all_layers(gguf, f"{prefix}.attention.head_count")
@@ -108,7 +108,7 @@ def model_shape(gguf: GgufFile) -> Shape:
     if embedding is None:
         raise ModelError(f"{gguf.path.name} lacks tensor token_embd.weight; give the first part of the model's file.")
     inner = f"{prefix}.expert_feed_forward_length" if family.experts else f"{prefix}.feed_forward_length"
-    return Shape(
+    return ModelShape(
         family=family,
         layers=layers,
         hidden=hidden,
@@ -124,7 +124,7 @@ def model_shape(gguf: GgufFile) -> Shape:
     )
 
 
-def model_config(gguf: GgufFile, shape: Shape, rope_factors: np.ndarray | None) -> dict[str, Any]:
+def model_config(gguf: GgufFile, shape: ModelShape, rope_factors: np.ndarray | None) -> dict[str, Any]:
     """The content of config.json, without the quantization and the token ids."""
     prefix = gguf.architecture
     theta = float(gguf.metadata.get(f"{prefix}.rope.freq_base", 10000.0))
@@ -166,7 +166,7 @@ def model_config(gguf: GgufFile, shape: Shape, rope_factors: np.ndarray | None) 
     return config
 
 
-def tensor_names(gguf: GgufFile, shape: Shape) -> dict[str, str]:
+def tensor_names(gguf: GgufFile, shape: ModelShape) -> dict[str, str]:
     """GGUF name to Hugging Face name, after checking that every tensor is there, of its size, and none besides."""
     expected = dict(_expected(shape))
     found = {name: tensor.shape for name, tensor in gguf.tensors.items() if name != ROPE_FACTORS}
@@ -189,7 +189,7 @@ def tensor_names(gguf: GgufFile, shape: Shape) -> dict[str, str]:
     return {name: _hf_name(name) for name in expected}
 
 
-def unpermuted_heads(name: str, shape: Shape) -> int | None:
+def unpermuted_heads(name: str, shape: ModelShape) -> int | None:
     """For a q or k tensor of the llama family, how many heads its rows are made of."""
     if shape.family.permuted and name.startswith("blk."):
         part = name.split(".")[2]
@@ -213,7 +213,7 @@ def quantization_config(bits_of: Mapping[str, int], group_size: int) -> dict[str
     return common | {path: common | {"bits": bits} for path, bits in bits_of.items() if bits != usual}
 
 
-def _expected(shape: Shape) -> Iterable[tuple[str, tuple[int, ...]]]:
+def _expected(shape: ModelShape) -> Iterable[tuple[str, tuple[int, ...]]]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "token_embd.weight", (shape.vocabulary, shape.hidden)
     yield "output_norm.weight", (shape.hidden,)
@@ -239,7 +239,7 @@ def _expected(shape: Shape) -> Iterable[tuple[str, tuple[int, ...]]]:
             yield f"blk.{layer}.{name}", size
 
 
-def _mlp(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _mlp(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     narrow, wide = shape.hidden, shape.inner
     if shape.family.experts:
         return {

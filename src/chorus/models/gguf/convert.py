@@ -15,7 +15,7 @@ from chorus.models.errors import ModelError
 from chorus.models.gguf import quantized
 from chorus.models.gguf.config import (
     ROPE_FACTORS,
-    Shape,
+    ModelShape,
     model_config,
     model_shape,
     quantization_config,
@@ -26,7 +26,7 @@ from chorus.models.gguf.config import (
 from chorus.models.gguf.reader import GgufFile, GgufTensor, read_gguf
 from chorus.models.gguf.tokenizer import RebuiltTokenizer, rebuild_tokenizer
 from chorus.models.safetensors_writer import TensorSpec, write_safetensors
-from chorus.models.values import Progress, ProgressCallback, ignore_progress
+from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
 
 _FLOATS = {
     GGMLQuantizationType.F32: ("F32", "<f4"),
@@ -38,7 +38,7 @@ _FLOATS = {
 
 @dataclass(frozen=True)
 class _Plan:
-    shape: Shape
+    shape: ModelShape
     config: dict[str, Any]
     tokenizer: RebuiltTokenizer
     names: list[str]
@@ -120,10 +120,10 @@ def _arrays(gguf: GgufFile, plan: _Plan, progress: ProgressCallback) -> Iterator
         tensor = gguf.tensors[name]
         yield from _converted(gguf, plan.shape, tensor)
         done += tensor.nbytes
-        progress(Progress(f"importing {gguf.path.name}", done, total))
+        progress(PullProgress(f"importing {gguf.path.name}", done, total))
 
 
-def _converted(gguf: GgufFile, shape: Shape, tensor: GgufTensor) -> list[np.ndarray]:
+def _converted(gguf: GgufFile, shape: ModelShape, tensor: GgufTensor) -> list[np.ndarray]:
     rows = gguf.rows(tensor)
     heads = unpermuted_heads(tensor.name, shape)
     if tensor.type in _FLOATS:

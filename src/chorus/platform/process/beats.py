@@ -176,7 +176,7 @@ def tick_with(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_later(_heart.timing.loop_tick_seconds, tick_with, loop)
 
 
-class State(Enum):
+class ProcessState(Enum):
     """What the system says of a process."""
 
     RUNNING = "running"
@@ -208,11 +208,11 @@ class Seen:
         return replace(self, since=since, loop_since=loop_since, beat=beat)
 
 
-def verdict(seen: Seen, state: State, now: float, timing: WatchTimes) -> Verdict:
+def verdict(seen: Seen, state: ProcessState, now: float, timing: WatchTimes) -> Verdict:
     """Whether a process lives. One that is gone is not judged: whoever waits for it hears how it ended."""
-    if not timing.silence_seconds or state is State.GONE:
+    if not timing.silence_seconds or state is ProcessState.GONE:
         return Verdict.ALIVE
-    if state is State.STOPPED and now - seen.since >= timing.stopped_seconds:
+    if state is ProcessState.STOPPED and now - seen.since >= timing.stopped_seconds:
         return Verdict.STOPPED
     if now - seen.since > longest_silence(seen.beat.phase, timing):
         return Verdict.SILENT

@@ -8,9 +8,14 @@ import sys
 import time
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.platform.process.output import survive_lost_output
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+class UnknownLevel(ChorusError, ValueError):
+    """A log level that there is not: names those that there are."""
 
 
 def setup(level: str = "info", json: bool = False) -> None:
@@ -18,7 +23,7 @@ def setup(level: str = "info", json: bool = False) -> None:
     `extra={"fields": {…}}`.
     """
     if level not in LEVELS:
-        raise ValueError(f"log level {level!r} is unknown: use one of {', '.join(LEVELS)}")
+        raise UnknownLevel(f"log level {level!r} is unknown: use one of {', '.join(LEVELS)}")
     survive_lost_output("stdout", "stderr")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if json else LineFormatter())

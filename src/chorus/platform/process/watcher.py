@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from chorus.platform.process.beats import Beat, Monitor, Phase, Seen, State, Verdict, verdict
+from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, verdict
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 log = logging.getLogger("chorus.watch")
@@ -91,13 +91,13 @@ def _quiet(seen: Seen, now: float) -> float:
     return now - (min(seen.since, seen.loop_since) if seen.beat.loop_tick else seen.since)
 
 
-def _state(watched: Watched, beat: Beat) -> State:
+def _state(watched: Watched, beat: Beat) -> ProcessState:
     try:
         if watched.process is None and (pid := watched.pid or beat.pid):
             watched.process = psutil.Process(pid)
         status = watched.process.status() if watched.process else psutil.STATUS_RUNNING
     except psutil.Error:
-        return State.GONE
+        return ProcessState.GONE
     if status == psutil.STATUS_STOPPED:
-        return State.STOPPED
-    return State.GONE if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else State.RUNNING
+        return ProcessState.STOPPED
+    return ProcessState.GONE if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else ProcessState.RUNNING

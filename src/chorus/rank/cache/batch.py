@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from chorus.errors import ChorusError
 from chorus.rank.cache import caches
 
 Cache = list[Any]
 Held = TypeVar("Held")
 
 
-class UnknownSequence(ValueError):
+class UnknownSequence(ChorusError, ValueError):
     """A step goes on with a sequence that is not here: its cache was lost, and an empty one would answer nonsense."""
 
 

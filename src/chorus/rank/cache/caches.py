@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from chorus.errors import ChorusError
 from chorus.rank.upstream import decoders
 
 Cache = list[Any]
@@ -19,7 +20,7 @@ Cache = list[Any]
 _BATCHED = (decoders.BatchKVCache, decoders.BatchRotatingKVCache)
 
 
-class CacheError(ValueError):
+class CacheError(ChorusError, ValueError):
     """This cache cannot do what was asked of it."""
 
 

@@ -27,6 +27,8 @@ from mlx_lm.models.cache import (
 )
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
+from chorus.errors import ChorusError
+
 __all__ = [
     "ArraysCache",
     "BatchKVCache",
@@ -48,7 +50,7 @@ __all__ = [
 _PACKAGE = mlx_lm.models.__name__
 
 
-class UnknownArchitecture(ValueError):
+class UnknownArchitecture(ChorusError, ValueError):
     """The installed mlx-lm has no module for this model type."""
 
 

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.text.parsers.toolkit.values import Tool
 
 _LARGEST = 4 * 1024 * 1024
 
 
-class TooLarge(ValueError):
+class TooLarge(ChorusError, ValueError):
     """The grammar of some calls is longer than anybody would read."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from chorus.errors import InternalSignal
+
 ANY = "(?s:.*)"
 # Stand for anchors while a pattern is taken apart: longer than any character or escape.
 _BEGIN, _END = "begin", "end"
@@ -36,7 +38,7 @@ FORMATS = {
 }
 
 
-class NotWhole(ValueError):
+class NotWhole(InternalSignal, ValueError):
     """The pattern looks at more than the text it stands for."""
 
 

@@ -10,16 +10,18 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
+from chorus.errors import InternalSignal
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 Sink = Callable[[str], None]
 
 
-class Malformed(Exception):
+class Malformed(InternalSignal):
     """What looked like a call is none; what was read of it and not yet used is ordinary text."""
 
 
-class CutOff(Exception):
+class CutOff(InternalSignal):
     """The text ended in the middle of a call."""
 
 

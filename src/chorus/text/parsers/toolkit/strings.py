@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.text.parsers.toolkit import regexes
 from chorus.text.parsers.toolkit.values import Tool, json_type
 
@@ -40,7 +41,7 @@ _DEEPEST = 16
 _MOST_STRINGS = 1000
 
 
-class Inexpressible(ValueError):
+class Inexpressible(ChorusError, ValueError):
     """A schema asks for what a markup cannot be held to. The message says what, and what to do."""
 
 
