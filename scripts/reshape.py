@@ -343,10 +343,14 @@ TEXTS: dict[str, dict[str, str]] = {
     "tests/planning/test_planner.py": {
         "import PlanRequest\n": "import PlanRequest, Problem\n",
         "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
-        """    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")
-""": """    modules = ("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")
-    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")
-""",
+        (
+            '    modules = ("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", '
+            '"profile_links")\n'
+        ): (
+            '    modules = ("planning.planner", "planning.nodes", "planning.facts", "config.sources", '
+            '"config.hostfile")\n'
+            '    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")\n'
+        ),
         '[*(f"import chorus.cluster.{name}" for name in modules), "import chorus.models.preshard", "import sys"]': (
             '[*(f"import chorus.{name}" for name in modules), "import sys"]'
         ),

@@ -141,9 +141,9 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(tmp_path: Path, model: 
         program = (
             "import time; from pathlib import Path\n"
             "from chorus.cluster.transfer.share import SharedFile; from chorus.cluster.transfer.fetch import fetch\n"
-            "from chorus.cluster.transfer.sources import Source\n"
+            "from chorus.cluster.transfer.sources import FileSource\n"
             "from chorus.security.identity import Identity\n"
-            f"source = Source('127.0.0.1:{door.port}', frozenset([{NAME!r}]))\n"
+            f"source = FileSource('127.0.0.1:{door.port}', frozenset([{NAME!r}]))\n"
             # Slow enough to be caught in the middle.
             f"fetch([SharedFile({NAME!r}, {SIZE})], Path({str(target)!r}), {share!r}, [source],"
             f" Identity(Path({str(identity.folder)!r})), lambda count: time.sleep(0.05))"

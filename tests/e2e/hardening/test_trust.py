@@ -123,10 +123,10 @@ FETCH = """
 import pathlib, sys
 from chorus.cluster.transfer.share import SharedFile, TransferFailed
 from chorus.cluster.transfer.fetch import fetch
-from chorus.cluster.transfer.sources import Source
+from chorus.cluster.transfer.sources import FileSource
 from chorus.security.identity import Identity
 identity, port, folder = sys.argv[1:]
-source = Source(f"127.0.0.1:{port}", frozenset(["config.json"]))
+source = FileSource(f"127.0.0.1:{port}", frozenset(["config.json"]))
 try:
     fetch([SharedFile("config.json", 10)], pathlib.Path(folder), "share", [source], Identity(pathlib.Path(identity)))
 except TransferFailed as error:
