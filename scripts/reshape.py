@@ -272,6 +272,7 @@ chorus.cluster.transfer_sources:Source -> chorus.cluster.transfer.sources:FileSo
 chorus.cluster.trust_guard:Guard -> chorus.security.guard:MemberGuard
 chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
 chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
+chorus.localai.options:SamplingOptions -> chorus.localai.options:FixedSampling
 chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
 chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
 chorus.models.hub:CachedModel -> chorus.models.values:CachedModel

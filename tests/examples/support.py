@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def patched(name: str) -> Path:
-    """A copy of the sources with the example in it, which ruff finds nothing to say about."""
+    """A copy of the sources with the example in it, which ruff and the import contracts find nothing to say about."""
     folder = Path(tempfile.mkdtemp(prefix=f"chorus-example-{name}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -23,7 +24,8 @@ def patched(name: str) -> Path:
     _run(["git", "apply", str(patch_of(name))], folder)
     changed = [str(folder / file) for file in changed_files(name) if file.endswith(".py")]
     for command in (["check"], ["format", "--check"]):
-        _run([sys.executable, "-m", "ruff", *command, "--no-cache", *changed], folder)
+        _run([sys.executable, "-m", "ruff", *command, "--no-cache", "--force-exclude", *changed], folder)
+    _run([str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"], folder)
     return folder
 
 
@@ -37,5 +39,8 @@ def changed_files(name: str) -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, f"{' '.join(command[:4])}: {done.stdout}{done.stderr}"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chorus.config.sections import Limits
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest, LoadFailed
-from chorus.localai.options import SamplingOptions, parse_options
+from chorus.localai.options import FixedSampling, parse_options
 from chorus.localai.requests import asked_tokens, sampling_of, stop_strings, wanted_logprobs
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving.measure import BadField
@@ -59,8 +59,8 @@ requests = st.builds(
 def test_a_request_is_read_or_refused(request: wire.PredictOptions) -> None:
     for part in (
         lambda: read_chat(request, {}, LIMITS),
-        lambda: sampling_of(request, SamplingOptions(), 512, LIMITS),
-        lambda: asked_tokens(request, SamplingOptions(), 100),
+        lambda: sampling_of(request, FixedSampling(), 512, LIMITS),
+        lambda: asked_tokens(request, FixedSampling(), 100),
         lambda: wanted_logprobs(request),
         lambda: stop_strings(request, LIMITS),
     ):
@@ -90,7 +90,7 @@ def test_a_field_that_no_reader_likes_is_refused(field: str, text: str) -> None:
     request = wire.PredictOptions(**{field: text})
     with suppress(BadRequest, BadField):
         read_chat(request, {}, LIMITS)
-        sampling_of(request, SamplingOptions(), 512, LIMITS)
+        sampling_of(request, FixedSampling(), 512, LIMITS)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000])

@@ -11,7 +11,7 @@ import pytest
 from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest
-from chorus.localai.options import SamplingOptions
+from chorus.localai.options import FixedSampling
 from chorus.localai.parent_watch import parent_gone, watch_seconds
 from chorus.localai.prepare import is_chat
 from chorus.localai.replies import ReplyWriter, whole
@@ -34,8 +34,8 @@ LIMITS = ApiConfig()
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
-def sampling(fixed: SamplingOptions | None = None, **fields: Any) -> Any:
-    return sampling_of(wire.PredictOptions(**fields), fixed or SamplingOptions(), vocabulary=100, limits=LIMITS)
+def sampling(fixed: FixedSampling | None = None, **fields: Any) -> Any:
+    return sampling_of(wire.PredictOptions(**fields), fixed or FixedSampling(), vocabulary=100, limits=LIMITS)
 
 
 def test_zero_is_greedy_for_temperature_and_off_for_the_rest() -> None:
@@ -51,7 +51,7 @@ def test_a_seed_is_kept_and_no_seed_is_drawn() -> None:
 
 
 def test_what_the_models_options_fix_goes_over_the_request() -> None:
-    fixed = SamplingOptions(temperature=0.2, top_k=5, seed=9)
+    fixed = FixedSampling(temperature=0.2, top_k=5, seed=9)
     chosen = sampling(fixed, Temperature=0.9, TopK=50, TopP=0.5, Seed=3)
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.seed) == (0.2, 5, 0.5, 9)
 
@@ -61,7 +61,7 @@ def test_what_the_models_options_fix_goes_over_the_request() -> None:
     [(0, None, 90), (8, None, 8), (500, None, 90), (0, 20, 20), (8, 20, 8), (50, 20, 20)],
 )
 def test_zero_tokens_mean_the_rest_of_the_context(tokens: int, ceiling: int | None, given: int) -> None:
-    assert asked_tokens(wire.PredictOptions(Tokens=tokens), SamplingOptions(max_tokens=ceiling), room=90) == given
+    assert asked_tokens(wire.PredictOptions(Tokens=tokens), FixedSampling(max_tokens=ceiling), room=90) == given
 
 
 @pytest.mark.parametrize("fields", [{"Temperature": -1}, {"TopP": 2}, {"MinP": float("nan")}, {"Penalty": -0.5}])

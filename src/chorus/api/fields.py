@@ -17,7 +17,6 @@ Name = Annotated[str, Field(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
 
 # What a protocol field may say and mean nothing more than its absence does.

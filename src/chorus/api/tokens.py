@@ -12,11 +12,12 @@ from pydantic import Field, model_validator
 from chorus.api.answers import ResponseModel
 from chorus.api.body import read_request
 from chorus.api.errors import invalid
-from chorus.api.fields import Name, RequestBody, TokenId, refused
+from chorus.api.fields import Name, RequestBody, refused
 from chorus.api.openai.chat.request import FunctionTool, Message
 from chorus.api.openai.chat.routes import template_messages
 from chorus.api.openapi import operation
 from chorus.api.service import Service
+from chorus.config.sampling import TokenId
 from chorus.serving import measure
 from chorus.serving.model import Capacity
 from chorus.serving.prepare import check_token, conversation_prompt, text_tokens

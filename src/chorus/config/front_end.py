@@ -7,19 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from chorus.config.sections import ApiOptions, Limits, Section
+from chorus.config.sampling import DefaultSampling
+from chorus.config.sections import ApiOptions, Limits
 from chorus.errors import ChorusError
 from chorus.platform.files import read_told
-
-
-class SamplingDefaults(Section):
-    """For requests that give none. None means what the protocol says: temperature 1, top_p 1, the rest off."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0)
 
 
 class ApiSettings(ApiOptions):
@@ -35,7 +26,7 @@ class ApiSettings(ApiOptions):
     model_path: Path
     context_length: int | None = Field(default=None, ge=1)
     """Serve less than the engine's context; it can never be more."""
-    sampling: SamplingDefaults = SamplingDefaults()
+    sampling: DefaultSampling = DefaultSampling()
     limits: Limits = Limits()
     trust_remote_code: bool = False
     keys_file: Path | None = None

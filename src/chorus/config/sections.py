@@ -221,16 +221,6 @@ class EngineConfig(EngineOptions, AskedDivision):
     """The section `engine`: the division, then the options."""
 
 
-class SamplingConfig(Section):
-    """What a request gets that does not say otherwise."""
-
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-
-
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     json_lines: bool = False

@@ -11,13 +11,13 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import (
     ApiConfig,
     ClusterConfig,
     DeviceConfig,
     EngineConfig,
     LogConfig,
-    SamplingConfig,
     ShardingConfig,
 )
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     cache_dir: Path | None = None
     api: ApiConfig = ApiConfig()
     engine: EngineConfig = EngineConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: DefaultSampling = DefaultSampling()
     log: LogConfig = LogConfig()
     devices: tuple[DeviceConfig, ...] = ()
     sharding: ShardingConfig = ShardingConfig()

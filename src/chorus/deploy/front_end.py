@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from chorus.config.front_end import ApiSettings, SamplingDefaults
+from chorus.config.front_end import ApiSettings
 from chorus.config.sections import ApiConfig, ApiOptions, Limits
 from chorus.config.settings import Settings
 from chorus.deploy.supervisor import Supervisor
@@ -141,7 +141,7 @@ def api_settings(
         model_name=model.id.rpartition("/")[2],
         model_path=model.path,
         keys_file=access.keys_file,
-        sampling=SamplingDefaults(**settings.sampling.model_dump()),
+        sampling=settings.sampling,
         limits=Limits(**api.shared_with(Limits)),
         trust_remote_code=settings.engine.trust_remote_code,
         log_level=settings.log.level,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, get_args
+
+from pydantic import Field, ValidationError
 
 from chorus.config.hostfile import BACKENDS
+from chorus.config.sampling import SamplingOptions
 from chorus.config.strategies import STRATEGIES
 from chorus.localai.errors import LoadFailed
 
@@ -20,27 +23,21 @@ _SAME_WITHOUT = {
 """Options of the built-in backend that ask for something Chorus does by itself."""
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
+class FixedSampling(SamplingOptions):
     """What the model's owner fixed. None: as each request says."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    xtc_threshold: float | None = None
-    xtc_probability: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
     """A ceiling: a request may ask for less."""
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    """Zero: one is drawn for each request."""
+
+
+NOTHING_FIXED = FixedSampling()
 
 
 @dataclass(frozen=True)
 class Options:
-    sampling: SamplingOptions = SamplingOptions()
+    sampling: FixedSampling = NOTHING_FIXED
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The part that is Chorus's own configuration, as a tree of overrides."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -74,11 +71,8 @@ def typed(text: str) -> Value:
 
 
 def _take(options: Options, key: str, text: str) -> Options:
-    value = typed(text)
     if key in _SAMPLING:
-        name, check = _SAMPLING[key]
-        fixed: dict[str, Any] = {name: check(key, value)}
-        return replace(options, sampling=replace(options.sampling, **fixed))
+        return replace(options, sampling=options.sampling.model_copy(update=_fixed(key, typed(text))))
     if key in _SETTINGS:
         section, name, read = _SETTINGS[key]
         known = options.settings.get(section, {})
@@ -92,42 +86,30 @@ def _take(options: Options, key: str, text: str) -> Options:
     return replace(options, notes=(*options.notes, f"option {key} is ignored: {reason}"))
 
 
-def _number(low: float, high: float, expected: str, *, above: bool = False) -> Callable[[str, Value], float]:
-    def check(key: str, value: Value) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or not low <= value <= high or (above and value == low):  # type: ignore[operator]
-            raise LoadFailed(f"option {key}: expected {expected}, got {value!r}")
-        return float(value)
-
-    return check
-
-
-def _whole(low: int, expected: str) -> Callable[[str, Value], int]:
-    def check(key: str, value: Value) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise LoadFailed(f"option {key}: expected {expected}, got {value!r}")
-        return value
-
-    return check
-
-
-_temperature = _number(0, 2, "a number from 0 to 2")
-_share = _number(0, 1, "a number from 0 to 1")
-_penalty = _number(-2, 2, "a number from -2 to 2")
-_SAMPLING: Mapping[str, tuple[str, Callable[[str, Value], float | int]]] = {
-    "temperature": ("temperature", _temperature),
-    "temp": ("temperature", _temperature),
-    "top_p": ("top_p", _number(0, 1, "a number above 0, up to 1", above=True)),
-    "top_k": ("top_k", _whole(0, "a whole number, 0 for no limit")),
-    "min_p": ("min_p", _share),
-    "xtc_threshold": ("xtc_threshold", _number(0, 0.5, "a number from 0 to 0.5")),
-    "xtc_probability": ("xtc_probability", _share),
-    "repetition_penalty": ("repetition_penalty", _number(0, 10, "a number above 0, up to 10", above=True)),
-    "presence_penalty": ("presence_penalty", _penalty),
-    "frequency_penalty": ("frequency_penalty", _penalty),
-    "seed": ("seed", _whole(0, "a whole number")),
-    "max_tokens": ("max_tokens", _whole(1, "a whole number above 0")),
+_SAMPLING = {"temp": "temperature"} | {
+    name: name for name in FixedSampling.model_fields if name not in ("logit_bias", "repetition_context")
 }
+"""Which option fixes what."""
+
+
+def _fixed(key: str, value: Value) -> dict[str, Any]:
+    name = _SAMPLING[key]
+    try:
+        return FixedSampling.model_validate({name: value}, strict=True).model_dump(include={name})
+    except ValidationError:
+        raise LoadFailed(f"option {key}: expected {_expected(name)}, got {value!r}") from None
+
+
+def _expected(name: str) -> str:
+    """The bounds of a field, in words."""
+    field = FixedSampling.model_fields[name]
+    bounds = {kind: limit for bound in field.metadata for kind, limit in asdict(bound).items()}
+    if int in get_args(field.annotation):
+        return "a whole number" + (" above 0" if bounds["ge"] else ", 0 for no limit" if name == "top_k" else "")
+    high = bounds.get("le", math.inf)
+    if "gt" in bounds:
+        return f"a number above {bounds['gt']:g}" + (f", up to {high:g}" if high < math.inf else "")
+    return f"a number from {bounds['ge']:g} " + (f"to {high:g}" if high < math.inf else "on")
 
 
 def _text(key: str, text: str) -> str:
@@ -157,7 +139,10 @@ def _backend(key: str, text: str) -> str:
 
 
 def _count(key: str, text: str) -> int:
-    return _whole(1, "a whole number above 0")(key, typed(text))
+    value = typed(text)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise LoadFailed(f"option {key}: expected a whole number above 0, got {value!r}")
+    return value
 
 
 def _counts(key: str, text: str) -> tuple[int, ...]:

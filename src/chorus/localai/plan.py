@@ -17,7 +17,7 @@ from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings, load
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
-from chorus.localai.options import Options, SamplingOptions, parse_options
+from chorus.localai.options import FixedSampling, Options, parse_options
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.transport import catalog
 
@@ -44,7 +44,7 @@ class LoadPlan:
     settings: Settings
     ranks: tuple[str, ...]
     """Control addresses in rank order, from the hostfile; empty where every rank is started here."""
-    sampling: SamplingOptions
+    sampling: FixedSampling
     special_tokens: Mapping[str, str]
     tool_parser: str | None
     embeddings: bool

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from chorus.config.sampling import given
 from chorus.localai.errors import BadRequest
-from chorus.localai.options import SamplingOptions
-from chorus.messages.engine import Sampling, draw_seed
+from chorus.localai.options import FixedSampling
+from chorus.messages.engine import Sampling
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
 from chorus.serving.grammar import rules, sent_as
 from chorus.serving.measure import Amounts
+from chorus.serving.sampling import draw_seed
 
-REPETITION_CONTEXT = 20
 MOST_TOP_LOGPROBS = 20
 
 
-def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary: int, limits: Amounts) -> Sampling:
+def sampling_of(request: wire.PredictOptions, fixed: FixedSampling, vocabulary: int, limits: Amounts) -> Sampling:
     """What the model's options fix goes over what the request says; temperature 0 is greedy."""
     for name in ("Temperature", "TopP", "MinP", "Penalty", "PresencePenalty", "FrequencyPenalty"):
         value = getattr(request, name)
@@ -27,23 +29,23 @@ def sampling_of(request: wire.PredictOptions, fixed: SamplingOptions, vocabulary
     for name in ("TopP", "MinP"):
         if getattr(request, name) > 1:
             raise BadRequest(f"{name}: expected a number from 0 to 1, got {getattr(request, name):g}")
-    return Sampling(
-        seed=_seed(fixed.seed if fixed.seed is not None else request.Seed),
-        temperature=_first(fixed.temperature, request.Temperature),
-        top_p=_first(fixed.top_p, request.TopP or 1.0),
-        top_k=_first(fixed.top_k, max(request.TopK, 0)),
-        min_p=_first(fixed.min_p, request.MinP),
-        repetition_penalty=_first(fixed.repetition_penalty, request.Penalty or 1.0),
-        repetition_context=REPETITION_CONTEXT,
-        presence_penalty=_first(fixed.presence_penalty, request.PresencePenalty),
-        frequency_penalty=_first(fixed.frequency_penalty, request.FrequencyPenalty),
-        xtc_probability=_first(fixed.xtc_probability, 0.0),
-        xtc_threshold=_first(fixed.xtc_threshold, 0.0),
+    asked = Sampling(
+        temperature=request.Temperature,
+        top_p=request.TopP or 1.0,
+        top_k=max(request.TopK, 0),
+        min_p=request.MinP,
+        repetition_penalty=request.Penalty or 1.0,
+        presence_penalty=request.PresencePenalty,
+        frequency_penalty=request.FrequencyPenalty,
         logit_bias=logit_bias(request.LogitBias, vocabulary, limits),
+        seed=max(request.Seed, 0),
     )
+    chosen = replace(asked, **given(fixed))
+    # LocalAI draws a seed itself for clients that give none, so zero means none.
+    return chosen if chosen.seed else replace(chosen, seed=draw_seed())
 
 
-def asked_tokens(request: wire.PredictOptions, fixed: SamplingOptions, room: int) -> int:
+def asked_tokens(request: wire.PredictOptions, fixed: FixedSampling, room: int) -> int:
     """0 and less mean the rest of the context; the model's own ceiling holds either way."""
     asked = request.Tokens if request.Tokens > 0 else room
     return min(asked, room, fixed.max_tokens or room)
@@ -118,12 +120,3 @@ def json_field(name: str, text: str, kind: type, limits: Amounts) -> Any:
     if not isinstance(value, kind):
         raise BadRequest(f"{name}: expected a JSON {'object' if kind is dict else 'list'}, got {text[:60]!r}")
     return value
-
-
-def _seed(seed: int) -> int:
-    """LocalAI draws one itself for clients that give none, so what is not positive means none."""
-    return seed if seed > 0 else draw_seed()
-
-
-def _first(fixed: float | None, asked: float) -> Any:
-    return asked if fixed is None else fixed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import NamedTuple
@@ -104,11 +103,6 @@ class Progress(NamedTuple):
     """It is queued, and its grammar compiled."""
     field: str = ""
     """What the client calls what the error is about, where that is known."""
-
-
-def draw_seed() -> int:
-    """63 bits, so that every language's signed integers can hold it."""
-    return secrets.randbits(63)
 
 
 def request_to_wire(request: Request) -> pb.Submit:

@@ -19,6 +19,7 @@ from chorus.api.fields import (
 )
 from chorus.api.openai.chat.request import FunctionName
 from chorus.api.openai.sampling import schema_grammar
+from chorus.config.sampling import Temperature, TopK, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving.tools import Tool, ToolChoice
@@ -231,7 +232,7 @@ class MessagesRequest(CountRequest):
     max_tokens: PositiveCount
     stop_sequences: list[NonEmpty] | None = None
     stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     metadata: Metadata | None = None

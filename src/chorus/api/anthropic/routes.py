@@ -18,10 +18,10 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import SamplingWish, choose_sampling
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prepare import conversation_prompt, prepare
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.sampling import choose_sampling
 from chorus.serving.tools import checked_tools
 
 
@@ -61,10 +61,9 @@ def conversation(body: CountRequest, settings: ApiSettings) -> GenerationRequest
 
 
 def generation_request(body: MessagesRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
-    asked = SamplingWish(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     return replace(
         conversation(body, settings),
-        sampling=choose_sampling(asked, settings.sampling),
+        sampling=choose_sampling(body, settings.sampling),
         max_tokens=body.max_tokens,
         cut_to_fit=True,
         stops=tuple(body.stop_sequences or ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from chorus.api.errors import invalid
 from chorus.api.fields import (
@@ -14,11 +14,10 @@ from chorus.api.fields import (
     RequestBody,
     StrictModel,
     TextOrTexts,
-    TokenId,
     as_tuple,
     refused,
 )
-from chorus.api.wish import SamplingWish
+from chorus.config.sampling import SamplingOptions
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar, GrammarError
 from chorus.serving import grammar as grammars
@@ -31,21 +30,13 @@ class StreamOptions(StrictModel):
     """Padding against observers of encrypted traffic; accepted for OpenAI's clients, never added."""
 
 
-class SamplingFields(RequestBody):
+class SamplingFields(SamplingOptions, RequestBody):
     model: Name | None = None
     max_tokens: PositiveCount | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
-    repetition_context_size: PositiveCount | None = None
-    xtc_probability: float | None = Field(default=None, ge=0, le=1)
-    xtc_threshold: float | None = Field(default=None, ge=0, le=0.5)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    # Called so by the servers that have it.
+    repetition_context: PositiveCount | None = Field(default=None, alias="repetition_context_size")
+    # Other servers turn it off by -1.
+    top_k: Annotated[int | None, Field(ge=-1, lt=2**31), AfterValidator(lambda count: count and max(count, 0))] = None
     stop: TextOrTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -113,22 +104,6 @@ class SamplingFields(RequestBody):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    def sampling_wish(self) -> SamplingWish:
-        return SamplingWish(
-            seed=self.seed,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            repetition_context=self.repetition_context_size,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            xtc_probability=self.xtc_probability,
-            xtc_threshold=self.xtc_threshold,
-            logit_bias=self.logit_bias or {},
-        )
 
 
 def schema_grammar(field: str, schema: dict[str, Any], limits: Limits) -> Grammar:

@@ -18,13 +18,13 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import choose_sampling
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.prepare import prepare
 from chorus.serving.prompt.conversation import thinking_arguments
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.sampling import choose_sampling
 from chorus.serving.tools import checked_tools
 
 
@@ -65,7 +65,7 @@ def generation_request(body: ChatRequest, record: Record, settings: ApiSettings)
         ),
         template_arguments={**thinking, **(body.chat_template_kwargs or {})},
         role_mapping=body.role_mapping.model_dump() if body.role_mapping else None,
-        sampling=choose_sampling(body.sampling_wish(), settings.sampling),
+        sampling=choose_sampling(body, settings.sampling),
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,

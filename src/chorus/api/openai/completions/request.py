@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from chorus.api.fields import Harmless, TokenId, by_json_type, refused
+from chorus.api.fields import Harmless, by_json_type, refused
 from chorus.api.openai.sampling import SamplingFields
+from chorus.config.sampling import TokenId
 
 
 def _prompt_kind(value: Any) -> str:

@@ -17,10 +17,10 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import choose_sampling
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prepare import prepare
 from chorus.serving.request import FieldNames, GenerationRequest
+from chorus.serving.sampling import choose_sampling
 
 
 def router(service: Service) -> APIRouter:
@@ -53,7 +53,7 @@ def generation_request(body: CompletionRequest, record: Record, settings: ApiSet
     grammar, _ = body.asked_grammar(settings.limits)
     return GenerationRequest(
         prompts=as_prompts(body.prompts),
-        sampling=choose_sampling(body.sampling_wish(), settings.sampling),
+        sampling=choose_sampling(body, settings.sampling),
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,

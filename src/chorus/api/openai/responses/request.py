@@ -23,6 +23,7 @@ from chorus.api.fields import (
 )
 from chorus.api.openai.chat.request import Effort, FunctionName
 from chorus.api.openai.sampling import schema_grammar
+from chorus.config.sampling import Penalty, Seed, Temperature, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
@@ -210,11 +211,11 @@ class ResponsesRequest(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: PositiveCount | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    temperature: Temperature = None
+    top_p: TopP = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    seed: Seed = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: list[ToolField] | None = None
     tool_choice: ToolChoiceField | None = None

@@ -20,7 +20,6 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
-from chorus.api.wish import SamplingWish, choose_sampling
 from chorus.config.front_end import ApiSettings
 from chorus.messages.engine import Sampling
 from chorus.serving import measure
@@ -28,6 +27,7 @@ from chorus.serving.blocks import Block
 from chorus.serving.prepare import prepare
 from chorus.serving.prompt.conversation import thinking_arguments
 from chorus.serving.request import FieldNames, GenerationRequest, Message
+from chorus.serving.sampling import choose_sampling
 from chorus.serving.tools import checked_tools
 
 
@@ -95,23 +95,13 @@ def generation_request(
         messages=[*instructions, *messages],
         tools=checked_tools(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
         template_arguments={**thinking_arguments(effort), **(body.chat_template_kwargs or {})},
-        sampling=choose_sampling(sampling_of(body), settings.sampling),
+        sampling=choose_sampling(body, settings.sampling),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
         grammar=body.asked_grammar(limits),
         fields=FieldNames(prompt="input", grammar="text.format"),
         id=record.request_id,
         owner=record.owner,
-    )
-
-
-def sampling_of(body: ResponsesRequest) -> SamplingWish:
-    return SamplingWish(
-        seed=body.seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
     )
 
 

@@ -1,0 +1,56 @@
+"""Who decides how an answer is sampled."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from chorus.api.anthropic.request import MessagesRequest
+from chorus.api.openai.completions.request import CompletionRequest
+from chorus.config.sampling import DefaultSampling, SamplingOptions, given
+from chorus.messages.engine import Sampling
+from chorus.serving.sampling import choose_sampling
+
+
+def body(**options: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "x", **options})
+
+
+def test_every_option_is_a_rule_of_sampling() -> None:
+    assert set(SamplingOptions.model_fields) == {rule.name for rule in fields(Sampling)}
+
+
+def test_what_nobody_says_is_off_and_the_temperature_is_one() -> None:
+    assert choose_sampling(body(seed=3), DefaultSampling()) == Sampling(temperature=1.0, seed=3)
+
+
+def test_the_clients_word_goes_over_the_servers() -> None:
+    defaults = DefaultSampling(temperature=0.5, top_k=7, repetition_penalty=1.2)
+    chosen = choose_sampling(body(seed=3, temperature=0, repetition_context_size=9), defaults)
+    assert chosen == Sampling(temperature=0, top_k=7, repetition_penalty=1.2, repetition_context=9, seed=3)
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(-1, 0), (0, 0), (40, 40)])
+def test_minus_one_and_zero_turn_top_k_off(top_k: int, kept: int) -> None:
+    assert choose_sampling(body(top_k=top_k), DefaultSampling(top_k=7)).top_k == kept
+
+
+def test_a_seed_is_drawn_where_none_is_given_and_a_negative_one_is_kept_apart() -> None:
+    first, second = (choose_sampling(body(), DefaultSampling()).seed for _ in range(2))
+    assert first != second
+    assert max(first, second) < 2**63
+    assert choose_sampling(body(seed=-1), DefaultSampling()).seed == 2**64 - 1
+
+
+@pytest.mark.parametrize("options", [DefaultSampling(), SamplingOptions(), body()])
+def test_what_says_nothing_gives_nothing(options: BaseModel) -> None:
+    assert given(options) == {}
+
+
+def test_a_protocol_with_some_of_the_options_gives_those() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    asked = MessagesRequest.model_validate({"messages": messages, "max_tokens": 1, "top_p": 0.5})
+    assert given(asked) == {"top_p": 0.5}
