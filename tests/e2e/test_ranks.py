@@ -1,4 +1,4 @@
-"""The real model over several ranks, by HTTP: the text of one."""
+"""The real model over several ranks, by HTTP, packed frames between them too: the text of one."""
 
 from __future__ import annotations
 
@@ -34,16 +34,29 @@ PROMPTS = [
     "1, 1, 2, 3, 5, 8,",
 ]
 TOKENS = 10
+ALONE = 4
+"""So many prompts are also asked one after the other of several ranks; all of them at once, as one batch."""
+
+TEXT = "The river rises in the hills, turns the old mill, and reaches the sea after three days. " * 4
+LONG_PROMPTS = [TEXT + "It begins", "def fibonacci(n):\n" * 12, "1, 2, 3, 4, 5, " * 20]
 
 
 @pytest.fixture(scope="session")
 def one_rank(smollm2_server: ChorusServer) -> list[list[int]]:
+    """What one rank says to each prompt, asked one after the other."""
     return [tokens(smollm2_server, prompt) for prompt in PROMPTS]
 
 
-def tokens(server: ChorusServer, prompt: str) -> list[int]:
-    answer = server.complete(prompt, max_tokens=TOKENS, return_token_ids=True)
+def tokens(server: ChorusServer, prompt: str, count: int = TOKENS) -> list[int]:
+    answer = server.complete(prompt, max_tokens=count, return_token_ids=True)
     return list(answer["choices"][0]["token_ids"])
+
+
+def batch_tokens(server: ChorusServer) -> list[list[int]]:
+    """What it says to all prompts of one request, which run together: a step then reads the weights once for all."""
+    answer = server.complete(PROMPTS, max_tokens=TOKENS, return_token_ids=True)
+    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    return [list(choice["token_ids"]) for choice in choices]
 
 
 @pytest.mark.parametrize("transport", ["grpc", "ring", "mpi"])
@@ -54,7 +67,9 @@ def test_three_unequal_stages_say_exactly_what_one_rank_says(
     with ChorusServer("smollm2-135m", arguments, tmp_path) as server:
         held = [rank["layers"] for rank in server.get("/model/info")["ranks"]]
         assert held == [[10, 30], [3, 10], [0, 3]]
-        assert [tokens(server, prompt) for prompt in PROMPTS] == one_rank
+        assert [tokens(server, prompt) for prompt in PROMPTS[:ALONE]] == one_rank[:ALONE]
+        # The two best candidates for each of these tokens are further apart than rounding, in a batch too.
+        assert batch_tokens(server) == one_rank
 
 
 @pytest.mark.parametrize("weights", ["2,1", "1,1,1"])
@@ -66,6 +81,27 @@ def test_slices_of_unequal_weight_say_what_one_rank_says(
     tokenizer, reference = Tokenizer.load(smollm2), load_reference(smollm2)
     with ChorusServer("smollm2-135m", arguments, tmp_path) as server:
         assert server.get("/model/info")["parallel"] == "tensor"
-        for prompt, lone in zip(PROMPTS, one_rank, strict=True):
-            other = tokens(server, prompt)
-            assert explain_difference(reference, tokenizer.encode(prompt), lone, other, Sampling()) is None, prompt
+        said = [tokens(server, prompt) for prompt in PROMPTS[:ALONE]] + batch_tokens(server)
+    asked = [*zip(PROMPTS[:ALONE], one_rank[:ALONE], strict=True), *zip(PROMPTS, one_rank, strict=True)]
+    for (prompt, lone), other in zip(asked, said, strict=True):
+        assert explain_difference(reference, tokenizer.encode(prompt), lone, other, Sampling()) is None, prompt
+
+
+def traffic(server: ChorusServer) -> tuple[int, int]:
+    sender = server.get("/cluster/status")["ranks"][1]
+    return sender["tensor_bytes"], sender["sent_bytes"]
+
+
+def test_packed_activations_give_the_same_text_and_on_one_machine_only_when_asked(
+    smollm2_server: ChorusServer, tmp_path: Path
+) -> None:
+    expected = [tokens(smollm2_server, prompt, 8) for prompt in LONG_PROMPTS]
+    ranks = ["--ranks", "2", "--transport", "grpc", "--threads", "1"]
+    with ChorusServer("smollm2-135m", [*ranks, "--compression", "on"], tmp_path) as packed:
+        assert [tokens(packed, prompt, 8) for prompt in LONG_PROMPTS] == expected
+        plain, sent = traffic(packed)
+        assert plain / sent > 1.1
+    with ChorusServer("smollm2-135m", ranks, tmp_path) as left:
+        assert [tokens(left, prompt, 8) for prompt in LONG_PROMPTS] == expected
+        plain, sent = traffic(left)
+        assert plain == sent > 0

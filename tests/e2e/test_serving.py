@@ -93,25 +93,33 @@ def test_sixteen_streams_equal_the_same_requests_alone(smollm2_server: ChorusSer
     assert smollm2_server.get("/health")["engine"]["running"] == 0
 
 
-def test_a_long_prompt_never_stalls_running_streams(smollm2_server: ChorusServer) -> None:
-    log = smollm2_server.log_file.parent / "steps.jsonl"
-    before = len(log.read_text().splitlines())
+def test_a_long_prompt_never_stalls_running_streams(tiny_model: Path, tmp_path: Path) -> None:
+    """Of any model: a tiny one, whose streams go on until the long prompt is answered."""
+    log = tmp_path / "steps.jsonl"
+    never_ends = {str(token): -100 for token in Tokenizer.load(tiny_model).eos_ids}
+    answered = threading.Event()
     started = threading.Barrier(5)
 
-    def stream(index: int) -> None:
-        body = {"prompt": f"Count: {index}", "max_tokens": 60, "temperature": 1, "seed": index, "stream": True}
-        with httpx.stream("POST", f"{smollm2_server.url}/v1/completions", json=body, timeout=300) as response:
+    def stream(server: ChorusServer, index: int) -> None:
+        body = {"prompt": f"Count: {index}", "max_tokens": 3000, "temperature": 1, "seed": index, "stream": True}
+        body["logit_bias"] = never_ends
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as response:
+            assert response.status_code == 200
             lines = response.iter_lines()
             next(lines)
             started.wait(120)
             for _ in lines:
-                pass
+                if answered.is_set():
+                    return
+        raise AssertionError("the stream was over before the long prompt was answered")
 
-    with ThreadPoolExecutor(5) as pool:
-        streams = [pool.submit(stream, index) for index in range(4)]
+    with ChorusServer(tiny_model, ["--step-log", str(log)], tmp_path) as server, ThreadPoolExecutor(5) as pool:
+        streams = [pool.submit(stream, server, index) for index in range(4)]
         started.wait(120)
-        long = pool.submit(smollm2_server.complete, [50] * 2000, max_tokens=2)
-        for future in (*streams, long):
+        before = len(log.read_text().splitlines())
+        server.complete([50] * 2000, max_tokens=2)
+        answered.set()
+        for future in streams:
             future.result(300)
     steps = [json.loads(line) for line in log.read_text().splitlines()[before:]]
     chunks = [step for step in steps if step["kind"] == "prefill" and step["tokens"] > 100]

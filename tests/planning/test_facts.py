@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from chorus.rank.pipeline.stage import Stage
 from chorus.rank.tensor.divide import rule_of
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
 from tests.support.architectures.build import instantiate, single_cache
+from tests.support.questions import ask
 from tests.support.tiny_model import write_random_model, write_tiny_model
 
 TEXT = [name for name in ARCHITECTURES if name not in UNSUPPORTED]
 TOKENS = 1000
+# Whose caches are counted otherwise, and why.
 ODD_CACHES = {
     "deepseek_v41": "compresses keys by a rule of its own: counted as full keys",
     "iquestloopcoder": "the second pass keeps a window only: counted as full keys",
@@ -62,18 +65,23 @@ def kept_numbers(cache: Any) -> int:
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_the_cache_is_counted_as_upstream_keeps_it(name: str) -> None:
+def test_an_architecture_holds_what_its_facts_say(name: str) -> None:
     model, facts = facts_of_tiny(name)
-    if name in ODD_CACHES:
-        pytest.skip(ODD_CACHES[name])
+    questions = []
+    if name not in ODD_CACHES:
+        questions.append(partial(the_cache_is_counted_as_upstream_keeps_it, model, facts))
+    if name not in NOT_SPLIT:
+        questions.append(partial(the_bytes_of_each_stage_are_predicted, name, facts))
+    ask(*questions)
+
+
+def the_cache_is_counted_as_upstream_keeps_it(model: Any, facts: ModelFacts) -> None:
     caches = single_cache(model)
     model(mx.array([[5, 17, 99, 3, 42, 60, 7]]), cache=caches)
     assert sum(layer.cache.numbers(TOKENS) for layer in facts.layers) == sum(map(kept_numbers, caches))
 
 
-@pytest.mark.parametrize("name", [name for name in TEXT if name not in NOT_SPLIT])
-def test_the_bytes_of_each_stage_are_predicted(name: str) -> None:
-    _, facts = facts_of_tiny(name)
+def the_bytes_of_each_stage_are_predicted(name: str, facts: ModelFacts) -> None:
     node = Machine("here", "metal", 1 << 40, 1e12, 1e11)
     table = stage_table(facts, node, Workload(context=256))
     layers = len(facts.layers)

@@ -66,7 +66,7 @@ class ChorusServer:
     def get(self, path: str) -> Any:
         return httpx.get(self.url + path, timeout=30).json()
 
-    def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
+    def complete(self, prompt: str | list[int] | list[str], **options: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, **options}
         response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300)
         assert response.status_code == 200, response.text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorus.text.parsers import FAMILIES, Content, Piece, ToolCallArguments, ToolCallStart, merged
+from tests.support.questions import ask
 from tests.text.parsers.samples import CODE, SAMPLES, TOOLS, Sample, coder, hermes, kimi, outcome, run
 
 NAMES = [f"{sample.family}-{number}" for number, sample in enumerate(SAMPLES)]
@@ -20,33 +22,45 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @every_sample
-def test_an_answer_comes_out_as_its_parts(sample: Sample) -> None:
+def test_an_answer_is_read_the_same_however_it_comes(sample: Sample) -> None:
+    ask(
+        partial(an_answer_comes_out_as_its_parts, sample),
+        partial(single_characters_give_what_the_whole_text_gives, sample),
+        partial(any_cuts_give_what_the_whole_text_gives, sample),
+        partial(an_answer_that_ends_anywhere_gives_the_same_in_any_cuts, sample),
+        partial(what_was_given_before_the_text_was_cut_off_is_never_taken_back, sample),
+    )
+
+
+def an_answer_comes_out_as_its_parts(sample: Sample) -> None:
     found = outcome(run(sample.parser(), [sample.text]))
     assert (found.content, found.reasoning, found.calls) == (sample.content, sample.reasoning, sample.calls)
 
 
-@every_sample
-def test_single_characters_give_what_the_whole_text_gives(sample: Sample) -> None:
+def single_characters_give_what_the_whole_text_gives(sample: Sample) -> None:
     assert run(sample.parser(), list(sample.text)) == run(sample.parser(), [sample.text])
 
 
-@every_sample
-@settings(max_examples=25, deadline=None)
-@given(places=st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_cuts_give_what_the_whole_text_gives(sample: Sample, places: list[int]) -> None:
-    assert run(sample.parser(), cut(sample.text, places)) == run(sample.parser(), [sample.text])
+def any_cuts_give_what_the_whole_text_gives(sample: Sample) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(places=st.lists(st.integers(0, 10_000), max_size=12))
+    def in_cuts(places: list[int]) -> None:
+        assert run(sample.parser(), cut(sample.text, places)) == run(sample.parser(), [sample.text])
+
+    in_cuts()
 
 
-@every_sample
-@settings(max_examples=20, deadline=None)
-@given(end=st.integers(0, 10_000), places=st.lists(st.integers(0, 10_000), max_size=6))
-def test_an_answer_that_ends_anywhere_gives_the_same_in_any_cuts(sample: Sample, end: int, places: list[int]) -> None:
-    text = sample.text[: end % (len(sample.text) + 1)]
-    assert run(sample.parser(), cut(text, places)) == run(sample.parser(), [text])
+def an_answer_that_ends_anywhere_gives_the_same_in_any_cuts(sample: Sample) -> None:
+    @settings(max_examples=20, deadline=None)
+    @given(end=st.integers(0, 10_000), places=st.lists(st.integers(0, 10_000), max_size=6))
+    def in_cuts(end: int, places: list[int]) -> None:
+        text = sample.text[: end % (len(sample.text) + 1)]
+        assert run(sample.parser(), cut(text, places)) == run(sample.parser(), [text])
+
+    in_cuts()
 
 
-@every_sample
-def test_what_was_given_before_the_text_was_cut_off_is_never_taken_back(sample: Sample) -> None:
+def what_was_given_before_the_text_was_cut_off_is_never_taken_back(sample: Sample) -> None:
     whole = outcome(run(sample.parser(), [sample.text]))
     for end in range(len(sample.text)):
         part = outcome(sample.parser().push(sample.text[:end]))
