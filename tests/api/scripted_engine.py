@@ -18,7 +18,7 @@ from chorus.messages.proto import engine_pb2 as pb
 from chorus.messages.proto.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
 from tests.support.grammars import GrammarHost
 
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 _DROP = object()
 

@@ -171,7 +171,7 @@ def test_a_stream_is_kept_alive_while_nothing_comes(engine: ScriptedEngine, star
     api = start_api(limits={"keep_alive_seconds": 0.05})
     engine.next(say_until_cancelled([70]))
     body = {"messages": QUESTION, "stream": True}
-    with httpx.stream("POST", api.url + CHAT, json=body, timeout=20) as response:
+    with httpx.stream("POST", api.url + CHAT, json=body, timeout=120) as response:
         assert response.headers["cache-control"] == "no-cache, no-transform"
         assert response.headers["x-accel-buffering"] == "no"
         comments = (line for line in response.iter_lines() if line.startswith(":"))

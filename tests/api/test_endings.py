@@ -15,6 +15,7 @@ import pytest
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess, eventually, open_requests
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, say, say_until_cancelled
+from tests.support.leaving import asked
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -46,14 +47,9 @@ def test_a_client_that_leaves_before_the_first_token_is_cancelled(
 ) -> None:
     engine.next(say_until_cancelled([]))
     name = f"leaves-early-{stream}"
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            api.url + CHAT,
-            json={"messages": HELLO, "stream": stream},
-            timeout=httpx.Timeout(DEADLINE, read=0.5),
-            headers={"x-request-id": name},
-        )
-    engine.wait_for_run().wait_cancelled()
+    with asked(api.url + CHAT, {"messages": HELLO, "stream": stream}, **{"x-request-id": name}):
+        run = engine.wait_for_run()
+    run.wait_cancelled()
     eventually(lambda: open_requests(http) == 0, "the request was forgotten")
     eventually(lambda: bool(access_lines(api, name)), "the log line")
     assert access_lines(api, name)[0]["status"] == 499
@@ -63,9 +59,18 @@ def test_a_client_that_leaves_before_the_first_token_is_cancelled(
 def test_a_whole_answer_whose_client_leaves_midway_is_cancelled(
     api: ApiProcess, http: httpx.Client, engine: ScriptedEngine
 ) -> None:
-    engine.next(say_until_cancelled([70, 71, 72]))
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(api.url + CHAT, json={"messages": HELLO}, timeout=httpx.Timeout(DEADLINE, read=0.5))
+    midway = threading.Event()
+
+    def says_three_tokens(run: Run) -> None:
+        run.accept()
+        run.send(70, 71, 72)
+        midway.set()
+        run.wait_cancelled()
+        run.finish(pb.CANCELLED)
+
+    engine.next(says_three_tokens)
+    with asked(api.url + CHAT, {"messages": HELLO}):
+        assert midway.wait(DEADLINE)
     engine.wait_for_run().wait_cancelled()
     eventually(lambda: open_requests(http) == 0, "the request was forgotten")
 

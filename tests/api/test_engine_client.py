@@ -181,7 +181,7 @@ def test_requests_that_wait_for_the_engine_share_one_deadline(engine: ScriptedEn
 
 def test_describe_answers_beside_the_session(engine: ScriptedEngine) -> None:
     async def act(client: EngineClient) -> None:
-        description = await client.describe(timeout=5)
+        description = await client.describe(timeout=DEADLINE)
         assert (description.state, description.vocabulary) == (pb.READY, 512)
 
     with_client(engine, act)

@@ -218,7 +218,7 @@ def test_a_model_whose_template_knows_no_tools_is_told_of_them_in_the_system_mes
     try:
         api.wait_until_live()
         engine.next(obey(grammar_tokens), say(tokenizer.encode("Sunny.", special=False)))
-        with httpx.Client(base_url=api.url, timeout=20) as http:
+        with httpx.Client(base_url=api.url, timeout=120) as http:
             messages = [{"role": "system", "content": "Be brief."}, *QUESTION]
             forced = ask(http, messages=messages, tool_choice="required", parallel_tool_calls=False)
             (call,) = forced["message"]["tool_calls"]

@@ -10,7 +10,7 @@ import pytest
 from chorus.cluster.agent import model_files
 from chorus.cluster.transfer.share import TransferFailed
 
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 
 def test_the_second_copy_begins_when_the_first_has_ended(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_files_that_only_look_the_same_are_not_offered(nodes: Cluster, tiny: Pat
     async def offered() -> list[str]:
         async with _joined(nodes, first) as (holder,):
             request = wire.OfferRequest(model="tiny", share=share.digest, files=wire_files(share.files))
-            return list((await holder.stub.Offer(request, timeout=30)).files)
+            return list((await holder.stub.Offer(request, timeout=120)).files)
 
     found = asyncio.run(offered())
     assert "config.json" in found

@@ -78,7 +78,7 @@ def test_health_and_status_answer_while_a_model_loads(backend: Backend, tiny_mod
         load = pool.submit(load_tiny, backend, tiny_model, steps)
         load.add_done_callback(lambda _: done.set())
         while not done.wait(0.05):
-            assert backend.client.Health(timeout=30).message == b"OK"
+            assert backend.client.Health(timeout=120).message == b"OK"
             states.add(status(backend))
         load.result()
     assert "BUSY" in states
@@ -101,7 +101,7 @@ def test_free_ends_a_load_and_the_model_can_be_loaded_again(loaded: Backend, tin
 
     def look_on() -> None:
         while not gone.is_set():
-            backend.client.Status(timeout=10)
+            backend.client.Status(timeout=120)
 
     with ThreadPoolExecutor(4) as pool:
         watchers = [pool.submit(look_on) for _ in range(4)]
@@ -169,7 +169,7 @@ def test_a_cancelled_stream_stops_in_the_engine(loaded: Backend) -> None:
     assert first.tokens >= 1
     stream.cancel()
     # What was left of the context would take seconds; the next answers come from an engine that is free.
-    assert loaded.client.Predict(Prompt="The", Tokens=4, IgnoreEOS=True, timeout=30).tokens == 4
+    assert loaded.client.Predict(Prompt="The", Tokens=4, IgnoreEOS=True, timeout=120).tokens == 4
 
 
 def test_stop_strings_end_the_answer_and_are_not_shown(loaded: Backend) -> None:

@@ -42,7 +42,7 @@ def test_a_backend_folder_without_chorus_says_what_to_do(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     assert done.returncode == 1
     assert "install.sh" in done.stderr

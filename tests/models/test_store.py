@@ -58,7 +58,7 @@ def somebody_building(root: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def leftovers(store: Store) -> list[Path]:
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_clear_line(store: Store) -> None:
 def test_what_a_killed_import_left_is_cleaned_by_the_next(store: Store) -> None:
     with somebody_building(store.root) as process:
         process.kill()
-        process.wait(30)
+        process.wait(120)
     assert len(leftovers(store)) == 1
     store.add("other", build_fine)
     assert leftovers(store) == []

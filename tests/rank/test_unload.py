@@ -23,8 +23,8 @@ def test_a_rank_without_a_collective_stays_and_one_in_it_asks_to_be_started_agai
     with ThreadPoolExecutor(1) as pool, open_channel(worker.address) as channel:
         code = pool.submit(worker.serve)
         rank = rank_pb2_grpc.RankStub(channel)
-        assert rank.Unload(wire.UnloadRequest(), timeout=20, wait_for_ready=True) == wire.UnloadReply()
+        assert rank.Unload(wire.UnloadRequest(), timeout=120, wait_for_ready=True) == wire.UnloadReply()
         if not in_collective:
-            assert rank.Hello(wire.HelloRequest(), timeout=20).rank == 1
+            assert rank.Hello(wire.HelloRequest(), timeout=120).rank == 1
             worker.stop()
-        assert code.result(20) == (EXIT_LEADER_GONE if in_collective else 0)
+        assert code.result(120) == (EXIT_LEADER_GONE if in_collective else 0)

@@ -300,11 +300,11 @@ def serving(
 ) -> Iterator[tuple[tuple[str, int], list[Exception]]]:
     failures: list[Exception] = []
     server = socket.create_server(("127.0.0.1", 0))
-    server.settimeout(10)
+    server.settimeout(60)
 
     def run() -> None:
         plain, _ = server.accept()
-        plain.settimeout(10)
+        plain.settimeout(60)
         with contextlib.closing(context.wrap_socket(plain, server_side=True)) as connection:
             try:
                 handle(connection)
@@ -316,12 +316,12 @@ def serving(
     try:
         yield server.getsockname()[:2], failures
     finally:
-        thread.join(15)
+        thread.join(70)
         server.close()
 
 
 def connected(address: tuple[str, int]) -> ssl.SSLSocket:
-    return connect(address, stranger_client_context([handshake.PROTOCOL]), 10)
+    return connect(address, stranger_client_context([handshake.PROTOCOL]), 60)
 
 
 def _recording(connection: ssl.SSLSocket, sent: list[bytes]) -> ssl.SSLSocket:

@@ -8,7 +8,7 @@ import pytest
 
 from chorus.serving.workers import AT_ONCE_CHARACTERS, SHORT_CHARACTERS, Busy, Workers
 
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 
 def run(act: Callable[[], Awaitable[None]]) -> None:

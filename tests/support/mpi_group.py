@@ -18,7 +18,7 @@ from tests.support.group_requests import generate, requests
 from tests.support.margins import explain_difference, load_reference
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150
+SECONDS = 400
 
 
 def run_group(model: Path, folder: Path, ranks: int, **division: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def run_group(model: Path, folder: Path, ranks: int, **division: Any) -> dict[st
         model_path=model,
         ranks=tuple(f"unix:{folder}/r{rank}.sock" for rank in range(ranks)),
         transport="mpi",
-        start_timeout_seconds=60,
-        step_timeout_seconds=30,
+        start_timeout_seconds=180,
+        step_timeout_seconds=120,
         **division,
     )
     (folder / "spec.json").write_text(spec.model_dump_json())

@@ -29,7 +29,7 @@ class FrontEnd:
     def answers(self, **options: Any) -> bool:
         """Whether somebody who comes now is served."""
         try:
-            return httpx.get(f"{self.api.url}/health", timeout=15, **options).status_code == 200
+            return httpx.get(f"{self.api.url}/health", timeout=60, **options).status_code == 200
         except httpx.HTTPError:
             return False
 

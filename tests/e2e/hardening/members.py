@@ -11,7 +11,7 @@ from typing import Any
 
 CARDS = "chorus-card/1"
 FILES = "chorus-files/1"
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 def tls(identity: Path | None, protocol: str, highest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

@@ -23,7 +23,7 @@ from tests.cluster.harness import Cluster, Process, cluster, complete, eventuall
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 PROMPT = "The quick brown fox"
 
 
@@ -42,7 +42,7 @@ def answered(url: str) -> str | None:
     """The text of an answer; None where there is none yet."""
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=5)
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
         if answer.status_code == 200:
             return str(answer.json()["choices"][0]["text"])
     return None

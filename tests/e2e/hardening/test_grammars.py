@@ -13,10 +13,11 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.leaving import asked
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
-DEADLINE = 40.0
+DEADLINE = 120.0
 """Far beyond what is allowed here, and far below what was needed before."""
 
 
@@ -188,11 +189,9 @@ def test_a_grammar_that_compiles_holds_up_no_other_request(server: ChorusServer)
 def test_a_client_that_leaves_takes_its_grammar_along(server: ChorusServer) -> None:
     """Finding 13: a cancel is honoured while the grammar compiles."""
     body = {"prompt": "Hello", "guided_json": {"type": "integer", "multipleOf": 6_000_011}}
-    with httpx.Client() as client, ThreadPoolExecutor() as pool:
-        asked = pool.submit(client.post, f"{server.url}/v1/completions", json=body, timeout=0.5)
+    with asked(f"{server.url}/v1/completions", body):
         until(lambda: grammar_children(server), "its grammar is compiled outside")
         (child,) = grammar_children(server)
-        assert isinstance(asked.exception(DEADLINE), httpx.TimeoutException)
     until(lambda: not child.is_running(), "its process is gone")
     assert ask(server, guided_regex="[ab]{4}")[0] == 200
 

@@ -13,7 +13,7 @@ from chorus.rank.pipeline.token_relay import TokenRelay, placeholder
 from tests.support.mpi_group import check_as_alone, run_group
 from tests.support.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize(("name", "lanes"), [("qwen3_next", 1), ("gemma3n", 3)])

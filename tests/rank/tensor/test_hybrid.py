@@ -14,7 +14,7 @@ from tests.support.mpi_group import check_as_alone, run_group
 from tests.support.ranks import Ranks
 from tests.support.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize(("name", "weights", "sizes"), [("llama", (2, 1), THREE_GROUPS), ("qwen3_moe", (1, 1), {})])
