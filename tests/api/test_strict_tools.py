@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -253,26 +254,35 @@ def test_a_hot_model_calls_strict_tools_only_as_their_schemas_say(tmp_path: Path
     }
     tool = {"type": "function", "function": {"name": "forecast", "strict": True, "parameters": parameters}}
     model, call_token = model_with_a_call_token(tmp_path)
+
+    def ask(seed: int) -> dict[str, Any]:
+        body = {
+            "messages": QUESTION,
+            "tools": [tool],
+            "temperature": 1.5,
+            "seed": seed,
+            "max_tokens": 250,
+            "logit_bias": {str(call_token): 100 if seed % 2 else 4},
+            "parallel_tool_calls": False,
+        }
+        response = http.post(CHAT, json=body)
+        assert response.status_code == 200, response.text
+        choice: dict[str, Any] = response.json()["choices"][0]
+        return choice
+
+    with (
+        ChorusServer(model, [], tmp_path) as server,
+        httpx.Client(base_url=server.url, timeout=120) as http,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        choices = list(pool.map(ask, range(12)))
     finished = 0
-    with ChorusServer(model, [], tmp_path) as server, httpx.Client(base_url=server.url, timeout=120) as http:
-        for seed in range(12):
-            body = {
-                "messages": QUESTION,
-                "tools": [tool],
-                "temperature": 1.5,
-                "seed": seed,
-                "max_tokens": 250,
-                "logit_bias": {str(call_token): 100 if seed % 2 else 4},
-                "parallel_tool_calls": False,
-            }
-            response = http.post(CHAT, json=body)
-            assert response.status_code == 200, response.text
-            choice = response.json()["choices"][0]
-            if choice["finish_reason"] == "tool_calls":
-                (call,) = choice["message"]["tool_calls"]
-                assert call["function"]["name"] == "forecast"
-                jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
-                finished += 1
+    for choice in choices:
+        if choice["finish_reason"] == "tool_calls":
+            (call,) = choice["message"]["tool_calls"]
+            assert call["function"]["name"] == "forecast"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
+            finished += 1
     assert finished >= 6
 
 
