@@ -236,6 +236,7 @@ tests.tensor -> tests.rank.tensor
 """
 
 MOVED_NAMES = """
+chorus.api.connections:Connection -> chorus.api.server.connections:ClientConnection
 chorus.api.conversation:Conversation -> chorus.serving.request:GenerationRequest
 chorus.api.settings:ApiKey -> chorus.security.key_rules:ApiKey
 chorus.api.settings:Limits -> chorus.config.sections:Limits
@@ -279,7 +280,9 @@ chorus.cluster.supervisor:python -> chorus.platform.process.restarts:python
 chorus.cluster.transfer:Share -> chorus.cluster.transfer.share:SharedModel
 chorus.cluster.transfer_sources:Source -> chorus.cluster.transfer.sources:FileSource
 chorus.cluster.trust_guard:Guard -> chorus.security.guard:MemberGuard
+chorus.engine.leader:Stop -> chorus.engine.leader:StopLeader
 chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
+chorus.engine.scheduler:Limits -> chorus.engine.scheduler:SchedulerLimits
 chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
 chorus.frontend.answer:AnswerDelta -> chorus.serving.generation:AnswerDelta
 chorus.frontend.answer:AnswerEnd -> chorus.serving.generation:AnswerEnd
@@ -287,12 +290,15 @@ chorus.frontend.choices:choice_seed -> chorus.serving.prepare:choice_seed
 chorus.frontend.generation:answer_budget -> chorus.serving.prepare:answer_budget
 chorus.frontend.messages:GenerationRequest -> chorus.messages.engine:Request
 chorus.frontend.messages:submit_command -> chorus.messages.engine:request_to_wire
+chorus.localai.engine_host:Launch -> chorus.localai.engine_host:EngineLaunch
+chorus.localai.engine_host:State -> chorus.localai.engine_host:HostState
+chorus.localai.loading:Loaded -> chorus.localai.loading:LoadedModel
 chorus.localai.options:SamplingOptions -> chorus.localai.options:FixedSampling
-chorus.models:Progress -> chorus.models:PullProgress
 chorus.models.hub:CachedModel -> chorus.models.values:CachedModel
 chorus.models.hub:choose_weights -> chorus.models.hub.files:choose_weights
 chorus.models.hub:description_files -> chorus.models.hub.files:description_files
 chorus.models.values:Progress -> chorus.models.values:PullProgress
+chorus.models:Progress -> chorus.models:PullProgress
 chorus.platform.beats:State -> chorus.platform.process.beats:ProcessState
 chorus.platform.rdma_checks:Wanted -> chorus.cluster.doctor.rdma:WantedRdma
 chorus.shard.architectures:Architecture -> chorus.rank.pipeline.rules:PipelineRule
@@ -303,12 +309,16 @@ chorus.shard.pipeline:check_split -> chorus.rank.pipeline.stage:check_boundaries
 chorus.shard.split:BadSplit -> chorus.planning.split:SplitError
 chorus.shard.split:check_split -> chorus.planning.split:check_layer_counts
 chorus.shard.tensor:TensorError -> chorus.planning.split:SplitError
+chorus.shard.tensor_rules.shares:TensorError -> chorus.planning.split:SplitError
 chorus.shard.tensor_rules:Block -> chorus.models.architectures:SummedBlock
 chorus.shard.tensor_rules:Heads -> chorus.models.architectures:Heads
 chorus.shard.tensor_rules:Inner -> chorus.models.architectures:Inner
 chorus.shard.tensor_rules:Rule -> chorus.models.architectures:TensorRule
 chorus.shard.tensor_rules:TensorError -> chorus.planning.split:SplitError
-chorus.shard.tensor_rules.shares:TensorError -> chorus.planning.split:SplitError
+chorus.text.grammar.source:Part -> chorus.messages.grammar:GrammarPart
+chorus.text.parsers.members:Member -> chorus.text.parsers.toolkit.members:ObjectMember
+chorus.text.parsers.outline:Request -> chorus.text.parsers.toolkit.outline:ParserOptions
+chorus.text.parsers.values:Tool -> chorus.text.parsers.toolkit.values:ToolSchema
 chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 """
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress
 from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.runner import Runner
@@ -29,7 +29,7 @@ def shard(tiny_model: Path) -> LoadedShard:
 def make_leader(shard: LoadedShard) -> MakeLeader:
     def make(**limits: int) -> tuple[Leader, list[Progress]]:
         news: list[Progress] = []
-        scheduler = Scheduler(Limits(**{"context": 2048, "vocabulary": 512, **limits}))  # type: ignore[arg-type]
+        scheduler = Scheduler(SchedulerLimits(**{"context": 2048, "vocabulary": 512, **limits}))  # type: ignore[arg-type]
         return Leader(Runner(shard.stage), scheduler, news.extend), news
 
     return make

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from chorus.engine.leader import Leader, Stop, Submit
+from chorus.engine.leader import Leader, StopLeader, Submit
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling
-from chorus.messages.grammar import Grammar, GrammarError, Part
+from chorus.messages.grammar import Grammar, GrammarError, GrammarPart
 from chorus.rank.load import LoadedShard
 from chorus.text.grammar.client import Constraint
 from chorus.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def test_what_is_queued_is_accepted_before_its_first_token_and_what_is_refused_n
     assert news[1].finish is Finish.OVERLOADED
     assert not news[0].tokens
 
-    leader.post(Stop("the end"))
+    leader.post(StopLeader("the end"))
     leader.run()
     assert not any(progress.accepted for progress in news[3:])
 
@@ -195,7 +195,7 @@ def test_a_grammar_that_stands_still_ends_its_own_answer_and_no_other(
     make_leader: MakeLeader, grammars: GrammarHost
 ) -> None:
     leader, news = make_leader()
-    held = Grammar("regex", "[a-z]+", origins=(Part("guided_regex", "regex", "[a-z]+"),))
+    held = Grammar("regex", "[a-z]+", origins=(GrammarPart("guided_regex", "regex", "[a-z]+"),))
     slow, quick = (grammars.open(held, frozenset({2})) for _ in range(2))
     first, _ = psutil.Process(grammars.pid).children()
     freeze(first)

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Finish, Progress, Request
 from chorus.messages.rank import Drop, Step
 
@@ -31,7 +31,7 @@ def drain(scheduler: Scheduler, token: int = 5, most: int = 10_000) -> tuple[lis
 
 
 def test_a_prompt_is_fed_in_chunks_and_only_the_last_asks_for_logits() -> None:
-    scheduler = Scheduler(Limits(context=100, prefill_chunk=4))
+    scheduler = Scheduler(SchedulerLimits(context=100, prefill_chunk=4))
     scheduler.submit(request("a", prompt=10, new=1))
     steps, news = drain(scheduler)
     fed = [step for step in steps if step.feeds]
@@ -42,7 +42,7 @@ def test_a_prompt_is_fed_in_chunks_and_only_the_last_asks_for_logits() -> None:
 
 
 def test_at_most_one_chunk_is_fed_between_two_decodes() -> None:
-    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=50))
+    scheduler = Scheduler(SchedulerLimits(context=10_000, prefill_chunk=50))
     for name in "abcd":
         scheduler.submit(request(name, prompt=5, new=200))
     for _ in range(10):
@@ -57,7 +57,7 @@ def test_at_most_one_chunk_is_fed_between_two_decodes() -> None:
 
 
 def test_short_prompts_share_the_budget_of_one_chunk() -> None:
-    scheduler = Scheduler(Limits(context=1000, prefill_chunk=32))
+    scheduler = Scheduler(SchedulerLimits(context=1000, prefill_chunk=32))
     scheduler.submit(request("running", prompt=4, new=50))
     step = scheduler.next_step()
     assert step
@@ -74,7 +74,7 @@ def test_short_prompts_share_the_budget_of_one_chunk() -> None:
 
 
 def test_new_prompts_begin_as_one_rectangle_and_the_rest_of_them_rides_on_the_decodes() -> None:
-    scheduler = Scheduler(Limits(context=1000))
+    scheduler = Scheduler(SchedulerLimits(context=1000))
     for name, size in (("a", 14), ("b", 16), ("c", 30), ("d", 14)):
         scheduler.submit(request(name, prompt=size, new=2))
     steps, news = drain(scheduler)
@@ -91,7 +91,7 @@ def test_new_prompts_begin_as_one_rectangle_and_the_rest_of_them_rides_on_the_de
 
 
 def test_a_rectangle_of_prompts_is_no_larger_than_one_chunk() -> None:
-    scheduler = Scheduler(Limits(context=1000, prefill_chunk=64))
+    scheduler = Scheduler(SchedulerLimits(context=1000, prefill_chunk=64))
     for name in "abcdefgh":
         scheduler.submit(request(name, prompt=20, new=2))
     first = scheduler.next_step()
@@ -101,7 +101,7 @@ def test_a_rectangle_of_prompts_is_no_larger_than_one_chunk() -> None:
 
 def test_without_look_ahead_rows_join_the_batch_in_their_order() -> None:
     """One whose prompt is not whole could be fed at once, were it not behind one whose first token is on its way."""
-    scheduler = Scheduler(Limits(context=100, lookahead=False))
+    scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False))
     scheduler.submit(request("a", prompt=3))
     scheduler.submit(request("b", prompt=4))
     first = scheduler.next_step()
@@ -115,7 +115,7 @@ def test_without_look_ahead_rows_join_the_batch_in_their_order() -> None:
 
 
 def test_without_look_ahead_a_decode_waits_for_the_tokens_before_it() -> None:
-    scheduler = Scheduler(Limits(context=100, lookahead=False))
+    scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False))
     scheduler.submit(request("a", prompt=3))
     first = scheduler.next_step()
     assert first
@@ -129,7 +129,7 @@ def test_without_look_ahead_a_decode_waits_for_the_tokens_before_it() -> None:
 
 
 def test_with_look_ahead_the_next_decode_takes_its_token_from_the_graph() -> None:
-    scheduler = Scheduler(Limits(context=100))
+    scheduler = Scheduler(SchedulerLimits(context=100))
     scheduler.submit(request("a", prompt=3))
     assert scheduler.next_step()
     ahead = scheduler.next_step()
@@ -139,14 +139,14 @@ def test_with_look_ahead_the_next_decode_takes_its_token_from_the_graph() -> Non
 
 
 def test_no_forward_is_wasted_on_a_sequence_that_will_have_all_its_tokens() -> None:
-    scheduler = Scheduler(Limits(context=100))
+    scheduler = Scheduler(SchedulerLimits(context=100))
     scheduler.submit(request("a", prompt=3, new=1))
     assert scheduler.next_step()
     assert scheduler.next_step() is None
 
 
 def test_a_stop_token_ends_the_request_and_is_not_reported() -> None:
-    scheduler = Scheduler(Limits(context=100))
+    scheduler = Scheduler(SchedulerLimits(context=100))
     scheduler.submit(request("a", prompt=3))
     _, news = drain(scheduler, token=STOP)
     assert [(progress.tokens, progress.finish) for progress in news] == [((), Finish.STOP)]
@@ -155,7 +155,7 @@ def test_a_stop_token_ends_the_request_and_is_not_reported() -> None:
 
 
 def test_a_cancelled_request_leaves_the_batch_at_the_next_step() -> None:
-    scheduler = Scheduler(Limits(context=100))
+    scheduler = Scheduler(SchedulerLimits(context=100))
     for name in "ab":
         scheduler.submit(request(name, prompt=3, new=50))
     for _ in range(4):
@@ -172,7 +172,7 @@ def test_a_cancelled_request_leaves_the_batch_at_the_next_step() -> None:
 
 
 def test_cancelling_a_waiting_request_sends_nothing_to_the_ranks() -> None:
-    scheduler = Scheduler(Limits(context=100))
+    scheduler = Scheduler(SchedulerLimits(context=100))
     scheduler.submit(request("a", prompt=3))
     assert scheduler.cancel("a")
     assert scheduler.next_step() is None
@@ -180,13 +180,13 @@ def test_cancelling_a_waiting_request_sends_nothing_to_the_ranks() -> None:
 
 
 def test_a_full_queue_says_so() -> None:
-    scheduler = Scheduler(Limits(context=100, max_queue=2))
+    scheduler = Scheduler(SchedulerLimits(context=100, max_queue=2))
     answers = [scheduler.submit(request(name, prompt=3)) for name in "abc"]
     assert [answer and answer.finish for answer in answers] == [None, None, Finish.OVERLOADED]
 
 
 def test_a_request_that_cannot_fit_is_refused_with_the_numbers() -> None:
-    scheduler = Scheduler(Limits(context=10, vocabulary=50))
+    scheduler = Scheduler(SchedulerLimits(context=10, vocabulary=50))
     refused = scheduler.submit(request("a", prompt=8, new=3))
     assert refused
     assert "8 prompt tokens and 3 new ones exceed the context of 10" in refused.error
@@ -197,7 +197,7 @@ def test_a_request_that_cannot_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=10))
+    scheduler = Scheduler(SchedulerLimits(context=10_000, prefill_chunk=10))
     scheduler.submit(request("long", prompt=1000))
     scheduler.submit(request("short", prompt=5))
     steps = [scheduler.next_step() for _ in range(2)]
@@ -218,7 +218,7 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
     sizes: list[tuple[int, int]], chunk: int, batch: int, depth: int, lookahead: bool, lanes: int, choices: object
 ) -> None:
     """Random arrivals, cancels and steps under way: prompts are fed whole and in order, nothing is left over."""
-    limits = Limits(context=100, prefill_chunk=chunk, max_batch=batch, lookahead=lookahead, lanes=lanes)
+    limits = SchedulerLimits(context=100, prefill_chunk=chunk, max_batch=batch, lookahead=lookahead, lanes=lanes)
     scheduler = Scheduler(limits)
     waiting = [request(str(i), *size) for i, size in enumerate(sizes)]
     expected = {r.id: r for r in waiting}
@@ -275,7 +275,7 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
 
 
 def test_a_long_newcomer_waits_until_the_rectangle_fits() -> None:
-    scheduler = Scheduler(Limits(context=1000, cache_tokens=300))
+    scheduler = Scheduler(SchedulerLimits(context=1000, cache_tokens=300))
     scheduler.submit(request("a", prompt=10, new=40))
     scheduler.submit(request("b", prompt=10, new=190))
     for _ in range(4):
@@ -289,14 +289,14 @@ def test_a_long_newcomer_waits_until_the_rectangle_fits() -> None:
 
 
 def test_a_request_that_no_memory_can_hold_is_refused_at_once() -> None:
-    refused = Scheduler(Limits(context=1000, cache_tokens=50)).submit(request("a", prompt=20, new=40))
+    refused = Scheduler(SchedulerLimits(context=1000, cache_tokens=50)).submit(request("a", prompt=20, new=40))
     assert refused
     assert refused.finish is Finish.REJECTED
     assert "60 tokens need more memory than is left for 50" in refused.error
 
 
 def test_owners_take_turns() -> None:
-    scheduler = Scheduler(Limits(context=100, max_batch=4))
+    scheduler = Scheduler(SchedulerLimits(context=100, max_batch=4))
     for owner in ("busy", "busy", "busy", "quiet", "busy", "quiet", "late"):
         scheduler.submit(Request(f"{owner}-{scheduler.queued}", (1, 2), 5, owner=owner))
     first = scheduler.next_step()
@@ -315,7 +315,7 @@ def begin(scheduler: Scheduler, *names: str, new: int = 20) -> None:
 
 
 def test_lanes_decode_in_turn_and_each_waits_for_its_own_tokens_only() -> None:
-    scheduler = Scheduler(Limits(context=100, lookahead=False, lanes=2))
+    scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False, lanes=2))
     begin(scheduler, *"abcd")
     first, second = scheduler.next_step(), scheduler.next_step()
     assert first
@@ -331,7 +331,7 @@ def test_lanes_decode_in_turn_and_each_waits_for_its_own_tokens_only() -> None:
 
 
 def test_a_newcomer_joins_the_lane_with_most_room() -> None:
-    scheduler = Scheduler(Limits(context=100, lookahead=False, lanes=2))
+    scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False, lanes=2))
     begin(scheduler, *"abcd")
     scheduler.cancel("b")
     scheduler.cancel("d")
@@ -345,7 +345,7 @@ def test_a_newcomer_joins_the_lane_with_most_room() -> None:
 
 
 def test_a_chunk_of_a_prompt_comes_once_between_two_decodes_of_any_lane() -> None:
-    scheduler = Scheduler(Limits(context=10_000, prefill_chunk=50, lookahead=False, lanes=2))
+    scheduler = Scheduler(SchedulerLimits(context=10_000, prefill_chunk=50, lookahead=False, lanes=2))
     begin(scheduler, *"abcd", new=200)
     scheduler.submit(request("long", prompt=2000, new=2))
     steps, _ = drain(scheduler)

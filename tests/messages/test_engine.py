@@ -21,7 +21,7 @@ from chorus.messages.engine import (
     request_from_wire,
     request_to_wire,
 )
-from chorus.messages.grammar import Grammar, Part
+from chorus.messages.grammar import Grammar, GrammarPart
 from chorus.messages.proto import engine_pb2 as pb
 
 EVERY_RULE = Sampling(
@@ -38,7 +38,7 @@ EVERY_RULE = Sampling(
     xtc_probability=0.25,
     xtc_threshold=0.0625,
 )
-GRAMMAR = Grammar("lark", "start: @a", (Part("a", "regex", "x+"),), (Part("tools", "json_schema", "{}"),))
+GRAMMAR = Grammar("lark", "start: @a", (GrammarPart("a", "regex", "x+"),), (GrammarPart("tools", "json_schema", "{}"),))
 LOGPROBS = (TokenLogprobs(-0.5, ((3, -0.5), (9, -2.0))), TokenLogprobs(-1.5))
 
 

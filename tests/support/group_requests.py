@@ -9,7 +9,7 @@ from typing import Any
 from chorus.config.engine import EngineSpec
 from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request, Sampling
 from chorus.rank.runner import Runner
 
@@ -40,7 +40,7 @@ def generate(spec: EngineSpec) -> dict[str, Any]:
 
     with contextlib.ExitStack() as cleanup:
         group = form_group(spec, lambda fraction: None, cleanup)
-        limits = Limits(
+        limits = SchedulerLimits(
             context=256,
             prefill_chunk=16,
             lookahead=group.lookahead,

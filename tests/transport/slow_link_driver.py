@@ -23,7 +23,7 @@ def main(model: Path, pairs: dict[str, tuple[str, str]]) -> dict[str, Any]:
     from chorus.config.engine import EngineSpec
     from chorus.engine.group import form_group
     from chorus.engine.leader import Leader
-    from chorus.engine.scheduler import Limits, Scheduler
+    from chorus.engine.scheduler import Scheduler, SchedulerLimits
     from chorus.messages.engine import Progress, Request
     from chorus.rank.runner import Runner
 
@@ -42,7 +42,7 @@ def main(model: Path, pairs: dict[str, tuple[str, str]]) -> dict[str, Any]:
                 step_timeout_seconds=60,
             )
             group = form_group(spec, lambda fraction: None, cleanup)
-            limits = Limits(context=2048, prefill_chunk=CHUNK, lookahead=group.lookahead)
+            limits = SchedulerLimits(context=2048, prefill_chunk=CHUNK, lookahead=group.lookahead)
 
             def publish(news: list[Progress], wish: str = wish) -> None:
                 for progress in news:

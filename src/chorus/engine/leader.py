@@ -48,13 +48,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopLeader:
     """End the loop; what still runs is failed with this reason."""
 
     reason: str
 
 
-Command = Submit | Cancel | Stop
+Command = Submit | Cancel | StopLeader
 
 
 class Followers(Protocol):
@@ -194,13 +194,13 @@ class Leader:
             news, self._news = self._news, []
             self._publish(news)
 
-    def _take_commands(self) -> Stop | None:
+    def _take_commands(self) -> StopLeader | None:
         """Everything that has come in; waits only when there is nothing else to do."""
         try:
             command = self._inbox.get(timeout=1.0) if self.idle else self._inbox.get_nowait()
             while True:
                 match command:
-                    case Stop():
+                    case StopLeader():
                         return command
                     case Submit(request, constraint):
                         refused = self.scheduler.submit(request, constraint)

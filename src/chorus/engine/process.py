@@ -16,8 +16,8 @@ from chorus import __version__, platform
 from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
-from chorus.engine.leader import Command, Leader, Stop
-from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.leader import Command, Leader, StopLeader
+from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
@@ -90,7 +90,7 @@ class Engine:
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
         if self.leader is None:
             raise SystemExit(0)
-        self.leader.post(Stop("the engine was stopped"))
+        self.leader.post(StopLeader("the engine was stopped"))
 
     def describe(self) -> engine_pb2.Description:
         alone = len(self.spec.ranks) < 2
@@ -196,7 +196,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         engine.progress = fraction
 
     group = form_group(spec, report, cleanup)
-    limits = Limits(
+    limits = SchedulerLimits(
         context=min(spec.context or group.shard.context_length, group.shard.context_length),
         vocabulary=group.shard.vocabulary,
         max_batch=spec.max_batch if group.batches else 1,

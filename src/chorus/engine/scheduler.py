@@ -23,7 +23,7 @@ CATCH_UP = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     context: int
     vocabulary: int = 0
     """Token ids lie below this; 0: not known, not checked."""
@@ -113,7 +113,7 @@ class Lane:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
         self._waiting: deque[Sequence] = deque()

@@ -38,7 +38,7 @@ _DESCRIBE_SECONDS = 2.0
 Answer = TypeVar("Answer")
 
 
-class State(Enum):
+class HostState(Enum):
     STARTING = "starting"
     READY = "ready"
     RECOVERING = "recovering"
@@ -46,7 +46,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Launch:
+class EngineLaunch:
     """What to run for one model, and where it answers."""
 
     address: str
@@ -56,7 +56,7 @@ class Launch:
     timing: WatchTimes = DEFAULTS
 
 
-Launcher = Callable[[Path], Launch]
+Launcher = Callable[[Path], EngineLaunch]
 """Given a private folder for sockets and files, says what to run there."""
 
 
@@ -64,7 +64,7 @@ class EngineHost:
     """Owns the processes. `start` returns when the model serves; a later loss is mended in the background."""
 
     def __init__(self, launcher: Launcher, policy: RestartPolicy | None = None) -> None:
-        self.state = State.STARTING
+        self.state = HostState.STARTING
         self.detail = "starting"
         self._lifeline = Lifeline()
         launch = launcher(self._lifeline.path.parent)
@@ -79,8 +79,8 @@ class EngineHost:
         """Raises LoadFailed with the reason of every rank that failed. Whoever starts it must also stop it."""
         self._keeper = asyncio.create_task(self._keep(), name="engine-keeper")
         async with self._changed:
-            await self._changed.wait_for(lambda: self.state in (State.READY, State.FAILED))
-        if self.state is State.FAILED:
+            await self._changed.wait_for(lambda: self.state in (HostState.READY, HostState.FAILED))
+        if self.state is HostState.FAILED:
             raise LoadFailed(self.detail)
         return await self.describe()
 
@@ -103,21 +103,21 @@ class EngineHost:
 
     async def ready(self, seconds: float) -> None:
         """Wait until the group has formed again, if it is about to."""
-        if self.state is State.READY:
+        if self.state is HostState.READY:
             return
         try:
             async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self.state in (State.READY, State.FAILED))
+                await self._changed.wait_for(lambda: self.state in (HostState.READY, HostState.FAILED))
         except TimeoutError:
             raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
-        if self.state is State.FAILED:
+        if self.state is HostState.FAILED:
             raise NotServing(f"the engine was given up: {self.detail}; load the model again")
 
     async def recovered(self, seconds: float) -> None:
         """After a loss that the keeper may not have seen yet: wait until the engine itself says that it serves."""
         try:
             async with asyncio.timeout(seconds):
-                while self.state is not State.FAILED and not await self.serves():
+                while self.state is not HostState.FAILED and not await self.serves():
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
@@ -134,7 +134,7 @@ class EngineHost:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         # Whoever waits for the group to come back need not wait any longer.
-        await self._enter(State.FAILED, "the model was freed")
+        await self._enter(HostState.FAILED, "the model was freed")
         await self.client.close()
         await self._group.stop()
         self._lifeline.cut()
@@ -145,15 +145,15 @@ class EngineHost:
             try:
                 await self._group.start()
             except OSError as error:
-                return await self._enter(State.FAILED, f"the ranks cannot be started: {error}")
+                return await self._enter(HostState.FAILED, f"the ranks cannot be started: {error}")
             served, reason = await self._run_once()
             now = time.monotonic()
             pause = restarts.pause(EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now))
             if pause is None:
                 again = f" ({restarts.lost} times started again)" if restarts.lost else ""
-                return await self._enter(State.FAILED, f"{reason}{again}")
+                return await self._enter(HostState.FAILED, f"{reason}{again}")
             log.warning("%s; forming the group again%s", reason, f" in {pause:g} s" if pause else "")
-            await self._enter(State.RECOVERING, reason)
+            await self._enter(HostState.RECOVERING, reason)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> tuple[bool, str]:
@@ -168,7 +168,7 @@ class EngineHost:
                 return False, f"the ranks did not form a group within {self._start_seconds:g} s: {self.detail}"
             served = ready.done() and not ended.done()
             if served:
-                await self._enter(State.READY, "ready")
+                await self._enter(HostState.READY, "ready")
             name, code = await ended
             return served, self._group_reason(name, code)
         finally:
@@ -188,7 +188,7 @@ class EngineHost:
                 pass
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _enter(self, state: State, detail: str) -> None:
+    async def _enter(self, state: HostState, detail: str) -> None:
         async with self._changed:
             self.state, self.detail = state, detail
             self._changed.notify_all()

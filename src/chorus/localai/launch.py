@@ -14,7 +14,7 @@ from chorus.config.sources import load_settings
 from chorus.deploy.front_end import CannotServe
 from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs
 from chorus.localai.access import TOKEN_VARIABLE
-from chorus.localai.engine_host import Launch
+from chorus.localai.engine_host import EngineLaunch
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
 from chorus.localai.server import ServerSettings, serve
@@ -56,7 +56,7 @@ def lead(
     asyncio.run(serve(ServerSettings(addr, flags, trusted), launch))
 
 
-def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
+def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> EngineLaunch:
     """Every rank where there is no hostfile; with one, the leader alone: the others are started on their machines."""
     settings = plan.settings
     spec = engine_spec(settings, model, folder, plan.ranks or rank_addresses(folder, settings.engine.ranks))
@@ -71,7 +71,7 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> Launch:
         programs = [replace(leader, environment={**leader.environment, **settings.cluster.env})]
     # The ranks' own deadline holds for meeting and then for loading.
     start_seconds = 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS
-    return Launch(spec.address, programs, start_seconds, settings.watch)
+    return EngineLaunch(spec.address, programs, start_seconds, settings.watch)
 
 
 def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:

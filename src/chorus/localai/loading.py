@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.config.sections import ApiConfig
-from chorus.localai.engine_host import EngineHost, Launch, State
+from chorus.localai.engine_host import EngineHost, EngineLaunch, HostState
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import LoadPlan, Tree, plan_load
 from chorus.messages.proto import engine_pb2
@@ -23,12 +23,12 @@ from chorus.text.errors import TokenizerError
 
 log = logging.getLogger(__name__)
 
-EngineLauncher = Callable[[LoadPlan, LocalModel, Path], Launch]
+EngineLauncher = Callable[[LoadPlan, LocalModel, Path], EngineLaunch]
 """What to run for a plan; files and sockets go into the folder."""
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     plan: LoadPlan
     path: Path
     model: ServedModel
@@ -47,9 +47,9 @@ class Models:
         self._launch = launch
         self._trust_remote_code = trust_remote_code
         self._turn = asyncio.Lock()
-        self._loading: asyncio.Task[Loaded] | None = None
+        self._loading: asyncio.Task[LoadedModel] | None = None
         self._request = b""
-        self.current: Loaded | None = None
+        self.current: LoadedModel | None = None
         self.failure: str | None = None
         """Why the last load failed, if it did."""
 
@@ -61,7 +61,7 @@ class Models:
         """Raises LoadFailed. The same request again changes nothing while its model serves."""
         key = request.SerializeToString(deterministic=True)
         async with self._turn:
-            if self.current and key == self._request and self.current.host.state is not State.FAILED:
+            if self.current and key == self._request and self.current.host.state is not HostState.FAILED:
                 return
             await self._drop()
             self._loading = asyncio.create_task(self._load(request), name="load")
@@ -91,7 +91,7 @@ class Models:
             await gone.host.stop()
             log.info("freed %s", gone.plan.identity)
 
-    async def _load(self, request: wire.ModelOptions) -> Loaded:
+    async def _load(self, request: wire.ModelOptions) -> LoadedModel:
         # Files are read and perhaps downloaded here: on a thread, so that Health answers meanwhile.
         plan = await asyncio.to_thread(plan_load, request, self._flags, trust_remote_code=self._trust_remote_code)
         for note in plan.notes:
@@ -110,7 +110,7 @@ class Models:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
-        return Loaded(plan, model.path, served, host, await capacity())
+        return LoadedModel(plan, model.path, served, host, await capacity())
 
 
 def _find(name: str) -> LocalModel:

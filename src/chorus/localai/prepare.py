@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chorus.localai.chat import FIELDS, read_chat
 from chorus.localai.errors import BadRequest
-from chorus.localai.loading import Loaded
+from chorus.localai.loading import LoadedModel
 from chorus.localai.requests import asked_tokens, grammar_of, sampling_of, stop_strings, wanted_logprobs
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
@@ -21,7 +21,7 @@ from chorus.serving.request import GenerationRequest
 from chorus.text.errors import TextError
 
 
-async def prepare(loaded: Loaded, request: wire.PredictOptions, label: str) -> Generation:
+async def prepare(loaded: LoadedModel, request: wire.PredictOptions, label: str) -> Generation:
     """Raises BadRequest or BadField."""
     workers = loaded.model.workers
     asked = await workers.run(request.ByteSize(), lambda: generation_request(loaded, request, label))
@@ -40,7 +40,7 @@ def is_chat(request: wire.PredictOptions) -> bool:
     return bool(request.Messages) and (request.UseTokenizerTemplate or not request.Prompt)
 
 
-def generation_request(loaded: Loaded, request: wire.PredictOptions, label: str) -> GenerationRequest:
+def generation_request(loaded: LoadedModel, request: wire.PredictOptions, label: str) -> GenerationRequest:
     logprobs, top_logprobs = wanted_logprobs(request)
     fixed, capacity = loaded.plan.sampling, loaded.capacity
     return replace(
@@ -56,14 +56,14 @@ def generation_request(loaded: Loaded, request: wire.PredictOptions, label: str)
     )
 
 
-def prompt_of(loaded: Loaded, request: wire.PredictOptions) -> GenerationRequest:
+def prompt_of(loaded: LoadedModel, request: wire.PredictOptions) -> GenerationRequest:
     if is_chat(request):
         return read_chat(request, loaded.plan.special_tokens, loaded.limits)
     measure.count("Prompt", len(request.Prompt), loaded.limits.max_body_bytes, "characters")
     return GenerationRequest(prompts=(request.Prompt,), fields=replace(FIELDS, prompt="Prompt"))
 
 
-def prompt_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
+def prompt_tokens(loaded: LoadedModel, request: wire.PredictOptions) -> list[int]:
     """A prompt without a token is none too few here: it is only counted."""
     asked = prompt_of(loaded, request)
     try:
@@ -74,7 +74,7 @@ def prompt_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
         raise BadRequest(f"{asked.fields.prompt}: {error}") from None
 
 
-def embedding_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
+def embedding_tokens(loaded: LoadedModel, request: wire.PredictOptions) -> list[int]:
     tokens = list(request.EmbeddingTokens) or _encoded(loaded, request.Embeddings or request.Prompt)
     check_tokens(tokens, loaded.capacity.vocabulary, "EmbeddingTokens")
     context = loaded.capacity.context_length
@@ -83,7 +83,7 @@ def embedding_tokens(loaded: Loaded, request: wire.PredictOptions) -> list[int]:
     return tokens
 
 
-def _encoded(loaded: Loaded, text: str) -> list[int]:
+def _encoded(loaded: LoadedModel, text: str) -> list[int]:
     measure.count("Embeddings", len(text), loaded.limits.max_body_bytes, "characters")
     try:
         tokens = loaded.model.tokenizer.encode(text)

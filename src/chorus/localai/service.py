@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import grpc
 
-from chorus.localai.engine_host import State
+from chorus.localai.engine_host import HostState
 from chorus.localai.errors import BadRequest, LoadFailed, NotServing
-from chorus.localai.loading import Loaded, Models
+from chorus.localai.loading import LoadedModel, Models
 from chorus.localai.prepare import check_tokens, embedding_tokens, is_chat, prepare, prompt_tokens
 from chorus.localai.replies import ReplyWriter, whole
 from chorus.messages.proto import engine_pb2, localai_pb2_grpc
@@ -30,10 +30,10 @@ RECOVERY_SECONDS = 120.0
 """How long a request waits for a group that is forming again."""
 EMBED_SECONDS = 600.0
 _STATES = {
-    State.STARTING: wire.StatusResponse.BUSY,
-    State.READY: wire.StatusResponse.READY,
-    State.RECOVERING: wire.StatusResponse.BUSY,
-    State.FAILED: wire.StatusResponse.ERROR,
+    HostState.STARTING: wire.StatusResponse.BUSY,
+    HostState.READY: wire.StatusResponse.READY,
+    HostState.RECOVERING: wire.StatusResponse.BUSY,
+    HostState.FAILED: wire.StatusResponse.ERROR,
 }
 
 
@@ -147,12 +147,12 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 await self._recovered(loaded, "a request", error)
 
     @staticmethod
-    async def _recovered(loaded: Loaded, what: str, error: Exception) -> None:
+    async def _recovered(loaded: LoadedModel, what: str, error: Exception) -> None:
         """The engine is gone before anybody was told so: what nobody has seen a word of can be asked again."""
         log.warning("%s came as the engine was lost (%s): it waits and is sent again", what, error)
         await loaded.host.recovered(RECOVERY_SECONDS)
 
-    async def _attempt(self, loaded: Loaded, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
+    async def _attempt(self, loaded: LoadedModel, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
         label = f"localai-{next(self._numbers)}"
         generation = await prepare(loaded, request, label)
         try:
@@ -170,7 +170,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             raise
 
     async def _generate(
-        self, generation: Generation, loaded: Loaded, label: str, chat: bool
+        self, generation: Generation, loaded: LoadedModel, label: str, chat: bool
     ) -> AsyncGenerator[wire.Reply]:
         writer = ReplyWriter(loaded.model.tokenizer, len(generation.prompts[0]), chat)
         async with aclosing(generation):
@@ -184,7 +184,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                         _log_end(label, event, self._metrics.tokens_per_second)
                         yield writer.last(event)
 
-    async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> Loaded:
+    async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> LoadedModel:
         loaded = self._models.current
         if loaded is None:
             what = "the model is still loading" if self._models.loading else "no model is loaded"

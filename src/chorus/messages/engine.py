@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import NamedTuple
 
-from chorus.messages.grammar import Grammar, GrammarKind, Part
+from chorus.messages.grammar import Grammar, GrammarKind, GrammarPart
 from chorus.messages.proto import engine_pb2 as pb
 
 MAX_TOP_LOGPROBS = 20
@@ -154,7 +154,7 @@ def grammar_to_wire(grammar: Grammar) -> pb.Grammar:
     def kind(name: GrammarKind) -> pb.Grammar.Kind:
         return pb.Grammar.Kind.Value(name.upper())
 
-    def written(parts: Iterable[Part]) -> list[pb.Grammar.Part]:
+    def written(parts: Iterable[GrammarPart]) -> list[pb.Grammar.Part]:
         return [pb.Grammar.Part(name=part.name, kind=kind(part.kind), source=part.source) for part in parts]
 
     return pb.Grammar(
@@ -174,8 +174,8 @@ _GRAMMAR_KINDS: dict[pb.Grammar.Kind, GrammarKind] = {
 
 
 def grammar_from_wire(message: pb.Grammar) -> Grammar:
-    def read(parts: Iterable[pb.Grammar.Part]) -> tuple[Part, ...]:
-        return tuple(Part(part.name, _GRAMMAR_KINDS[part.kind], part.source) for part in parts)
+    def read(parts: Iterable[pb.Grammar.Part]) -> tuple[GrammarPart, ...]:
+        return tuple(GrammarPart(part.name, _GRAMMAR_KINDS[part.kind], part.source) for part in parts)
 
     return Grammar(_GRAMMAR_KINDS[message.kind], message.source, read(message.parts), read(message.origins))
 

@@ -13,7 +13,7 @@ GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 
 @dataclass(frozen=True)
-class Part:
+class GrammarPart:
     name: str
     kind: GrammarKind
     source: str
@@ -25,9 +25,9 @@ class Grammar:
 
     kind: GrammarKind
     source: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[GrammarPart, ...] = ()
     """Grammars that the source, or one of them, names with an @."""
-    origins: tuple[Part, ...] = ()
+    origins: tuple[GrammarPart, ...] = ()
     """What the client sent, by its own names: where there are several, each is tried alone, to name the wrong one."""
 
     @property
@@ -60,5 +60,5 @@ def packed(grammar: Grammar, stop_tokens: Iterable[int]) -> bytes:
 
 def unpacked(message: bytes) -> tuple[Grammar, frozenset[int]]:
     kind, source, parts, origins, stop_tokens = json.loads(message)
-    grammar = Grammar(kind, source, *(tuple(Part(*part) for part in some) for some in (parts, origins)))
+    grammar = Grammar(kind, source, *(tuple(GrammarPart(*part) for part in some) for some in (parts, origins)))
     return grammar, frozenset(stop_tokens)

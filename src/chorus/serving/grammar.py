@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chorus.messages.grammar import Grammar, Part
+from chorus.messages.grammar import Grammar, GrammarPart
 from chorus.text.parsers.toolkit.lark import Lark
 
 _RULE_NAME = re.compile(r"[\w-]+")
@@ -46,7 +46,7 @@ def rules(source: str) -> Grammar:
 
 def sent_as(grammar: Grammar, field: str) -> Grammar:
     """An error about it names the field."""
-    return replace(grammar, origins=(Part(field, grammar.kind, grammar.source),))
+    return replace(grammar, origins=(GrammarPart(field, grammar.kind, grammar.source),))
 
 
 def either(first: Grammar, second: Grammar) -> Grammar:
@@ -105,11 +105,11 @@ def in_final_channel(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
 
 def _composed(lark: str, **named: Grammar) -> Grammar:
     """Parts are named by what they hold, so that a composition can be part of another one."""
-    parts: dict[str, Part] = {}
-    origins: list[Part] = []
+    parts: dict[str, GrammarPart] = {}
+    origins: list[GrammarPart] = []
     for name, grammar in named.items():
         own = f"{name}_{hashlib.sha256(grammar.source.encode()).hexdigest()[:12]}"
         lark = lark.replace(f"@{name}", f"@{own}")
-        parts |= {part.name: part for part in (Part(own, grammar.kind, grammar.source), *grammar.parts)}
+        parts |= {part.name: part for part in (GrammarPart(own, grammar.kind, grammar.source), *grammar.parts)}
         origins += grammar.origins
     return Grammar("lark", lark, tuple(parts.values()), tuple(origins))

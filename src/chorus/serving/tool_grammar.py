@@ -13,7 +13,7 @@ from chorus.text.parsers.toolkit.lark import Lark
 from chorus.text.parsers.toolkit.outline import OutlineParser, tools_by_name
 from chorus.text.parsers.toolkit.regexes import containing, literal
 from chorus.text.parsers.toolkit.strings import Inexpressible
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 # The family of parsers whose models write a header before every part of an answer.
 CHANNELS = "harmony"
@@ -116,7 +116,9 @@ class _Headless(FreeText):
         self._mark = ""
 
 
-def _anywhere(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: Mapping[str, int], opening: str) -> str:
+def _anywhere(
+    family: ParserFamily, tools: list[ToolSchema], parallel: bool, tokens: Mapping[str, int], opening: str
+) -> str:
     assert family.calls is not None
     lark = _Headless(tokens, opening)
     # Where every call has the opening mark, a further call begins as the first one did: after text.
@@ -133,7 +135,7 @@ def _anywhere(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: M
     return lark.source("answer") + answer + "\n"
 
 
-def _at_start(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: Mapping[str, int]) -> str:
+def _at_start(family: ParserFamily, tools: list[ToolSchema], parallel: bool, tokens: Mapping[str, int]) -> str:
     """Such a call is one only where the answer begins, so text must begin with something else."""
     assert family.calls is not None
     parser = _parser(family)
@@ -144,7 +146,7 @@ def _at_start(family: ParserFamily, tools: list[Tool], parallel: bool, tokens: M
     return lark.source(f"({plain})? | {calls}")
 
 
-def _in_channels(family: ParserFamily, tools: list[Tool], tokens: Mapping[str, int]) -> str:
+def _in_channels(family: ParserFamily, tools: list[ToolSchema], tokens: Mapping[str, int]) -> str:
     assert family.calls is not None
     lark = FreeText(tokens, lenient=True)
     calls = lark.rule(family.calls(lark, tools, False))
@@ -183,7 +185,7 @@ def _heads(family: ParserFamily, mark: str) -> int:
     """How often the grammar of two tools' calls writes the mark: once for a section, or with every call."""
     assert family.calls is not None
     writer = _Headless({}, mark)
-    family.calls(writer, (Tool("a"), Tool("b")), True)
+    family.calls(writer, (ToolSchema("a"), ToolSchema("b")), True)
     return writer.heads
 
 

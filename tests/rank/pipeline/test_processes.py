@@ -12,7 +12,7 @@ import pytest
 from chorus.config.engine import EngineSpec
 from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Limits, Scheduler
+from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request, Sampling
 from chorus.rank.load import stored_layers
 from chorus.rank.runner import Runner
@@ -64,7 +64,9 @@ def generate(spec: EngineSpec, together: bool) -> dict[str, list[int]]:
 
     with contextlib.ExitStack() as cleanup:
         group = form_group(spec, lambda fraction: None, cleanup)
-        limits = Limits(context=256, prefill_chunk=16, lookahead=group.lookahead, max_batch=8 if group.batches else 1)
+        limits = SchedulerLimits(
+            context=256, prefill_chunk=16, lookahead=group.lookahead, max_batch=8 if group.batches else 1
+        )
         leader = Leader(Runner(group.shard.stage), Scheduler(limits), publish, group.followers)
         for request in requests():
             assert leader.scheduler.submit(request) is None

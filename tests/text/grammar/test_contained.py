@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from chorus.config.grammar import TOGETHER, GrammarLimits
-from chorus.messages.grammar import Grammar, GrammarError, Part, TooManyGrammars
+from chorus.messages.grammar import Grammar, GrammarError, GrammarPart, TooManyGrammars
 from chorus.text.grammar import client
 from chorus.text.grammar.client import Constraint
 from tests.support.freeze import freeze
@@ -22,7 +22,7 @@ from tests.support.grammars import DEADLINE, GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY
 
 FIELD = "guided_regex"
-LETTERS = Grammar("regex", "a{1,400}", origins=(Part(FIELD, "regex", "a{1,400}"),))
+LETTERS = Grammar("regex", "a{1,400}", origins=(GrammarPart(FIELD, "regex", "a{1,400}"),))
 GROWING = Grammar("json_schema", '{"type": "integer", "multipleOf": 6000011}')
 LARGE = Grammar("json_schema", '{"type": "integer", "multipleOf": 50021}')
 
@@ -170,7 +170,7 @@ def test_leaving_while_it_compiles_ends_the_process(own: GrammarHost) -> None:
 
 def test_the_wrong_one_of_several_is_named(host: GrammarHost) -> None:
     whole = 'start: "a" | "b"'
-    origins = (Part("tools[0]", "json_schema", "{}"), Part("tools[1]", "json_schema", '{"type": "blob"}'))
+    origins = (GrammarPart("tools[0]", "json_schema", "{}"), GrammarPart("tools[1]", "json_schema", '{"type": "blob"}'))
     with pytest.raises(GrammarError, match="blob") as caught:
         host.open(Grammar("lark", whole, origins=origins), STOPS)
     assert caught.value.field == "tools[1]"

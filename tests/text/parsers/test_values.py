@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from chorus.text.parsers.toolkit.values import Tool, as_json, python_literal, tidy_path
+from chorus.text.parsers.toolkit.values import ToolSchema, as_json, python_literal, tidy_path
 
 
 def typed(text: str, schema: Any) -> Any:
-    tool = Tool("f", {"properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}})
+    tool = ToolSchema("f", {"properties": {"x": schema}, "$defs": {"n": {"type": "integer"}}})
     return json.loads(as_json(text, tool.types("x")))
 
 
@@ -54,7 +54,7 @@ def test_a_value_is_typed_by_its_schema(text: str, schema: Any, value: Any) -> N
 
 
 def test_a_parameter_without_a_schema_is_json_if_it_parses() -> None:
-    assert Tool("f", {}).types("x") is None
+    assert ToolSchema("f", {}).types("x") is None
 
 
 def test_only_plain_literals_are_taken_for_values() -> None:
@@ -79,4 +79,4 @@ def test_spaces_around_the_marks_of_a_path_are_removed(text: str, tidied: str) -
 
 def test_a_tool_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"give function\.name"):
-        Tool.of({"type": "function", "function": {}})
+        ToolSchema.of({"type": "function", "function": {}})

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     def end(self) -> None:
         """At once, whatever it was doing."""
 
@@ -29,8 +29,8 @@ class Pool:
         self._most = most
         self._most_strangers = min(most, most_strangers) if keys_required else most
         self._keys_required = keys_required
-        self._group_of: dict[Connection, _Group] = {}
-        self._groups: dict[_Group, OrderedDict[Connection, None]] = {
+        self._group_of: dict[ClientConnection, _Group] = {}
+        self._groups: dict[_Group, OrderedDict[ClientConnection, None]] = {
             _Group(known, busy): OrderedDict() for known in (False, True) for busy in (False, True)
         }
 
@@ -58,14 +58,14 @@ class Pool:
         oldest.end()
         return True
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: ClientConnection) -> None:
         self._put(connection, _IDLE_STRANGERS)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         if group := self._group_of.pop(connection, None):
             del self._groups[group][connection]
 
-    def mark(self, connection: Connection, *, known: bool | None = None, busy: bool | None = None) -> None:
+    def mark(self, connection: ClientConnection, *, known: bool | None = None, busy: bool | None = None) -> None:
         """One that was told to go has no place any more, and gets none."""
         if group := self._group_of.get(connection):
             self.leave(connection)
@@ -74,6 +74,6 @@ class Pool:
                 _Group(group.known if known is None else known, group.busy if busy is None else busy),
             )
 
-    def _put(self, connection: Connection, group: _Group) -> None:
+    def _put(self, connection: ClientConnection, group: _Group) -> None:
         self._group_of[connection] = group
         self._groups[group][connection] = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chorus.messages.grammar import Grammar, Part
+from chorus.messages.grammar import Grammar, GrammarPart
 from chorus.serving import grammar as grammars
 from chorus.serving import measure
 from chorus.serving.measure import InvalidValue, TooMuch, Unsupported
@@ -107,13 +107,13 @@ async def answer_grammar(request: GenerationRequest, form: AnswerFormat, workers
     return grammar and replace(grammar, origins=origins)
 
 
-def _origins(request: GenerationRequest, document: Grammar | None) -> Iterator[Part]:
+def _origins(request: GenerationRequest, document: Grammar | None) -> Iterator[GrammarPart]:
     """What the grammar is made of, so that an error about it names the field."""
     tools, fields = request.tools, request.fields
     if document is not None:
-        yield Part(fields.grammar, document.kind, document.source)
+        yield GrammarPart(fields.grammar, document.kind, document.source)
     for place, tool in enumerate(tools.functions):
         if tool.strict or tools.forced or document is not None:
             measure.well_formed(f"{fields.tools}[{place}]", tool.parameters or {})
             schema = grammars.json_schema(tool.parameters or {})
-            yield Part(f"{fields.tools}[{place}]", schema.kind, schema.source)
+            yield GrammarPart(f"{fields.tools}[{place}]", schema.kind, schema.source)

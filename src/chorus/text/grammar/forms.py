@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from chorus.messages.grammar import GrammarError, GrammarKind, Part
+from chorus.messages.grammar import GrammarError, GrammarKind, GrammarPart
 
 _LONGEST_REASON = 300
 
 
-def llguidance_form(kind: GrammarKind, source: str, parts: Iterable[Part] = ()) -> str:
+def llguidance_form(kind: GrammarKind, source: str, parts: Iterable[GrammarPart] = ()) -> str:
     entries = [_entry("", kind, source), *(_entry(part.name, part.kind, part.source) for part in parts)]
     return f'{{"grammars": [{", ".join(entries)}]}}'
 

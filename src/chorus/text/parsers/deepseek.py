@@ -14,7 +14,7 @@ from chorus.text.parsers.toolkit.source import Markers, Steps, one
 from chorus.text.parsers.toolkit.strings import Inexpressible
 from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, attribute, named_by
 from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -110,12 +110,12 @@ def _opened(parameter: str, kind: str) -> tuple[str]:
 _WRITING = Writing(_TAGS, _opened, between="\n", marks_strings=True)
 
 
-def _tagged_call(lark: Lark, tool: Tool) -> str:
+def _tagged_call(lark: Lark, tool: ToolSchema) -> str:
     arguments = arguments_grammar(lark, tool, _WRITING)
     return lark.join(lark.text(f'{_INVOKE} name="{tool.name}">\n'), arguments, lark.text(f"{_TAGS.call_end}\n"))
 
 
-def _bare_call(lark: Lark, tool: Tool) -> str:
+def _bare_call(lark: Lark, tool: ToolSchema) -> str:
     if tool.name == _FENCED_SIGN and not lark.lenient:
         raise Inexpressible(f"the name {_FENCED_SIGN!r} is a mark of the format: give the tool another one")
     return named_json(lambda name: f"{_CALL}{name}{_SEPARATOR}", _CALL_END)(lark, tool)

@@ -11,7 +11,7 @@ from chorus.text.parsers.toolkit import regexes
 from chorus.text.parsers.toolkit.lark import CallsGrammar, Lark, repeated
 from chorus.text.parsers.toolkit.members import checked_name, free_members, members, members_of
 from chorus.text.parsers.toolkit.strings import ANNOTATIONS, OTHER_TYPES, Inexpressible, Strings, apart
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_-]*/"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_$@.-]+")
@@ -20,7 +20,7 @@ _ANYTHING = "anything"
 
 
 def calls_grammar(opened: str, closed: str, quote: str) -> CallsGrammar:
-    def call(lark: Lark, tool: Tool) -> str:
+    def call(lark: Lark, tool: ToolSchema) -> str:
         arguments = _Values(lark, tool, quote).arguments()
         return lark.join(lark.text(f"{opened}call:{checked_name(tool, lark.lenient)}"), arguments, lark.text(closed))
 
@@ -30,7 +30,7 @@ def calls_grammar(opened: str, closed: str, quote: str) -> CallsGrammar:
 class _Values:
     """Writes the values of one tool's schema. Rules have names by what they stand for, so that schemas may recur."""
 
-    def __init__(self, lark: Lark, tool: Tool, quote: str) -> None:
+    def __init__(self, lark: Lark, tool: ToolSchema, quote: str) -> None:
         self._lark = lark
         self._tool = tool
         self._quote = quote

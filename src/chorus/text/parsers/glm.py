@@ -15,7 +15,7 @@ from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import Markers, Steps, one
 from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags
 from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 
 def _tags(prefix: str) -> Tags:
@@ -73,7 +73,7 @@ def _grammar(prefix: str) -> CallsGrammar:
         loose_lines=True,
     )
 
-    def call(lark: Lark, tool: Tool) -> str:
+    def call(lark: Lark, tool: ToolSchema) -> str:
         """GLM 4.5 puts every tag on a line of its own, 4.7 puts none there."""
         arguments = arguments_grammar(lark, tool, writing)
         return lark.join(lark.lines(f"<{prefix}tool_call>{tool.name}", ""), arguments, lark.text(tags.call_end))

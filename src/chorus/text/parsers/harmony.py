@@ -13,7 +13,7 @@ from chorus.text.parsers.toolkit.jsoncall import bare_arguments
 from chorus.text.parsers.toolkit.lark import Lark, repeated
 from chorus.text.parsers.toolkit.outline import StreamingParser
 from chorus.text.parsers.toolkit.source import CutOff, Markers, Steps
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -94,7 +94,7 @@ def _words_not_of_a_head(head: str) -> str:
     return "" if belongs else text
 
 
-def _grammar_call(lark: Lark, tool: Tool) -> str:
+def _grammar_call(lark: Lark, tool: ToolSchema) -> str:
     head = lark.text(f"{_CHANNEL}commentary to=functions.{tool.name} {_CONSTRAIN}json{_MESSAGE}")
     return lark.join(f"({lark.text(f'{_START}assistant')})?", head, lark.json(tool.schema))
 

@@ -14,7 +14,7 @@ from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import Malformed, Markers, Steps, one
 from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, named_by
 from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _name_of = named_by("name")
 
@@ -90,10 +90,10 @@ class MiniCpmParser(InvokeParser):
     inner = (tags.parameter, tags.value_end, tags.call_end)
 
 
-def _call(tags: Tags, invoke: str, line: str) -> Callable[[Lark, Tool], str]:
+def _call(tags: Tags, invoke: str, line: str) -> Callable[[Lark, ToolSchema], str]:
     writing = Writing(tags, lambda name, kind: (f'{tags.parameter} name="{name}">',), between=line)
 
-    def call(lark: Lark, tool: Tool) -> str:
+    def call(lark: Lark, tool: ToolSchema) -> str:
         arguments = arguments_grammar(lark, tool, writing)
         return lark.join(lark.text(f'{invoke} name="{tool.name}">{line}'), arguments, lark.text(tags.call_end + line))
 

@@ -12,7 +12,7 @@ from chorus.text.parsers.toolkit.jsoncall import bare_arguments, valid_name
 from chorus.text.parsers.toolkit.lark import Lark, repeated
 from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import Markers, Steps, one
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -46,7 +46,7 @@ class KimiParser(OutlineParser):
             yield from self.source.take_marker(one(_CALL_END))
 
 
-def _call(lark: Lark, tool: Tool) -> str:
+def _call(lark: Lark, tool: ToolSchema) -> str:
     head = lark.join(lark.text(f"{_CALL}functions.{tool.name}:"), "/[0-9]{1,3}/", lark.text(_ARGUMENTS))
     return lark.join(head, lark.json(tool.schema), lark.text(_CALL_END))
 

@@ -9,7 +9,7 @@ from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import Markers, Steps, one
 from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, attribute, named_by
 from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _TOOLS, _TOOLS_END = f"{_OPEN}tools{_SEP}", f"{_CLOSE}tools{_SEP}"
@@ -68,7 +68,7 @@ def _opened(parameter: str, kind: str) -> tuple[str]:
 _WRITING = Writing(_TAGS, _opened, marks_strings=True)
 
 
-def _call(lark: Lark, tool: Tool) -> str:
+def _call(lark: Lark, tool: ToolSchema) -> str:
     head = lark.join(
         lark.text(f'{_CALL} tool="{_attribute_text(tool.name)}" index="'), "/[0-9]{1,3}/", lark.text(f'"{_SEP}')
     )

@@ -7,14 +7,14 @@ import re
 from chorus.text.parsers.toolkit.family import ParserFamily
 from chorus.text.parsers.toolkit.jsoncall import take_name
 from chorus.text.parsers.toolkit.lark import Lark, repeated
-from chorus.text.parsers.toolkit.members import Member, any_members, checked_name, members
+from chorus.text.parsers.toolkit.members import ObjectMember, any_members, checked_name, members
 from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Steps, one
 from chorus.text.parsers.toolkit.strings import Inexpressible
 from chorus.text.parsers.toolkit.values import (
     NO_VALUE,
     STRING,
-    Tool,
+    ToolSchema,
     dumped,
     encodable,
     parsed,
@@ -112,11 +112,11 @@ class PythonicParser(OutlineParser):
         return dumped(literal) if value is NO_VALUE or not encodable(text) else text.strip()
 
 
-def _call(lark: Lark, tool: Tool) -> str:
+def _call(lark: Lark, tool: ToolSchema) -> str:
     return lark.join(lark.text(f"{checked_name(tool, lark.lenient)}("), _arguments(lark, tool), lark.text(")"))
 
 
-def _arguments(lark: Lark, tool: Tool) -> str:
+def _arguments(lark: Lark, tool: ToolSchema) -> str:
     if (schema := any_members(tool, lark.lenient)) is not None:
         argument = lark.rule(lark.join("/[A-Za-z_][A-Za-z0-9_]*/", '"="', lark.json(tool.standing_alone(schema))))
         return f'({argument} (", " {argument})*)?'
@@ -124,7 +124,7 @@ def _arguments(lark: Lark, tool: Tool) -> str:
     return lark.listed(listed, ", ")
 
 
-def _argument(lark: Lark, tool: Tool, member: Member) -> str:
+def _argument(lark: Lark, tool: ToolSchema, member: ObjectMember) -> str:
     if not _KEYWORD.fullmatch(member.name) and not lark.lenient:
         raise Inexpressible(f"the name of parameter {member.name!r}: use letters, digits and _")
     value = lark.json(tool.standing_alone(member.schema))

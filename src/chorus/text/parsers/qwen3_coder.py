@@ -11,7 +11,7 @@ from chorus.text.parsers.toolkit.outline import OutlineParser
 from chorus.text.parsers.toolkit.source import Steps, one
 from chorus.text.parsers.toolkit.tagged import TaggedArguments, Tags, plain_name
 from chorus.text.parsers.toolkit.tagged_grammar import Writing, arguments_grammar
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _OPEN, _CLOSE, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _TAGS = Tags(parameter="<parameter=", header_end=">", value_end="</parameter>", call_end="</function>", own_lines=True)
@@ -36,7 +36,7 @@ class Qwen3CoderParser(OutlineParser):
 _WRITING = Writing(_TAGS, lambda name, kind: (f"{_TAGS.parameter}{name}>\n",), between="\n")
 
 
-def _call(lark: Lark, tool: Tool) -> str:
+def _call(lark: Lark, tool: ToolSchema) -> str:
     arguments = arguments_grammar(lark, tool, _WRITING)
     head = lark.text(f"{_OPEN}\n{_FUNCTION}{tool.name}>\n")
     return lark.join(head, arguments, lark.text(f"{_TAGS.call_end}\n{_CLOSE}"))

@@ -33,7 +33,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(StrictModel):
+class ResponsesTextPart(StrictModel):
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
     # What an answer carries and clients send back with it.
@@ -42,7 +42,7 @@ class TextPart(StrictModel):
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], by_kind("<text>", *_TEXT_PARTS)
+    Annotated[ResponsesTextPart, Tag("<text>")] | Annotated[OtherPart, Tag("<other>")], by_kind("<text>", *_TEXT_PARTS)
 ]
 Content = Annotated[Annotated[str, Tag("<string>")] | Annotated[list[Part], Tag("<list>")], Discriminator(by_json_type)]
 
@@ -75,8 +75,8 @@ class FunctionCallOutputItem(StrictModel):
 
 class ReasoningItem(StrictModel):
     type: Literal["reasoning"]
-    summary: list[TextPart] = Field(default_factory=list)
-    content: list[TextPart] | None = None
+    summary: list[ResponsesTextPart] = Field(default_factory=list)
+    content: list[ResponsesTextPart] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     status: Status | None = None
@@ -106,7 +106,7 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(StrictModel):
+class ResponsesFunctionTool(StrictModel):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
@@ -117,20 +117,21 @@ class FunctionTool(StrictModel):
         return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
-class OtherTool(Undescribed):
+class ResponsesOtherTool(Undescribed):
     type: str
 
     @model_validator(mode="after")
-    def _refuse(self) -> OtherTool:
+    def _refuse(self) -> ResponsesOtherTool:
         raise PydanticCustomError("unsupported", "only function tools are supported")
 
 
 ToolField = Annotated[
-    Annotated[FunctionTool, Tag("<function>")] | Annotated[OtherTool, Tag("<other>")], by_kind("<function>", "function")
+    Annotated[ResponsesFunctionTool, Tag("<function>")] | Annotated[ResponsesOtherTool, Tag("<other>")],
+    by_kind("<function>", "function"),
 ]
 
 
-class NamedTool(StrictModel):
+class ResponsesNamedTool(StrictModel):
     type: Literal["function"]
     name: NonEmpty
 
@@ -138,7 +139,7 @@ class NamedTool(StrictModel):
 class AllowedTools(StrictModel):
     type: Literal["allowed_tools"]
     mode: Literal["none", "auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[ResponsesNamedTool] = Field(min_length=1)
 
 
 def _choice_kind(value: Any) -> str:
@@ -149,7 +150,7 @@ def _choice_kind(value: Any) -> str:
 
 ToolChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<string>")]
-    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[ResponsesNamedTool, Tag("<named>")]
     | Annotated[AllowedTools, Tag("<allowed>")],
     Discriminator(_choice_kind),
 ]
@@ -183,7 +184,7 @@ class ReasoningOptions(StrictModel):
     """No summary is made: a reasoning item holds all that the model thought."""
 
 
-class StreamOptions(StrictModel):
+class ResponsesStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
@@ -209,7 +210,7 @@ class ResponsesRequest(RequestBody):
     previous_response_id: Name | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: PositiveCount | None = None
     temperature: Temperature = None
     top_p: TopP = None
@@ -246,7 +247,7 @@ class ResponsesRequest(RequestBody):
 
     def offered_tools(self) -> list[Tool]:
         """Those that may be called: a choice of allowed tools leaves the others out."""
-        tools = [tool.as_tool() for tool in self.tools or () if isinstance(tool, FunctionTool)]
+        tools = [tool.as_tool() for tool in self.tools or () if isinstance(tool, ResponsesFunctionTool)]
         if not isinstance(self.tool_choice, AllowedTools):
             return tools
         allowed = {tool.name for tool in self.tool_choice.tools}
@@ -257,7 +258,7 @@ class ResponsesRequest(RequestBody):
         match self.tool_choice:
             case None:
                 return None
-            case NamedTool(name=name):
+            case ResponsesNamedTool(name=name):
                 return ToolChoice("named", name)
             case AllowedTools(mode=mode):
                 return ToolChoice(mode)

@@ -15,7 +15,7 @@ from chorus.api.openai.responses.answer import DeletedResponse, ResponseObject
 from chorus.api.openai.responses.history import answered, messages_of
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.openai.responses.store import ResponseStore, StoredResponse
-from chorus.api.openai.responses.wire import ResponseFormat
+from chorus.api.openai.responses.wire import ResponsesFormat
 from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
@@ -57,7 +57,7 @@ def router(service: Service) -> APIRouter:
             if body.store is not False:
                 store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
 
-        wire = ResponseFormat(
+        wire = ResponsesFormat(
             id=f"resp_{uuid.uuid4().hex}",
             echoed=echoed(body, asked.sampling, service.settings.model_id),
             tokenizer=service.tokenizer,

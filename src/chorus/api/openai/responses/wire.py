@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 
 @dataclass
-class ResponseFormat:
+class ResponsesFormat:
     id: str
     echoed: dict[str, Any]
     """What every response object repeats of its request."""

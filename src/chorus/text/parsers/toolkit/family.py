@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorus.text.parsers.toolkit.lark import CallsGrammar, Lark
-from chorus.text.parsers.toolkit.outline import Request, tools_by_name
+from chorus.text.parsers.toolkit.outline import ParserOptions, tools_by_name
 from chorus.text.parsers.toolkit.pieces import OutputParser
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 THINK = ("<think>", "</think>")
 
@@ -17,7 +17,7 @@ THINK = ("<think>", "</think>")
 @dataclass(frozen=True)
 class ParserFamily:
     name: str
-    parser: Callable[[Request], OutputParser]
+    parser: Callable[[ParserOptions], OutputParser]
     # None: this family cannot call tools.
     calls: CallsGrammar | None
     # A template belongs here if it holds all strings of one of these groups.
@@ -46,7 +46,7 @@ class ParserFamily:
     ) -> OutputParser:
         """Without tools nothing is taken for a call; without reasoning nothing is taken for that."""
         reasoning = (self.reasoning or THINK) if thinks or starts_in_reasoning else None
-        return self.parser(Request(tools_by_name(tools), reasoning, starts_in_reasoning, id_factory))
+        return self.parser(ParserOptions(tools_by_name(tools), reasoning, starts_in_reasoning, id_factory))
 
     def tool_grammar(
         self,
@@ -75,7 +75,7 @@ class ParserFamily:
         return "lark", lark.source(lark.join(thought, calls))
 
 
-def _chosen(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[Tool]:
+def _chosen(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[ToolSchema]:
     known = tools_by_name(tools)
     if not known:
         raise ValueError("a call cannot be forced without tools: give tools, or leave tool_choice out")

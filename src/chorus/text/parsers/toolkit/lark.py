@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chorus.errors import ChorusError
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _LARGEST = 4 * 1024 * 1024
 
@@ -109,13 +109,15 @@ class Lark:
         return fresh
 
 
-CallsGrammar = Callable[[Lark, Sequence[Tool], bool], str]
+CallsGrammar = Callable[[Lark, Sequence[ToolSchema], bool], str]
 
 
-def repeated(call: Callable[[Lark, Tool], str], before: str = "", after: str = "", between: str = "") -> CallsGrammar:
+def repeated(
+    call: Callable[[Lark, ToolSchema], str], before: str = "", after: str = "", between: str = ""
+) -> CallsGrammar:
     """The grammar of one call, or of several in a row: the calls may stand in a section of their own."""
 
-    def calls(lark: Lark, tools: Sequence[Tool], parallel: bool) -> str:
+    def calls(lark: Lark, tools: Sequence[ToolSchema], parallel: bool) -> str:
         each = lark.rule(lark.either([lark.rule(call(lark, tool)) for tool in tools]))
         more = f"({lark.join(lark.text(between), each)})*" if parallel else ""
         return lark.join(lark.text(before), each, more, lark.text(after))
@@ -123,20 +125,22 @@ def repeated(call: Callable[[Lark, Tool], str], before: str = "", after: str = "
     return calls
 
 
-def json_call(name_key: str, arguments_key: str, before: str = "", after: str = "") -> Callable[[Lark, Tool], str]:
+def json_call(
+    name_key: str, arguments_key: str, before: str = "", after: str = ""
+) -> Callable[[Lark, ToolSchema], str]:
     """`{"name": …, "arguments": …}`, spelled as templates spell it."""
 
-    def call(lark: Lark, tool: Tool) -> str:
+    def call(lark: Lark, tool: ToolSchema) -> str:
         head = f'{before}{{"{name_key}": {json.dumps(tool.name)}, "{arguments_key}": '
         return lark.join(lark.text(head), lark.json(tool.schema), lark.text("}" + after))
 
     return call
 
 
-def named_json(before: Callable[[str], str], after: str = "") -> Callable[[Lark, Tool], str]:
+def named_json(before: Callable[[str], str], after: str = "") -> Callable[[Lark, ToolSchema], str]:
     """A name in some markup, and an object of arguments after it."""
 
-    def call(lark: Lark, tool: Tool) -> str:
+    def call(lark: Lark, tool: ToolSchema) -> str:
         return lark.join(lark.text(before(tool.name)), lark.json(tool.schema), lark.text(after))
 
     return call

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorus.text.parsers.toolkit.strings import ANNOTATIONS, Inexpressible
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 _UNDERSTOOD = ANNOTATIONS | {
     "type",
@@ -23,19 +23,19 @@ _CALLABLE = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 
 @dataclass(frozen=True)
-class Member:
+class ObjectMember:
     name: str
     schema: Any
     required: bool
 
 
-def checked_name(tool: Tool, lenient: bool = False) -> str:
+def checked_name(tool: ToolSchema, lenient: bool = False) -> str:
     if not lenient and not _CALLABLE.fullmatch(tool.name):
         raise Inexpressible(f"the name {tool.name!r}: use letters, digits, _ and -")
     return tool.name
 
 
-def any_members(tool: Tool, lenient: bool) -> Mapping[str, Any] | None:
+def any_members(tool: ToolSchema, lenient: bool) -> Mapping[str, Any] | None:
     """The schema of a tool's parameters where they may have any name, {} for anything; None where they have names."""
     return free_members(tool.resolved(tool.schema), lenient)
 
@@ -49,20 +49,20 @@ def free_members(schema: Mapping[str, Any], lenient: bool) -> Mapping[str, Any] 
     return extra if isinstance(extra, Mapping) else {}
 
 
-def members(tool: Tool, lenient: bool) -> list[Member]:
+def members(tool: ToolSchema, lenient: bool) -> list[ObjectMember]:
     if not lenient:
         _check_references(tool.schema)
     return members_of(tool.resolved(tool.schema), lenient)
 
 
-def members_of(schema: Mapping[str, Any], lenient: bool) -> list[Member]:
+def members_of(schema: Mapping[str, Any], lenient: bool) -> list[ObjectMember]:
     """Those under `properties` in their order, then those that are required only. Others are never written."""
     known: Mapping[str, Any] = schema.get("properties") or {}
     required = dict.fromkeys(schema.get("required") or ())
     extra = schema.get("additionalProperties", True)
     possible = {name: each for name, each in known.items() if each is not False}
-    found = [Member(name, each, name in required) for name, each in possible.items()]
-    found += [Member(name, extra, True) for name in required if name not in known]
+    found = [ObjectMember(name, each, name in required) for name, each in possible.items()]
+    found += [ObjectMember(name, extra, True) for name in required if name not in known]
     if not lenient:
         _check_keywords(schema, fewest=len(required), most=len(found))
         if any(known.get(name, extra) is False for name in required):

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart, merged
 from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Source, Steps
-from chorus.text.parsers.toolkit.values import Tool
+from chorus.text.parsers.toolkit.values import ToolSchema
 
 
 @dataclass(frozen=True)
-class Request:
+class ParserOptions:
     """What a parser must know of the request whose answer it reads."""
 
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, ToolSchema]
     reasoning: tuple[str, str] | None
     starts_in_reasoning: bool
     id_factory: Callable[[], str]
@@ -63,7 +63,7 @@ class Answer:
 class StreamingParser:
     """Runs a family's generator: each push feeds it and lets it go as far as the text allows."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ParserOptions) -> None:
         self.request = request
         self.source = Source()
         self.answer = Answer(self.source, request.id_factory)
@@ -124,7 +124,7 @@ class OutlineParser(StreamingParser):
     # Where the opening string is a token of its own, models open a call without closing their reasoning first.
     call_ends_reasoning: ClassVar[bool] = False
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ParserOptions) -> None:
         opens = self.opens if request.tools else ()
         at_start = self.opens_at_start if request.tools else ()
         think, end_think = request.reasoning or ("", "")
@@ -190,6 +190,6 @@ class OutlineParser(StreamingParser):
         return True
 
 
-def tools_by_name(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Tool]:
-    found = (Tool.of(tool) for tool in tools or ())
+def tools_by_name(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, ToolSchema]:
+    found = (ToolSchema.of(tool) for tool in tools or ())
     return {tool.name: tool for tool in found}

@@ -10,7 +10,7 @@ from typing import Any
 
 from chorus.errors import ChorusError
 from chorus.text.parsers.toolkit import regexes
-from chorus.text.parsers.toolkit.values import Tool, json_type
+from chorus.text.parsers.toolkit.values import ToolSchema, json_type
 
 OTHER_TYPES = ("object", "array", "number", "integer", "boolean", "null")
 # Keywords that say nothing of what a value is.
@@ -74,7 +74,7 @@ class Parts:
     rest: Mapping[str, Any] | None
 
 
-def apart(schema: Any, tool: Tool, depth: int = _DEEPEST) -> Parts:
+def apart(schema: Any, tool: ToolSchema, depth: int = _DEEPEST) -> Parts:
     """Raises Inexpressible where strings cannot be told from the rest."""
     if schema is True:
         schema = {}
@@ -88,7 +88,7 @@ def apart(schema: Any, tool: Tool, depth: int = _DEEPEST) -> Parts:
     return _all_of(parts)
 
 
-def _joined(key: str, value: Any, tool: Tool, depth: int) -> Parts:
+def _joined(key: str, value: Any, tool: ToolSchema, depth: int) -> Parts:
     if key == "$ref":
         return apart(dict(tool.resolved({"$ref": value})) or True, tool, depth)
     parts = [apart(each, tool, depth) for each in value]

@@ -12,7 +12,7 @@ from chorus.text.parsers.toolkit.source import CutOff, Malformed, Markers, Sink,
 from chorus.text.parsers.toolkit.values import (
     NULLABLE_STRING,
     STRING,
-    Tool,
+    ToolSchema,
     as_json,
     escaped,
     is_path,
@@ -75,7 +75,7 @@ class Tags:
 class TaggedArguments:
     """Reads the arguments of one call up to its end and gives them as JSON, strings as they arrive."""
 
-    def __init__(self, source: Source, answer: Answer, tags: Tags, tool: Tool | None) -> None:
+    def __init__(self, source: Source, answer: Answer, tags: Tags, tool: ToolSchema | None) -> None:
         self._source = source
         self._answer = answer
         self._tags = tags

@@ -8,11 +8,11 @@ from typing import Any
 
 from chorus.text.parsers.toolkit import regexes
 from chorus.text.parsers.toolkit.lark import Lark
-from chorus.text.parsers.toolkit.members import Member, any_members, checked_name, members
+from chorus.text.parsers.toolkit.members import ObjectMember, any_members, checked_name, members
 from chorus.text.parsers.toolkit.source import Malformed
 from chorus.text.parsers.toolkit.strings import Inexpressible, Parts, Strings, apart
 from chorus.text.parsers.toolkit.tagged import CDATA, CDATA_END, Tags
-from chorus.text.parsers.toolkit.values import NULLABLE_STRING, STRING, Tool, as_json, is_path, quoted, tidy_path
+from chorus.text.parsers.toolkit.values import NULLABLE_STRING, STRING, ToolSchema, as_json, is_path, quoted, tidy_path
 
 _NAME = "/[A-Za-z0-9_.-]+/"
 _ANY_JSON = {"type": ["object", "array", "number", "boolean", "null"]}
@@ -47,7 +47,7 @@ class Writing:
         return f"\n{self.tags.value_end}" if self.tags.own_lines else self.tags.value_end
 
 
-def arguments_grammar(lark: Lark, tool: Tool, writing: Writing) -> str:
+def arguments_grammar(lark: Lark, tool: ToolSchema, writing: Writing) -> str:
     """Each parameter in the schema's order, the required ones for certain."""
     checked_name(tool, lark.lenient)
     if (any_value := any_members(tool, lark.lenient)) is not None:
@@ -64,7 +64,7 @@ def _between(lark: Lark, writing: Writing) -> str:
     return f"({line})?" if line and writing.loose_lines else line
 
 
-def _free_arguments(lark: Lark, tool: Tool, writing: Writing, schema: Mapping[str, Any]) -> str:
+def _free_arguments(lark: Lark, tool: ToolSchema, writing: Writing, schema: Mapping[str, Any]) -> str:
     """Any parameters: their names are made up by the model."""
     if schema and not lark.lenient:
         raise Inexpressible("parameters of any name with a schema of their own: list them under properties")
@@ -82,7 +82,7 @@ def _free_arguments(lark: Lark, tool: Tool, writing: Writing, schema: Mapping[st
     return f"({argument})*"
 
 
-def _argument(lark: Lark, tool: Tool, member: Member, writing: Writing) -> str:
+def _argument(lark: Lark, tool: ToolSchema, member: ObjectMember, writing: Writing) -> str:
     try:
         _check_header(member.name, writing)
         return _exact_argument(lark, tool, member, writing)
@@ -92,7 +92,7 @@ def _argument(lark: Lark, tool: Tool, member: Member, writing: Writing) -> str:
         return lark.join(lark.lines(*writing.opens(member.name, "string")), _raw(lark, [Strings()], writing))
 
 
-def _exact_argument(lark: Lark, tool: Tool, member: Member, writing: Writing) -> str:
+def _exact_argument(lark: Lark, tool: ToolSchema, member: ObjectMember, writing: Writing) -> str:
     types = tool.types(member.name)
 
     def as_text(strings: Sequence[Strings], null: bool | None = None) -> str:

@@ -19,13 +19,13 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additiona
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolSchema:
     name: str
     schema: Mapping[str, Any] = field(default_factory=lambda: _NO_PARAMETERS)
     _known_types: dict[str, frozenset[str] | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, tool: Mapping[str, Any]) -> Tool:
+    def of(cls, tool: Mapping[str, Any]) -> ToolSchema:
         """From the shapes in use: OpenAI's (nested or flat) and Anthropic's."""
         function = tool.get("function")
         spec: Mapping[str, Any] = function if isinstance(function, Mapping) else tool
@@ -69,7 +69,7 @@ class Tool:
         return self._known_types[parameter]
 
 
-def types_of(tool: Tool | None, parameter: str) -> frozenset[str] | None:
+def types_of(tool: ToolSchema | None, parameter: str) -> frozenset[str] | None:
     return tool.types(parameter) if tool else None
 
 
