@@ -324,6 +324,10 @@ chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
 TEXTS: dict[str, dict[str, str]] = {
+    "tests/api/test_chat.py": {
+        '"top_k": 7, "max_tokens": 12}': '"top_k": 7}',
+        "sampling=defaults, context_length=100": "sampling=defaults, max_tokens=12, context_length=100",
+    },
     "src/chorus/deploy/ssh/hosts.py": {
         'with_name("ssh_probe.py")': 'with_name("probe.py")',
     },
@@ -535,7 +539,7 @@ def parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-NEW = {name for module in MODULES.values() for name in parents(module)}
+NEW = {name for module in (*MODULES.values(), *(new for new, _ in NAMES.values())) for name in parents(module)}
 
 
 def moved(name: str) -> str:

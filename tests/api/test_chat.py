@@ -216,8 +216,8 @@ def test_every_role_and_text_parts_reach_the_template(
 
 
 def test_settings_give_the_defaults(engine: ScriptedEngine, start_api) -> None:  # type: ignore[no-untyped-def]
-    defaults = {"temperature": 0.0, "top_p": 0.5, "top_k": 7, "max_tokens": 12}
-    api = start_api(sampling=defaults, context_length=100)
+    defaults = {"temperature": 0.0, "top_p": 0.5, "top_k": 7}
+    api = start_api(sampling=defaults, max_tokens=12, context_length=100)
     engine.next(say([70]), say([70]))
     httpx.post(f"{api.url}/v1/chat/completions", json={"messages": QUESTION}).raise_for_status()
     sampling = engine.last.sampling
