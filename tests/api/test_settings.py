@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from chorus.config.sources import load
 from chorus.deploy.front_end import Access, api_settings
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.models import LocalModel
-from tests.api.conftest import ApiProcess
+from tests.api.conftest import ApiProcess, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
 
 CHAT = "/v1/chat/completions"
@@ -57,6 +57,20 @@ GIVEN: dict[str, Any] = {
     "idle_timeout_seconds": 7.0,
     "write_timeout_seconds": 6.0,
 }
+
+
+@pytest.fixture(scope="module")
+def limited(
+    shared_engine: ScriptedEngine, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    """Everything that the tests below look at is set at once: each of them is about one setting."""
+    names = ("max_stop_strings", "max_logit_biases", "max_choices", "max_tools", "max_inputs", "max_body_bytes")
+    limits = {**{name: GIVEN[name] for name in names}, "max_stored_responses": 0}
+    settings = settings_for(shared_engine, model_path, limits=limits, embeddings=True, pooling="mean")
+    api = ApiProcess(tmp_path_factory.mktemp("limited"), settings)
+    api.wait_until_live()
+    yield api
+    api.stop()
 
 
 def front_end_settings(folder: Path, environment: dict[str, str]) -> ApiSettings:
@@ -141,31 +155,27 @@ def test_serve_refuses_wrong_flags_before_it_starts(
     ],
 )
 def test_a_request_over_a_limit_is_refused_by_name(
-    start_api: Callable[..., ApiProcess], limit: str, path: str, body: dict[str, Any], field: str
+    limited: ApiProcess, engine: ScriptedEngine, limit: str, path: str, body: dict[str, Any], field: str
 ) -> None:
-    api = start_api(limits={limit: GIVEN[limit]}, embeddings=True)
-    response = httpx.post(f"{api.url}{path}", json=body, timeout=DEADLINE)
+    response = httpx.post(f"{limited.url}{path}", json=body, timeout=DEADLINE)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == field
     assert str(GIVEN[limit]) in response.json()["error"]["message"]
 
 
-def test_a_body_over_its_limit_is_refused(start_api: Callable[..., ApiProcess]) -> None:
-    api = start_api(limits={"max_body_bytes": 5000})
+def test_a_body_over_its_limit_is_refused(limited: ApiProcess, engine: ScriptedEngine) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 6000}]}
-    assert httpx.post(f"{api.url}{CHAT}", json=body, timeout=DEADLINE).status_code == 413
+    assert httpx.post(f"{limited.url}{CHAT}", json=body, timeout=DEADLINE).status_code == 413
 
 
-def test_stored_responses_are_bounded(start_api: Callable[..., ApiProcess], engine: ScriptedEngine) -> None:
-    api = start_api(limits={"max_stored_responses": 0})
+def test_stored_responses_are_bounded(limited: ApiProcess, engine: ScriptedEngine) -> None:
     engine.default = say([70])
-    first = httpx.post(f"{api.url}/v1/responses", json={"input": "Hi"}, timeout=DEADLINE).json()["id"]
-    assert httpx.get(f"{api.url}/v1/responses/{first}", timeout=DEADLINE).status_code == 404
+    first = httpx.post(f"{limited.url}/v1/responses", json={"input": "Hi"}, timeout=DEADLINE).json()["id"]
+    assert httpx.get(f"{limited.url}/v1/responses/{first}", timeout=DEADLINE).status_code == 404
 
 
-def test_the_owner_chooses_the_pooling(start_api: Callable[..., ApiProcess], engine: ScriptedEngine) -> None:
-    api = start_api(embeddings=True, pooling="mean")
-    assert httpx.post(f"{api.url}/v1/embeddings", json={"input": "x"}, timeout=DEADLINE).status_code == 200
+def test_the_owner_chooses_the_pooling(limited: ApiProcess, engine: ScriptedEngine) -> None:
+    assert httpx.post(f"{limited.url}/v1/embeddings", json={"input": "x"}, timeout=DEADLINE).status_code == 200
     assert engine.embedded[-1].pooling == pb.EmbedRequest.MEAN
 
 

@@ -15,14 +15,13 @@ import pytest
 from chorus.config.hostfile import HostEntry
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
 from tests.cluster.harness import START_SECONDS, Cluster, Process, complete, eventually, free_block, url_of
-from tests.support.caches import cache_of_a_known_machine
 from tests.support.ports import is_free, listening_port, listening_ports
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     """A model store that has the tiny model by name, as every machine of a hostfile must."""
-    root = cache_of_a_known_machine(tmp_path_factory.mktemp("cache"))
+    root = tmp_path_factory.mktemp("cache")
     entry = root / "models" / "tiny-by-name"
     shutil.copytree(tiny, entry)
     (entry / "chorus.json").write_text(json.dumps({"source": "x", "sha256": "x", "size": 1, "mtime_ns": 1}))

@@ -13,7 +13,6 @@ from chorus.models.tensors import weight_map
 from chorus.planning.split import layers_of
 from tests.cluster.harness import Cluster, cluster, complete, url_of
 from tests.models.hub_server import HubServer, Repo
-from tests.support.caches import cache_of_a_known_machine
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
@@ -47,7 +46,7 @@ def homes(nodes: Cluster, name: str) -> dict[str, str]:
     """A machine of its own has caches of its own."""
     home = nodes.folder / f"home-{name}"
     hub = {"HF_HOME": str(home / "hf"), "HF_HUB_CACHE": str(home / "hf" / "hub")}
-    return {**hub, "CHORUS_CACHE": str(cache_of_a_known_machine(home / "chorus"))}
+    return {**hub, "CHORUS_CACHE": str(home / "chorus")}
 
 
 def weights_in(nodes: Cluster, name: str, place: str) -> set[str]:
