@@ -75,7 +75,7 @@ def test_long_stop_strings_do_not_cost_memory_for_every_choice(
     http.post(CHAT, json={"messages": [HELLO], "n": 16})
     before = peak_megabytes(shared_api)
     body = {"messages": [HELLO], "stop": ["a" * 500_000], "n": 16}
-    with Probe(shared_api.url) as probe:
+    with Probe(shared_api.url, shared_api.process.pid) as probe:
         response = http.post(CHAT, json=body)
     assert peak_megabytes(shared_api) - before < 100
     assert probe.longest < PATIENCE
@@ -90,7 +90,7 @@ def test_a_long_history_of_calls_and_results_holds_up_nobody(
     """Finding 15."""
     calls = [{"type": "function_call", "call_id": str(n), "name": "f", "arguments": ""} for n in range(12_000)]
     results = [{"type": "function_call_output", "call_id": "unknown", "output": ""}] * 12_000
-    with Probe(shared_api.url) as probe:
+    with Probe(shared_api.url, shared_api.process.pid) as probe:
         response = http.post("/v1/responses", json={"input": [*calls, *results]})
     assert probe.longest < PATIENCE
     field, message = refusal(response)
@@ -156,7 +156,7 @@ def test_a_stream_that_is_refused_has_a_status_and_says_when_to_come_again(
 
 def test_tokens_are_made_text_while_others_are_served(shared_api: ApiProcess, http: httpx.Client) -> None:
     """Suspected: `/detokenize` worked on the event loop, on as many tokens as a body holds."""
-    with Probe(shared_api.url) as probe:
+    with Probe(shared_api.url, shared_api.process.pid) as probe:
         field, message = refusal(http.post("/detokenize", json={"tokens": [70] * 600_000}))
         assert http.post("/detokenize", json={"tokens": [70] * 262_144}).status_code == 200
     assert field == "tokens"
