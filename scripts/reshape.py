@@ -1,4 +1,4 @@
-"""Moves a checkout from the tree of 8a9ab7b to today's: files, imports, names, and modules that are named in text.
+"""Moves a checkout from the tree of 21fcac1 to today's: files, imports, names, and modules that are named in text.
 
     python scripts/reshape.py FOLDER
 
