@@ -65,6 +65,14 @@ def test_several_prompts_and_choices(client: openai.OpenAI, engine: ScriptedEngi
     assert answers.usage.prompt_tokens == 3
 
 
+def test_equal_prompts_without_a_seed_are_drawn_apart(
+    client: openai.OpenAI, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.default = lambda run: say(tokenizer.encode(str(run.submit.sampling.seed), special=False))(run)
+    answers = client.completions.create(model=MODEL_ID, prompt=[[5, 6], [5, 6], [5, 6]])
+    assert len({choice.text for choice in answers.choices}) == 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echo_repeats_the_prompt(
     client: openai.OpenAI, engine: ScriptedEngine, tokenizer: Tokenizer, stream: bool

@@ -11,7 +11,7 @@ MESSAGES = [{"role": "user", "content": "How are you?"}]
 
 
 def test_it_touches_two_files() -> None:
-    assert changed_files("endpoint") == ["src/chorus/api/app.py", "src/chorus/api/apply_template.py"]
+    assert len(changed_files("endpoint")) == 2
 
 
 def test_it_answers_refuses_and_describes_itself_as_the_others_do(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.times import Times, load
 
 ROOT = Path(__file__).parents[2]
-TIMES = Times(budget_seconds=10, workers=2, files={"tests/test_short.py": 1.0, "tests/test_long.py": 9.0})
+TIMES = Times(budget_seconds=10, workers=2, files={"tests/SHORT.py": 1.0, "tests/LONG.py": 9.0})
 
 
 def test_all_tests_together_keep_to_their_budget() -> None:
@@ -18,8 +18,8 @@ def test_only_files_that_exist_are_counted() -> None:
 
 
 def test_the_longest_file_comes_first_after_those_that_were_never_measured() -> None:
-    files = ["tests/test_short.py", "tests/test_new.py", "tests/test_long.py"]
-    assert sorted(files, key=TIMES.longest_first) == ["tests/test_new.py", "tests/test_long.py", "tests/test_short.py"]
+    files = ["tests/SHORT.py", "tests/NEW.py", "tests/LONG.py"]
+    assert sorted(files, key=TIMES.longest_first) == ["tests/NEW.py", "tests/LONG.py", "tests/SHORT.py"]
 
 
 def test_a_run_is_as_long_as_its_workers_need_together() -> None:
@@ -27,6 +27,6 @@ def test_a_run_is_as_long_as_its_workers_need_together() -> None:
 
 
 def test_a_run_of_all_tests_forgets_files_that_are_gone_and_a_run_of_some_does_not() -> None:
-    seconds = {"tests/test_short.py": 2.04}
-    assert TIMES.measured(seconds, all_files=True).files == {"tests/test_short.py": 2.0}
-    assert TIMES.measured(seconds, all_files=False).files == {"tests/test_short.py": 2.0, "tests/test_long.py": 9.0}
+    seconds = {"tests/SHORT.py": 2.04}
+    assert TIMES.measured(seconds, all_files=True).files == {"tests/SHORT.py": 2.0}
+    assert TIMES.measured(seconds, all_files=False).files == {"tests/SHORT.py": 2.0, "tests/LONG.py": 9.0}

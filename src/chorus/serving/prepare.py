@@ -16,6 +16,7 @@ from chorus.serving.model import Capacity, ModelLimits, ServedModel
 from chorus.serving.prompt.answer_format import call_id
 from chorus.serving.prompt.conversation import answer_grammar, conversation_size, conversation_tokens
 from chorus.serving.request import GenerationRequest
+from chorus.serving.sampling import draw_seed
 from chorus.text.errors import TextError
 from chorus.text.stops import Stops
 
@@ -30,7 +31,8 @@ async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
         check_token(token, capacity.vocabulary, request.fields.logit_bias)
     choices: list[Choice] = []
     async for prompt in prompt_tokens(request, model, capacity):
-        choices += _choices(request, prompt, grammar, model, capacity)
+        drawn = replace(request.sampling, seed=draw_seed()) if choices and not request.seeded else request.sampling
+        choices += _choices(replace(request, sampling=drawn), prompt, grammar, model, capacity)
     return Generation(
         model.client,
         model.tokenizer,

@@ -41,6 +41,8 @@ class GenerationRequest:
     role_mapping: Mapping[str, str] | None = None
     """Texts to put before each message, instead of the model's template."""
     sampling: Sampling = field(default_factory=Sampling)
+    seeded: bool = True
+    """Whether somebody chose the seed; where nobody did, equal prompts of one request are not answered alike."""
     max_tokens: int | None = None
     cut_to_fit: bool = False
     """The limit is a ceiling that need not fit the context, as where a protocol makes clients name one."""

@@ -54,6 +54,7 @@ def generation_request(body: CompletionRequest, record: Record, settings: ApiSet
     return GenerationRequest(
         prompts=as_prompts(body.prompts),
         sampling=choose_sampling(body, settings.sampling),
+        seeded=body.seed is not None,
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,
