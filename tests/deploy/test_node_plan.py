@@ -10,7 +10,7 @@ import pytest
 from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
-from chorus.deploy.nodes.plan import is_given, plan_request
+from chorus.deploy.nodes.plan import is_given, link_over, plan_request
 from chorus.deploy.nodes.serve import needed_files
 
 
@@ -33,6 +33,15 @@ def test_after_a_loss_the_layers_are_divided_anew(caplog: pytest.LogCaptureFixtu
 def test_the_strategy_of_the_configuration_holds() -> None:
     assert plan_request(spec(), ShardingConfig(strategy="memory_proportional"), 2).strategy == "memory_proportional"
     assert plan_request(spec(), ShardingConfig(), 2).strategy == "balanced"
+
+
+def test_a_link_costs_what_was_measured_and_what_its_transport_adds() -> None:
+    over = {name: link_over(name, 2.0, 1e9) for name in ("grpc", "ring", "mpi")}
+    assert over["grpc"].latency == pytest.approx(0.001)
+    assert over["mpi"].latency < over["ring"].latency < over["grpc"].latency
+    assert over["grpc"].all_reduce is None
+    assert all(over[name].all_reduce > 0.001 for name in ("ring", "mpi"))
+    assert link_over("mpi", 0.1, None).latency == 0.0
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ ENTRY_POINTS = "chorus.transports"
 AUTO = "auto"
 """Not a transport: leaves the choice to `chorus.transport.auto`."""
 
-Place = Literal["machine", "hostfile", "cluster"]
-"""Where ranks run: all on this machine, started by hand as a hostfile lists them, or on the nodes of a cluster."""
+Place = Literal["machine", "hostfile"]
+"""Where ranks run: all on this machine, or started by hand as a hostfile lists them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ _OWN = (
         opens="chorus.transport.grpc_link:open_grpc",
         stages=True,
         packs=True,
-        offered=("machine", "hostfile", "cluster"),
+        offered=("machine", "hostfile"),
         call_seconds=0.00025,
     ),
     # MLX's ring of TCP connections.
@@ -109,7 +109,7 @@ _OWN = (
         stages=True,
         sums=True,
         collective=True,
-        offered=("machine", "hostfile", "cluster"),
+        offered=("machine", "hostfile"),
         not_hybrid="a ring cannot be divided into a group for each stage",
         call_seconds=0.0001,
         sum_seconds=0.0004,

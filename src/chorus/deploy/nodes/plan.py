@@ -23,6 +23,7 @@ from chorus.planning.plan import Plan, PlanError
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest, WantedParallel
 from chorus.platform import cores
+from chorus.transport import catalog
 
 log = logging.getLogger("chorus.coordinator")
 
@@ -45,7 +46,10 @@ async def plan_for(
         told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
         log.warning("the layers are divided evenly: %s", told)
         return None
-    links = Links(ETHERNET, tuple((HERE, node.name, _link(node)) for node in nodes))
+    links = Links(
+        ETHERNET,
+        tuple((HERE, node.name, link_over(spec.transport, node.round_trip_ms, node.bandwidth)) for node in nodes),
+    )
     context = min(spec.context or CONTEXT, facts.context)
     prompt, output = min(512, context // 2), min(256, context // 4)
     work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
@@ -94,6 +98,12 @@ async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine
     return [node_of(own, HERE, fraction), *named]
 
 
-def _link(node: ConnectedNode) -> LinkSpeed:
-    """The link to a node: as fast as was measured when it came, with the latency of its agent's answers."""
-    return LinkSpeed(node.round_trip_ms / 2e3, node.bandwidth or ETHERNET.bandwidth, ETHERNET.all_reduce)
+def link_over(transport: str, round_trip_ms: float, bandwidth: float | None) -> LinkSpeed:
+    """The link to a node: as fast as was measured when it came, with the latency of its agent's answers.
+
+    Those come over gRPC, so what a call costs there is in them and what it costs with this transport is not.
+    """
+    row, measured = catalog.get(transport), round_trip_ms / 2e3
+    latency = max(0.0, measured + (row.call_seconds or 0.0) - (catalog.get(catalog.DEFAULT).call_seconds or 0.0))
+    sums = None if row.sum_seconds is None else measured + row.sum_seconds
+    return LinkSpeed(latency, bandwidth or ETHERNET.bandwidth, sums)
