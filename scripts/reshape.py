@@ -324,6 +324,13 @@ chorus.transport.collective:CannotJoin -> chorus.transport.meeting:CannotJoin
 """`old.module:Name -> new.module:Name`: what went elsewhere than the rest of its module, or is called otherwise."""
 
 TEXTS: dict[str, dict[str, str]] = {
+    "tests/models/test_cli.py": {
+        "from chorus.cli.models import app\n": "from chorus.cli import app\n",
+        "invoke(app, list(arguments))": 'invoke(app, ["models", *arguments])',
+    },
+    "tests/localai/test_smollm2.py": {
+        'assert not any("tool_call" in delta.content': 'assert not any("</tool_call>" in delta.content',
+    },
     "tests/api/test_chat.py": {
         '"top_k": 7, "max_tokens": 12}': '"top_k": 7}',
         "sampling=defaults, context_length=100": "sampling=defaults, max_tokens=12, context_length=100",
@@ -406,6 +413,9 @@ TEXTS: dict[str, dict[str, str]] = {
         "modules == set(tensor_rules.registered())": "all(architectures.tensor_rule(name) for name in modules)",
     },
     "tests/planning/test_plan_command.py": {
+        "from chorus.cli.config import app as config_app\n": "from chorus.cli import app\n",
+        'app = typer.Typer()\napp.command()(plan)\napp.command()(preshard)\napp.add_typer(config_app, name="config")\n': "",
+        'run("preshard"': 'run("models", "preshard"',
         "(__file__).parent /": '(__file__).parents[1] / "config" /',
         "to serve it so: ": "to serve it like this: ",
     },

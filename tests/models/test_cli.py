@@ -11,13 +11,13 @@ import pytest
 from safetensors.numpy import save
 from typer.testing import CliRunner, Result
 
-from chorus.cli.models import app
+from chorus.cli import app
 from tests.models.gguf_files import TinyModel, write_tiny_gguf
 from tests.models.hub_server import HubServer, Repo
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["models", *arguments])
 
 
 @pytest.fixture

@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from chorus.cli.config import app as config_app
-from chorus.cli.models_preshard import preshard
-from chorus.cli.plan import plan
+from chorus.cli import app
 from chorus.cluster.profile.kernels import Rates
 from chorus.config.settings import known_keys
 from chorus.planning.plan import Plan
@@ -19,11 +16,6 @@ from tests.support.tiny_model import write_tiny_model
 
 GOLDEN = Path(__file__).parents[1] / "config" / "golden"
 BROKEN = Path(__file__).parents[1] / "config" / "broken"
-
-app = typer.Typer()
-app.command()(plan)
-app.command()(preshard)
-app.add_typer(config_app, name="config")
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +116,7 @@ def test_without_machines_this_one_is_planned_for(model: str, monkeypatch: pytes
 def test_a_plan_file_cuts_the_model(model: str, tmp_path: Path) -> None:
     made = run("plan", model, "--nodes", "48GB:30,16GB:10", "--strategy", "uniform", "--json").stdout
     (tmp_path / "plan.json").write_text(made)
-    shown = run("preshard", model, "--plan", "plan.json", "--output", "parts", "--json")
+    shown = run("models", "preshard", model, "--plan", "plan.json", "--output", "parts", "--json")
     assert shown.exit_code == 0, shown.output
     assert [(part["first_layer"], part["last_layer"]) for part in json.loads(shown.stdout)] == [(4, 6), (0, 3)]
 
@@ -139,7 +131,7 @@ def test_a_plan_file_cuts_the_model(model: str, tmp_path: Path) -> None:
     ],
 )
 def test_preshard_says_what_it_needs(model: str, arguments: tuple[str, ...], message: str) -> None:
-    shown = run("preshard", model, "--output", "parts", *arguments)
+    shown = run("models", "preshard", model, "--output", "parts", *arguments)
     assert shown.exit_code == 1
     assert message in " ".join(shown.stderr.split())
 
