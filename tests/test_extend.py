@@ -12,9 +12,18 @@ from pathlib import Path
 import pytest
 
 from chorus import extend
+from chorus.models import architectures
+from chorus.transport import catalog
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "new-architecture.md"
-BLOCKS = re.findall(r"```python\n# my_package\.(\w+)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """The modules that a document shows, by name."""
+    return re.findall(r"```python\n# my_package\.(\w+)\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+BLOCKS = blocks(DOCUMENT)
 
 
 @pytest.mark.parametrize("name", extend.__all__)
@@ -75,23 +84,49 @@ else:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
-    """The package of the document, installed for whoever gets this environment."""
-    (tmp_path / "my_package").mkdir()
-    for module, code in BLOCKS:
-        (tmp_path / "my_package" / f"{module}.py").write_text(code)
-    described = tmp_path / "my_package-1.dist-info"
+    return install(tmp_path, DOCUMENT, architectures.ENTRY_POINTS)
+
+
+def install(folder: Path, document: Path, group: str) -> dict[str, str]:
+    """The package of a document, installed for whoever gets this environment."""
+    (folder / "my_package").mkdir()
+    for module, code in blocks(document):
+        (folder / "my_package" / f"{module}.py").write_text(code)
+    described = folder / "my_package-1.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
-    (entry,) = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    entry = entry.replace('[project.entry-points."chorus.architectures"]', "[chorus.architectures]")
+    (entry,) = re.findall(r"```toml\n(.*?)```", document.read_text(), re.DOTALL)
+    entry = entry.replace(f'[project.entry-points."{group}"]', f"[{group}]")
     (described / "entry_points.txt").write_text(entry.replace('"', ""))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
 def run(program: str, environment: dict[str, str], *arguments: str) -> None:
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+TRANSPORTS = Path(__file__).parents[1] / "docs" / "new-transport.md"
+LISTS = """
+import sys
+from importlib import import_module
+from chorus.transport import catalog
+assert catalog.get("files").stages and "files" in catalog.help_for("machine")
+assert not any(name.startswith("mlx") for name in sys.modules)
+module, _, function = catalog.get("files").opens.partition(":")
+assert callable(getattr(import_module(module), function))
+"""
+
+
+def test_a_packages_transport_is_offered_without_loading_mlx(tmp_path: Path) -> None:
+    environment = install(tmp_path, TRANSPORTS, catalog.ENTRY_POINTS)
+    run(LISTS, environment)
+    code = "".join(code for _, code in blocks(TRANSPORTS))
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    ours = [node for node in imports if (node.module or "").startswith("chorus")]
+    assert {node.module for node in ours} == {"chorus.extend"}
+    assert {alias.name for node in ours for alias in node.names} <= set(extend.__all__)
 
 
 def test_the_planner_offers_a_packages_architecture_without_loading_mlx(
