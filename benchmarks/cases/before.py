@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from pathlib import Path
 
 from benchmarks.cases import common, overhead
@@ -30,28 +32,34 @@ def measure(run: Run) -> list[Goal]:
 
 
 def compare(run: Run, kind: str, before: Path, model: Path, prompts: Prompts, options: list[str]) -> list[Goal]:
-    """The same options for both; only one of them works at a time."""
+    """The same options for both; only one of them works at a time.
+
+    The server that starts first is some percent slower than its twin, so each starts first for half of the rounds.
+    """
     plain = [*options, "--threads", "1", "--dtype", "float32"]
-    with (
-        chorus(model, *plain, name=f"{NOW}, {kind}") as ours,
-        chorus(model, *plain, name=f"{BEFORE}, {kind}", checkout=before) as theirs,
-    ):
-        for server in (ours, theirs):
-            common.warm(server, prompts, long_prompt=True)
-
-        def both(server: HttpServer) -> None:
-            common.decode(run, server, prompts)
-            common.throughput(run, server, prompts)
-            common.first_token(run, server, prompts)
-            overhead.measure_stream(run, server, prompts)
-
-        run.interleave(lambda: both(ours), lambda: both(theirs))
+    half = run.options.rounds // 2
+    for rounds, turned in ((run.options.rounds - half, False), (half, True)):
+        ours = chorus(model, *plain, name=f"{NOW}, {kind}")
+        theirs = chorus(model, *plain, name=f"{BEFORE}, {kind}", checkout=before)
+        with contextlib.ExitStack() as started:
+            for server in (theirs, ours) if turned else (ours, theirs):
+                common.warm(started.enter_context(server), prompts, long_prompt=True)
+            run.interleave(
+                *(partial(measure_all, run, server, prompts) for server in (ours, theirs)), most_rounds=rounds
+            )
     return [
         Goal(common.DECODE, ours.name, ">=", AS_FAST, against=theirs.name),
         Goal(common.THROUGHPUT, ours.name, ">=", AS_FAST, against=theirs.name),
         Goal(common.FIRST_TOKEN, ours.name, "<=", 1 / AS_FAST, against=theirs.name),
         Goal(overhead.COST, ours.name, "<=", 1 / AS_FAST, against=theirs.name),
     ]
+
+
+def measure_all(run: Run, server: HttpServer, prompts: Prompts) -> None:
+    common.decode(run, server, prompts)
+    common.throughput(run, server, prompts)
+    common.first_token(run, server, prompts)
+    overhead.measure_stream(run, server, prompts)
 
 
 BENCHMARK = Benchmark("before", "this checkout against another one (--before FOLDER), one rank and two", measure)
