@@ -16,6 +16,7 @@ import openai
 import pytest
 from llguidance import LLTokenizer
 
+from chorus.deploy.supervisor import QUIET
 from chorus.platform.process.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import grammar_tokenizer
@@ -111,7 +112,7 @@ class ApiProcess:
             self.process = subprocess.Popen(
                 [*self._limited, sys.executable, "-m", "chorus.api", "--settings", str(self._settings)],
                 pass_fds=[self._listener.fileno()],
-                env={**os.environ, **self._lifeline.environment()},
+                env={**os.environ, **QUIET, **self._lifeline.environment()},
                 stderr=log,
             )
 
