@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from chorus.errors import ChorusError
 from chorus.security.expelled import Expelled
 from chorus.security.identity import (
+    CLOCK_SKEW,
     COORDINATOR,
     NODE,
     Identity,
@@ -28,6 +29,7 @@ from chorus.security.identity import (
     make_request,
     own_key,
     private_pem,
+    unsigned,
 )
 from chorus.security.names import server_name
 from chorus.security.node_folder import check_name, write_private
@@ -35,8 +37,6 @@ from chorus.security.token import Token
 
 AUTHORITY_LIFE = datetime.timedelta(days=3650)
 CERTIFICATE_LIFE = datetime.timedelta(days=180)
-_SKEW = datetime.timedelta(days=1)
-"""Clocks of machines on a desk disagree."""
 
 
 class NoAuthority(ChorusError):
@@ -71,15 +71,9 @@ class Authority:
             )
         key = make_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Chorus cluster")])
-        now = datetime.datetime.now(datetime.UTC)
         certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
+            unsigned(name, key.public_key(), AUTHORITY_LIFE)
             .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _SKEW)
-            .not_valid_after(now + AUTHORITY_LIFE)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(_usage(signs_certificates=True), critical=True)
@@ -125,15 +119,9 @@ class Authority:
                 x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role),
             ]
         )
-        now = datetime.datetime.now(datetime.UTC)
         certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
+            unsigned(subject, public, life - CLOCK_SKEW)
             .issuer_name(self.certificate.subject)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _SKEW)
-            .not_valid_after(now - _SKEW + life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name(node_id))]), critical=False)
             .add_extension(_usage(signs_certificates=False), critical=True)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from chorus.security.authority import Authority, NoAuthority
-from chorus.security.identity import make_key
+from chorus.security.identity import make_key, private_pem, unsigned
 from chorus.security.node_folder import state_dir, write_private
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,6 @@ LIFE = datetime.timedelta(days=90)
 RENEW_BEFORE = datetime.timedelta(days=30)
 LOOK_SECONDS = 3600.0
 """How often to see whether a certificate is due: days before it ends."""
-_SKEW = datetime.timedelta(days=1)
-"""Clocks of machines on a desk disagree."""
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
 
 
@@ -94,14 +92,9 @@ def own_names(more: Sequence[str] = ()) -> list[x509.GeneralName]:
 
 def make_certificate(authority: Authority, names: Sequence[x509.GeneralName]) -> bytes:
     key = make_key()
-    now = datetime.datetime.now(datetime.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Chorus API")])
     certificate = authority.certify(
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Chorus API")]))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
-        .not_valid_after(now + LIFE)
+        unsigned(subject, key.public_key(), LIFE)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -112,7 +105,4 @@ def make_certificate(authority: Authority, names: Sequence[x509.GeneralName]) ->
         # It never opens a door to the cluster: that takes a client's.
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private + certificate.public_bytes(serialization.Encoding.PEM)
+    return private_pem(key) + certificate.public_bytes(serialization.Encoding.PEM)

@@ -34,6 +34,8 @@ from chorus.security.node_folder import write_private
 COORDINATOR = "coordinator"
 NODE = "node"
 FINGERPRINT_BYTES = 16
+CLOCK_SKEW = datetime.timedelta(days=1)
+"""Clocks of machines on a desk disagree."""
 _RENEWED_AFTER = 1 / 3
 """Of a certificate's life: the rest of it is left for a coordinator to come by."""
 
@@ -204,17 +206,8 @@ def stranger_server_context(folder: Path, protocols: list[str]) -> ssl.SSLContex
     """For a node that belongs to no cluster yet: a throw-away certificate, trusted only through the token's proof."""
     key = make_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Chorus node without a cluster")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=3650))
-        .sign(key, hashes.SHA256())
-    )
+    life = datetime.timedelta(days=3650)
+    certificate = unsigned(name, key.public_key(), life).issuer_name(name).sign(key, hashes.SHA256())
     file = folder / "stranger.pem"
     write_private(file, private_pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
     context = _context(ssl.PROTOCOL_TLS_SERVER, protocols)
@@ -285,6 +278,21 @@ def make_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
+
+
+def unsigned(
+    subject: x509.Name, public: ec.EllipticCurvePublicKey, life: datetime.timedelta
+) -> x509.CertificateBuilder:
+    """What all our certificates begin with: whose it is, and that it is valid, with some slack, from now on."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + life)
+    )
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
