@@ -433,10 +433,6 @@ TEXTS: dict[str, dict[str, str]] = {
         ): '[*(f"import chorus.{name}" for name in modules), "import sys"]',
         "import PlanRequest\n": "import PlanRequest, Problem\n",
         "best_split(facts, stages, link, work)": "best_split(Problem(facts, nodes, link, work), stages)",
-        ('("planner", "planner_nodes", "facts", "facts_remote", "config", "hostfile", "profile", "profile_links")'): (
-            '("planning.planner", "planning.nodes", "planning.facts", "config.sources", "config.hostfile")\n'
-            '    modules += ("cluster.profile.machine", "cluster.profile.links", "models.preshard.folder")'
-        ),
     },
     "tests/planning/test_planner_hybrid.py": {
         "import PlanRequest\n": "import PlanRequest, Problem\n",
@@ -531,7 +527,6 @@ NEW_FILES = {
 """Fixtures that tests of two folders use now."""
 
 TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".lark", ".patch", ""}
-SEARCHED = ("src", "tests", "benchmarks", "scripts", "docs", "backends", ".ci")
 
 
 def table(text: str) -> dict[str, str]:
@@ -600,9 +595,8 @@ def new_place(path: Path) -> Path:
 class Rewriter:
     """One Python file: its imports, and the uses of what is called otherwise now."""
 
-    def __init__(self, text: str, modules: set[str]) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._known = modules
         self._renamed: dict[str, str] = {}
         self._used = {token.string for token in self._tokens() if token.type == tokenize.NAME}
 
@@ -711,14 +705,14 @@ def slashed(match: re.Match[str]) -> str:
     return root + "/" + "/".join(new.split(".")[1:]) + end
 
 
-def rewrite(path: Path, modules: set[str]) -> None:
+def rewrite(path: Path) -> None:
     try:
         old = path.read_text()
     except UnicodeDecodeError:
         return
     text = old
     if path.suffix == ".py":
-        text = Rewriter(text, modules).rewritten()
+        text = Rewriter(text).rewritten()
         text = re.sub(r"^(\s*import )(chorus(?:\.\w+)+)", lambda found: found[1] + moved(found[2]), text, flags=re.M)
     text = SLASHED.sub(slashed, DOTTED.sub(dotted, IMPORT_IN_TEXT.sub(imported_in_text, text)))
     for old_text, new_text in TEXTS.get(str(path), {}).items():
@@ -761,10 +755,9 @@ def main() -> None:
     root = Path(sys.argv[1]).resolve()
     move_files(root)
     os.chdir(root)
-    modules = {module_of(path) for path in files(root) if path.suffix == ".py"}
     for path in files(root):
         if path.suffix in TEXT_FILES and path.name != "reshape.py" and "_pb2" not in path.name:
-            rewrite(path, modules)
+            rewrite(path)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
         check_token(token, capacity.vocabulary, request.fields.logit_bias)
     choices: list[Choice] = []
     async for prompt in prompt_tokens(request, model, capacity):
-        drawn = replace(request.sampling, seed=draw_seed()) if choices and not request.seeded else request.sampling
-        choices += _choices(replace(request, sampling=drawn), prompt, grammar, model, capacity)
+        if choices and not request.seeded:
+            request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
+        choices += _choices(request, prompt, grammar, model, capacity)
     return Generation(
         model.client,
         model.tokenizer,

@@ -7,8 +7,7 @@ import pytest
 
 from chorus.rank.pipeline.stage import Stage, layer_count
 from chorus.rank.tensor import divide
-from chorus.rank.tensor.divide import TensorPlan, shard_model
-from tests.rank.tensor.imagined import Imagined
+from chorus.rank.tensor.divide import Imagined, TensorPlan, shard_model
 from tests.support.architectures import ARCHITECTURES, build
 
 

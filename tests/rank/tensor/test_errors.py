@@ -6,8 +6,7 @@ import pytest
 from mlx import nn
 
 from chorus.planning.split import SplitError
-from chorus.rank.tensor.divide import TensorPlan, check, shard_model
-from tests.rank.tensor.imagined import Imagined
+from chorus.rank.tensor.divide import Imagined, TensorPlan, check, shard_model
 from tests.support.architectures import ARCHITECTURES, build
 
 LLAMA: dict[str, Any] = {**ARCHITECTURES["llama"], "num_attention_heads": 9, "num_key_value_heads": 3}

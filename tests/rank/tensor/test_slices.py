@@ -13,10 +13,9 @@ from mlx.utils import tree_flatten
 from chorus.models.tensors import tensor_index
 from chorus.rank.tensor import divide
 from chorus.rank.tensor.cuts import Cut, take
-from chorus.rank.tensor.divide import TensorPlan, shard_model
+from chorus.rank.tensor.divide import Imagined, TensorPlan, shard_model
 from chorus.rank.tensor.stored_slices import SliceReader, stored_parameters
 from chorus.rank.upstream.weights import load_lazily
-from tests.rank.tensor.imagined import Imagined
 from tests.support.architectures import ARCHITECTURES, build, build_config
 
 QUANTIZATION = {"group_size": 64, "bits": 4}
