@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-TOOL_SECONDS = 10.0
+from chorus.platform import system as this_system
+from chorus.platform.system import TOOL_SECONDS
+
 FIRST_MACOS = (26, 2)
 """The first version with RDMA over Thunderbolt."""
 DEVICE_PREFIX = "rdma_"
@@ -39,11 +40,11 @@ class Rdma:
 
 def look(seconds: float = TOOL_SECONDS) -> Rdma:
     """Ask every tool that this system should have, each for at most so long."""
-    system, silent = platform.system(), []
+    system, silent = this_system.name(), []
 
     def ask(*command: str) -> str | None:
         try:
-            return _output(command, seconds)
+            return this_system.tool_output(*command, seconds=seconds)
         except subprocess.TimeoutExpired:
             silent.append(command[0])
             return ""
@@ -125,21 +126,3 @@ def parse_bridges(text: str) -> dict[str, tuple[str, ...]]:
         elif bridge and line.split()[:1] == ["member:"]:
             members.setdefault(bridge, []).append(line.split()[1])
     return {name: tuple(found) for name, found in members.items()}
-
-
-def _output(command: tuple[str, ...], seconds: float) -> str | None:
-    """What a tool printed; None where there is no such tool."""
-    program = shutil.which(command[0])
-    if program is None:
-        return None
-    done = subprocess.run(
-        [program, *command[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-    )
-    return done.stdout
