@@ -12,6 +12,7 @@ import pytest
 
 from chorus.config.engine import EngineSpec
 from chorus.platform.process.exits import EXIT_CANNOT_START
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 TEXT = {"transformers", "tokenizers", "jinja2"}
 HUB = {"httpx", "gguf", "huggingface_hub.hf_api", "huggingface_hub._snapshot_download"}
@@ -49,6 +50,18 @@ def loaded_after(code: str) -> set[str]:
 @pytest.mark.parametrize("module", sorted(UNUSED_BY))
 def test_importing_an_entry_point_loads_nothing_that_it_does_not_use(module: str) -> None:
     assert loaded_after(f"import {module}") & UNUSED_BY[module] == set()
+
+
+def test_a_front_end_that_has_read_its_tokenizer_has_loaded_no_transformers(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    code = f"""
+from pathlib import Path
+import chorus.api.__main__, chorus.localai.loading
+from chorus.serving.tokenizer import ServedTokenizer
+tokenizer = ServedTokenizer.load(Path({str(tmp_path)!r}))
+tokenizer.chat_prompt([dict(role="user", content="Hello")])
+"""
+    assert loaded_after(code) & {*HUB, *MLX, *GRAMMARS, "transformers"} == set()
 
 
 def test_a_following_rank_that_is_ready_to_listen_has_loaded_neither_tokenizers_nor_the_hub() -> None:

@@ -118,8 +118,70 @@ def test_code_in_the_model_folder_is_not_run_unless_allowed(tmp_path: Path) -> N
     write_tiny_tokenizer(tmp_path)
     (tmp_path / "custom.py").write_text("raise SystemExit('this code was run')\n")
     change_config(tmp_path, tokenizer_class="Custom", auto_map={"AutoTokenizer": [None, "custom.Custom"]})
+    assert Tokenizer.load(tmp_path).encode("<|im_end|>") == [2]
+    with pytest.raises(SystemExit, match="this code was run"):
+        Tokenizer.load(tmp_path, trust_remote_code=True)
+    (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="--trust-remote-code"):
         Tokenizer.load(tmp_path)
+
+
+def test_what_config_json_says_of_the_model_is_nothing_to_its_tokenizer(tmp_path: Path) -> None:
+    """transformers, asked for the tokenizer, refuses this folder for what it thinks of the model."""
+    write_tiny_tokenizer(tmp_path)
+    config = {"model_type": "llama", "max_position_embeddings": None, "eos_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Tokenizer.load(tmp_path).eos_ids == {0, 2}
+
+
+def test_a_chat_template_kept_in_a_file_for_pictures_is_found(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    change_config(tmp_path, chat_template=None)
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}!"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.decode(tokenizer.chat_prompt(HELLO)) == "Hello!"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% set n = namespace() %}{% set n._hidden = 1 %}",
+        "{{ namespace(__class__=1) }}",
+        "{{ dict.mro() }}",
+        "{% if %}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(tmp_path: Path, template: str) -> None:
+    write_tiny_tokenizer(tmp_path)
+    change_config(tmp_path, chat_template=template)
+    with pytest.raises(TemplateError, match="the chat template refused"):
+        Tokenizer.load(tmp_path).chat_prompt(HELLO)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": ["a"]},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": {"1": {"content": 7}}},
+        {"eos_token": {"text": "</s>"}},
+        {"extra_special_tokens": [7]},
+        {"chat_template": [{"name": "default"}]},
+        {"chat_template": 7},
+    ],
+    ids=str,
+)
+def test_settings_of_another_shape_give_one_line_with_the_folder_and_the_remedy(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    write_tiny_tokenizer(tmp_path)
+    change_config(tmp_path, **settings)
+    with pytest.raises(TokenizerError, match="import or pull the model again") as caught:
+        Tokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_a_lone_surrogate_is_the_clients_fault(byte_level: Tokenizer) -> None:
@@ -208,18 +270,17 @@ def refuse(*arguments, **options):
     raise SystemExit("the network was used")
 socket.socket.connect = socket.getaddrinfo = refuse
 import chorus.text.tokenizer
-early = "transformers" in sys.modules
 tokenizer = chorus.text.tokenizer.Tokenizer.load(Path(sys.argv[1]))
 tokenizer.chat_prompt([{"role": "user", "content": "Hello" * 5000}])
-print(early, sorted({"mlx", "mlx_lm", "torch"} & set(sys.modules)))
+print(sorted({"mlx", "mlx_lm", "torch", "transformers"} & set(sys.modules)))
 """
 
 
-def test_a_tokenizer_loads_without_mlx_and_without_the_network(tmp_path: Path) -> None:
+def test_a_tokenizer_loads_without_mlx_or_transformers_and_without_the_network(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     done = subprocess.run(
         [sys.executable, "-c", LOAD_ALONE, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.strip() == "False []", done.stderr
+    assert done.stdout.strip() == "[]", done.stderr
     assert done.stderr == ""

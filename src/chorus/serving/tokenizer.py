@@ -17,10 +17,7 @@ class ServedTokenizer(Tokenizer):
     @property
     def chat_template(self) -> str | None:
         """The template's source; where a model has several, all of them, since they share their markers."""
-        template = self._tokenizer.chat_template
-        if isinstance(template, dict):
-            return "\n".join(template.values())
-        return template or None
+        return "\n".join(self.chat_templates.values()) or None
 
     @property
     def shows_tools(self) -> bool:

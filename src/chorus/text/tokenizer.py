@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from jinja2 import TemplateError as JinjaError
 
+from chorus.text import json_tokenizer
+from chorus.text.chat_template import RESERVED_ARGUMENTS
 from chorus.text.detokenizer import PieceDecoder, StreamDecoder, WindowDecoder
 from chorus.text.errors import REMEDY, TemplateError, TextError, TokenizerError, one_line
-from chorus.text.stop_tokens import named_stop_tokens, token_ids
+from chorus.text.json_tokenizer import JsonTokenizer
+from chorus.text.stop_tokens import named_stop_tokens, read_settings, token_ids
+from chorus.text.transformers_tokenizer import TransformersTokenizer
 from chorus.text.vocabulary import (
     ByteFallback,
     Spelling,
@@ -27,32 +29,33 @@ from chorus.text.vocabulary import (
 # A template runs on what the client sent, so whatever it trips over is about the request.
 _RENDERING_ERRORS = (JinjaError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
+# Classes of transformers that do more with a text than tokenizer.json says: CodeLlama's infills at <FILL_ME>.
+_CLASSES_WITH_MORE = frozenset({"CodeLlamaTokenizer"})
+
 
 class Tokenizer:
     """Made by `load`. Encoding and decoding keep no state; every stream of tokens gets a decoder of its own."""
 
-    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: JsonTokenizer | TransformersTokenizer, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._backend = _plain_backend(tokenizer)
-        self._hidden = frozenset(tokenizer.all_special_ids)
+        self._backend = tokenizer.plain_backend
         self._spelling = None if self._backend is None else recognise(_decoder_spec(self._backend))
         self._pieces = {skip: self._token_pieces(self._spelling, skip) for skip in (False, True)}
-        self._reserved_arguments = _reserved_arguments(tokenizer)
         self.eos_ids = eos_ids
         # Not the number of tokens: some vocabularies have gaps, and ids beyond their count.
-        self.vocabulary = max(tokenizer.get_vocab().values()) + 1
+        self.vocabulary = max(tokenizer.vocabulary().values(), default=-1) + 1
 
     @classmethod
     def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         """Read the tokenizer from a model folder; nothing is ever fetched."""
         if not path.is_dir():
             raise TokenizerError(f"{path} is not a model folder; {REMEDY}")
-        tokenizer = _load_files(path, trust_remote_code)
-        if len(tokenizer) == 0:
+        files = _load_files(path, trust_remote_code)
+        # Every token that ends a turn: a model's files often name different ones, and each is meant.
+        tokenizer = cls(files, frozenset(token_ids(files.eos_id)) | named_stop_tokens(path))
+        if tokenizer.vocabulary == 0:
             raise TokenizerError(f"the tokenizer in {path} has no tokens; {REMEDY}")
-        # How long a prompt may be is the model's business; without this, a long one is warned about on stderr.
-        tokenizer.model_max_length = sys.maxsize
-        return cls(tokenizer, _eos_ids(path, tokenizer))
+        return tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special` adds what the tokenizer puts around a text (a leading BOS, usually)."""
@@ -60,17 +63,15 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise TextError(f"the text is not valid Unicode at character {error.start}: a lone surrogate") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=special))
+        return self._tokenizer.encode(text, special)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-        )
+        return self._tokenizer.decode(ids, skip_special)
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for one sequence of tokens, generated text usually."""
         if (pieces := self._pieces[skip_special]) is None:
-            hidden = self._hidden if skip_special else frozenset()
+            hidden = self._tokenizer.special_ids if skip_special else frozenset()
             return WindowDecoder(lambda ids: self.decode(ids, skip_special=skip_special), hidden.__contains__)
         if isinstance(self._spelling, ByteFallback):
             return PieceDecoder(pieces, mark_each_byte=True, strip_leading_spaces=self._spelling.strip_leading_spaces)
@@ -79,7 +80,7 @@ class Tokenizer:
     @property
     def added_tokens(self) -> dict[str, int]:
         """Tokens that a text never spells by accident: a grammar has to name them by number."""
-        return dict(self._tokenizer.get_added_vocab())
+        return self._tokenizer.added_tokens()
 
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to the text; it may be part of a character."""
@@ -91,12 +92,17 @@ class Tokenizer:
 
     def as_file(self) -> str | None:
         """What tokenizer.json would hold; None where a Python class does the work."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return None if backend is None else str(backend.to_str())
+        backend = self._tokenizer.backend
+        return None if backend is None else backend.to_str()
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The source of every template, by name."""
+        return self._tokenizer.templates
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return bool(self.chat_templates)
 
     def chat_prompt(
         self,
@@ -110,21 +116,12 @@ class Tokenizer:
         arguments = template_arguments or {}
         if not self.has_chat_template:
             raise TemplateError("the model has no chat template: use the completions endpoint with a plain prompt")
-        if reserved := sorted(self._reserved_arguments & arguments.keys()):
+        if reserved := sorted(RESERVED_ARGUMENTS & arguments.keys()):
             raise TemplateError(f"template argument {reserved[0]!r} is set by the server: leave it out")
         try:
-            ids = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=not continue_last,
-                continue_final_message=continue_last,
-                tokenize=True,
-                return_dict=False,
-                **arguments,
-            )
+            return self._tokenizer.chat_prompt(messages, tools, arguments, continue_last)
         except _RENDERING_ERRORS as error:
             raise TemplateError(f"the chat template refused the messages: {one_line(error)}") from error
-        return list(ids)
 
     def _token_pieces(self, spelling: Spelling | None, skip_special: bool) -> TokenPieces | None:
         if spelling is None or self._backend is None:
@@ -136,13 +133,14 @@ class Tokenizer:
         return TokenPieces(spell, lambda token: None if (name := name_of(token)) in hidden else name)
 
 
-def _load_files(path: Path, trust_remote_code: bool) -> Any:
-    # Importing transformers takes a second, and says at length that it misses PyTorch, which we do not need.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
-
+def _load_files(path: Path, trust_remote_code: bool) -> JsonTokenizer | TransformersTokenizer:
+    settings = read_settings(path / "tokenizer_config.json")
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+        if (path / json_tokenizer.FILE).is_file() and not _needs_python(settings, trust_remote_code):
+            return JsonTokenizer(path, settings)
+        return TransformersTokenizer(path, trust_remote_code=trust_remote_code)
+    except TokenizerError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
         if "trust_remote_code" in str(error):
             remedy = "read that code, then allow it with --trust-remote-code if you trust it"
@@ -150,33 +148,16 @@ def _load_files(path: Path, trust_remote_code: bool) -> Any:
         raise TokenizerError(f"cannot load the tokenizer in {path} ({one_line(error)}); {REMEDY}") from error
 
 
-def _plain_backend(tokenizer: Any) -> Any | None:
-    """The Rust tokenizer, where decoding is all its own; None where a Python class has a say in it."""
-    from transformers import PreTrainedTokenizerFast
+def _needs_python(settings: Mapping[str, Any], trust_remote_code: bool) -> bool:
+    """Whether a folder with a tokenizer.json is to be read by a class in Python all the same.
 
-    kind = type(tokenizer)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return None
-    if any(getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode")):
-        return None
-    return tokenizer.backend_tokenizer
+    A class of the model's own runs where its code is trusted; tokenizer.json needs nobody's trust.
+    """
+    if str(settings.get("tokenizer_class")).removesuffix("Fast") in _CLASSES_WITH_MORE:
+        return True
+    return trust_remote_code and bool(settings.get("auto_map"))
 
 
-def _decoder_spec(backend: Any) -> Mapping[str, Any] | None:
+def _decoder_spec(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
     """The decoder as tokenizer.json writes it, without writing out the whole vocabulary."""
     return None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-
-
-def _reserved_arguments(tokenizer: Any) -> frozenset[str]:
-    """Names that would change how the template is called rather than what it sees: never the client's to choose."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    names = {"messages"}
-    for function in (tokenizer.apply_chat_template, render_jinja_template):
-        names.update(inspect.signature(function).parameters)
-    return frozenset(names - {"documents", "kwargs"})
-
-
-def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a turn: a model's files often name different ones, and each is meant."""
-    return frozenset(token_ids(tokenizer.eos_token_id)) | named_stop_tokens(path)
