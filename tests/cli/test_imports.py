@@ -23,14 +23,14 @@ GRAMMARS = {"llguidance"}
 
 UNUSED_BY = {
     "chorus.cli": {*TEXT, *HUB, *WEB, *MLX, *NODES, *GRAMMARS, "numpy", "grpc", "pydantic", "yaml", "cryptography"},
-    "chorus.cli.serve": {*TEXT, *HUB, *WEB, *MLX, *NODES, *GRAMMARS, "cryptography"},
+    "chorus.cli.serve": {*TEXT, *HUB, *WEB, *MLX, *NODES, *GRAMMARS, "cryptography", "chorus.text.parsers"},
     "chorus.cli.join": {*TEXT, *HUB, *WEB, *MLX, *GRAMMARS, "asyncssh"},
     "chorus.cli.localai": {*HUB, *WEB, *MLX, *NODES, *GRAMMARS, "transformers"},
     "chorus.cli.worker": {*TEXT, *HUB, *WEB, *MLX, *GRAMMARS, "asyncssh"},
     "chorus.api.__main__": {*HUB, *MLX, *NODES, *GRAMMARS, "transformers", "numpy"},
     "chorus.text.grammar.__main__": {*TEXT, *HUB, *WEB, *MLX, *NODES, "numpy", "grpc", "pydantic", "yaml"},
 }
-UNUSED_BY_RANKS = {*TEXT, *HUB, *WEB, *NODES, *GRAMMARS, "mlx_lm.generate", "mlx_lm.convert"}
+UNUSED_BY_RANKS = {*TEXT, *HUB, *WEB, *NODES, *GRAMMARS, "cryptography", "mlx_lm.generate", "mlx_lm.convert"}
 
 
 def loaded_after(code: str) -> set[str]:

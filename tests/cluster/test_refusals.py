@@ -17,7 +17,8 @@ from chorus.cluster.agent import peers
 from chorus.messages.proto import agent_pb2, agent_pb2_grpc, rank_pb2, rank_pb2_grpc
 from chorus.security import handshake
 from chorus.security.authority import Authority
-from chorus.security.identity import COORDINATOR, NODE, Identity
+from chorus.security.identity import Identity
+from chorus.security.member import COORDINATOR, NODE
 from chorus.security.names import server_name
 from chorus.security.token import Token
 from tests.cluster.harness import Cluster, Process, cluster, complete, eventually, url_of

@@ -23,7 +23,7 @@ from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, Shared
 from chorus.cluster.transfer.sources import FileSource, choose_sources, lacking, streams
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.security.authority import Authority
-from chorus.security.identity import NODE
+from chorus.security.member import NODE
 from tests.cluster.harness import Cluster
 from tests.support.ports import listening_port
 

@@ -26,8 +26,9 @@ from chorus.cluster.transfer.share import FILES, FileServer, SharedFile, SharedM
 from chorus.cluster.transfer.sources import FileSource
 from chorus.security import handshake
 from chorus.security.authority import Authority
-from chorus.security.identity import NODE, Identity
+from chorus.security.identity import Identity
 from chorus.security.meet import meet
+from chorus.security.member import NODE
 
 SIZE = 5 * RANGE_BYTES + 12345
 

@@ -24,10 +24,7 @@ from chorus.security.authority import Authority, NoAuthority
 from chorus.security.expelled import BadList
 from chorus.security.guard import MemberGuard
 from chorus.security.identity import (
-    COORDINATOR,
-    NODE,
     Identity,
-    NotTrusted,
     fingerprint,
     make_key,
     make_request,
@@ -36,6 +33,7 @@ from chorus.security.identity import (
     stranger_server_context,
 )
 from chorus.security.meet import connect, meet
+from chorus.security.member import COORDINATOR, NODE, NotTrusted
 from chorus.security.names import server_name
 from chorus.security.token import BadToken, Token
 

@@ -10,7 +10,8 @@ import mlx.core as mx
 import pytest
 
 from chorus.security.authority import Authority
-from chorus.security.identity import COORDINATOR, NODE, Identity
+from chorus.security.identity import Identity
+from chorus.security.member import COORDINATOR, NODE
 from chorus.security.names import member_address
 from chorus.transport.channel import NotPrivate, open_channel, open_server
 from chorus.transport.grpc_link import FrameSender, tensor_service

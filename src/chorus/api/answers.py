@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 class ResponseModel(BaseModel):
     """Says what an answer holds. Answers are written as plain objects, and a test holds them against this."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Built when somebody asks for the description, which most servers never see.
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class CachedTokens(ResponseModel):

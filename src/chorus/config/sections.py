@@ -24,7 +24,8 @@ HIDDEN = "***"
 class Section(BaseModel):
     """Settings that belong together: they never change, and an unknown one is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A section is read as part of the whole tree, which builds it: by itself it need not be built.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def shared_with(self, other: type[Section]) -> dict[str, Any]:
         """Those of these settings that the other section has too."""

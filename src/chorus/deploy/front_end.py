@@ -29,7 +29,6 @@ from chorus.platform.terminal import console
 from chorus.security.key_file import default_key_file, load_keys
 from chorus.security.key_rules import refusal_to_listen
 from chorus.security.tls import Certificate, CertificateError
-from chorus.text.parsers import choose
 
 if TYPE_CHECKING:
     from chorus.security.https import OwnCertificate
@@ -74,11 +73,18 @@ def find_access(settings: Settings, insecure: bool) -> Access:
     keys = load_keys(default_key_file())
     if refusal := refusal_to_listen(api.host, keys, insecure):
         raise CannotServe(refusal)
+    if api.tool_parser is not None:
+        _check_parser(api.tool_parser)
+    return _with_certificate(api, default_key_file() if keys else None)
+
+
+def _check_parser(name: str) -> None:
+    from chorus.text.parsers import choose  # only for this: who serves reads no answers
+
     try:
-        choose(None, api.tool_parser)
+        choose(None, name)
     except ValueError as error:
         raise CannotServe(f"api.tool_parser: {error}") from None
-    return _with_certificate(api, default_key_file() if keys else None)
 
 
 def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:

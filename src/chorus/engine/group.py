@@ -29,14 +29,13 @@ from chorus.rank.runner import Runner
 from chorus.rank.tensor import divide
 from chorus.rank.upstream.weights import read_config
 from chorus.rank.worker import PUT_TIMEOUT_SECONDS
-from chorus.security.identity import Identity
 from chorus.security.names import split_member
 from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox
 from chorus.transport.ports import HeldPort
-from chorus.transport.security import Security
+from chorus.transport.security import security_of
 
 log = logging.getLogger("chorus.engine")
 
@@ -78,7 +77,7 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
         _tell(shard)
         return Group(shard, NoFollowers(), shard.stage.batches)
     layout = _layout(spec, ranks)
-    security = Security(Identity(spec.identity) if spec.identity else None, spec.insecure)
+    security = security_of(spec.identity, spec.insecure)
     inbox = Inbox()
     try:
         server, _ = open_server(spec.ranks[0], LEADER_THREADS, security)

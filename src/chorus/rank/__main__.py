@@ -14,8 +14,7 @@ from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
 from chorus.rank.model_finder import model_finder
 from chorus.rank.upstream import lean
-from chorus.security.identity import Identity
-from chorus.transport.security import Security
+from chorus.transport.security import security_of
 
 
 def main() -> int:
@@ -41,7 +40,7 @@ def main() -> int:
         lean.install()
         from chorus.rank.worker import Worker
 
-        security = Security(Identity(chosen.identity) if chosen.identity else None, chosen.insecure)
+        security = security_of(chosen.identity, chosen.insecure)
         find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
         worker = Worker(chosen.rank, chosen.listen, find_model, security)
     except (ImportError, OSError) as error:

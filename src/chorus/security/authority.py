@@ -19,11 +19,7 @@ from chorus.errors import ChorusError
 from chorus.security.expelled import Expelled
 from chorus.security.identity import (
     CLOCK_SKEW,
-    COORDINATOR,
-    NODE,
     Identity,
-    Member,
-    NotTrusted,
     fingerprint,
     make_key,
     make_request,
@@ -31,6 +27,7 @@ from chorus.security.identity import (
     private_pem,
     unsigned,
 )
+from chorus.security.member import COORDINATOR, NODE, Member, NotTrusted
 from chorus.security.names import server_name
 from chorus.security.node_folder import check_name, write_private
 from chorus.security.token import Token

@@ -14,17 +14,9 @@ from chorus.security import handshake
 from chorus.security.authority import Authority, requested_name
 from chorus.security.expelled import BadList
 from chorus.security.handshake import JoinRefused, Message
-from chorus.security.identity import (
-    Identity,
-    Member,
-    NotTrusted,
-    fingerprint,
-    make_request,
-    member_of,
-    own_key,
-    stranger_client_context,
-)
+from chorus.security.identity import Identity, fingerprint, make_request, member_of, own_key, stranger_client_context
 from chorus.security.meet import connect
+from chorus.security.member import Member, NotTrusted
 from chorus.security.token import Token
 
 log = logging.getLogger("chorus.trust")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from chorus.security.identity import COORDINATOR, Identity, Member, NotTrusted
+from chorus.security.member import COORDINATOR, Member, NotTrusted
+
+if TYPE_CHECKING:
+    from chorus.security.identity import Identity
 
 log = logging.getLogger("chorus.trust")
 

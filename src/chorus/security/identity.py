@@ -11,7 +11,6 @@ import hashlib
 import os
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -24,15 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
-from chorus.errors import ChorusError
 from chorus.platform.files import Version, version
 from chorus.security.expelled import Expelled
 from chorus.security.lines import Lines
+from chorus.security.member import Member, NotTrusted
 from chorus.security.names import server_name
 from chorus.security.node_folder import write_private
 
-COORDINATOR = "coordinator"
-NODE = "node"
 FINGERPRINT_BYTES = 16
 CLOCK_SKEW = datetime.timedelta(days=1)
 """Clocks of machines on a desk disagree."""
@@ -40,19 +37,6 @@ _RENEWED_AFTER = 1 / 3
 """Of a certificate's life: the rest of it is left for a coordinator to come by."""
 
 _T = TypeVar("_T")
-
-
-class NotTrusted(ChorusError, ConnectionError):
-    """A peer's certificate is not acceptable; the reason is for our log, not for the peer."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """Whom a certificate was given to."""
-
-    name: str
-    node_id: str
-    role: str
 
 
 class _Reread(Generic[_T]):

@@ -7,7 +7,8 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from chorus.security.identity import Identity, Member
+from chorus.security.identity import Identity
+from chorus.security.member import Member
 from chorus.security.names import server_name
 
 CONNECT_SECONDS = 4.0

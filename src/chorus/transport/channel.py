@@ -5,14 +5,18 @@ from __future__ import annotations
 import ipaddress
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import grpc
 
 from chorus.errors import ChorusError
 from chorus.security.guard import MemberGuard
-from chorus.security.identity import Identity, NotTrusted
+from chorus.security.member import NotTrusted
 from chorus.security.names import server_name, split_member
 from chorus.transport.security import PRIVATE, Security
+
+if TYPE_CHECKING:
+    from chorus.security.identity import Identity
 
 MAX_MESSAGE = 1 << 30
 OPTIONS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,3 +20,12 @@ class Security:
 
 PRIVATE = Security()
 """Loopback and Unix sockets, and nothing else."""
+
+
+def security_of(identity: Path | None, plaintext: bool) -> Security:
+    """As the process was told: with the folder of a node's identity, or without."""
+    if identity is None:
+        return Security(plaintext=plaintext)
+    from chorus.security.identity import Identity  # with the library for certificates, which most ranks never need
+
+    return Security(Identity(identity), plaintext)

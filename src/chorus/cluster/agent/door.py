@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 
 from chorus.errors import CannotListen
 from chorus.security import handshake
-from chorus.security.identity import Identity, Member, NotTrusted
+from chorus.security.identity import Identity
+from chorus.security.member import Member, NotTrusted
 
 log = logging.getLogger("chorus.trust")
 

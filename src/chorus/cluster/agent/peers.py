@@ -17,8 +17,9 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import handshake
 from chorus.security.enrol import TIMEOUT_SECONDS, Card
 from chorus.security.expelled import BadList
-from chorus.security.identity import Identity, Member
+from chorus.security.identity import Identity
 from chorus.security.meet import meet
+from chorus.security.member import Member
 
 log = logging.getLogger("chorus.agent")
 

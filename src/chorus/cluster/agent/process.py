@@ -36,7 +36,8 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.enrol import Card
-from chorus.security.identity import NODE, Identity, own_id, stranger_server_context
+from chorus.security.identity import Identity, own_id, stranger_server_context
+from chorus.security.member import NODE
 from chorus.security.node_folder import RANK_PORTS, private_folder
 from chorus.security.token import Token
 

@@ -33,7 +33,8 @@ from chorus.platform.paths import cache_dir
 from chorus.platform.process.timing import WatchTimes
 from chorus.security.expelled import BadList
 from chorus.security.guard import caller
-from chorus.security.identity import Identity, NotTrusted, make_request, own_key
+from chorus.security.identity import Identity, make_request, own_key
+from chorus.security.member import NotTrusted
 
 log = logging.getLogger("chorus.agent")
 refusals = logging.getLogger("chorus.trust")

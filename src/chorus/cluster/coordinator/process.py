@@ -30,7 +30,8 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
-from chorus.security.identity import Identity, NotTrusted
+from chorus.security.identity import Identity
+from chorus.security.member import NotTrusted
 from chorus.security.names import member_address, server_name
 
 log = logging.getLogger("chorus.coordinator")

@@ -17,7 +17,7 @@ from pathlib import Path
 from chorus.cluster.transfer.disk import RANGE_BYTES, Checksum
 from chorus.errors import ChorusError
 from chorus.security import handshake
-from chorus.security.identity import Member, NotTrusted
+from chorus.security.member import Member, NotTrusted
 
 FILES = "chorus-files/1"
 """The name of this protocol in a TLS handshake."""
