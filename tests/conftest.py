@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.failure_logs", "tests.support.times"]
+pytest_plugins = ["tests.support.failure_logs", "tests.support.refusals", "tests.support.times"]
 
 # Machines that run tests are busy: how long an example takes says nothing. Examples are the same in every run.
 settings.register_profile("chorus", deadline=None, derandomize=True)

@@ -203,20 +203,6 @@ def test_a_sigterm_lets_a_short_stream_finish(engine: ScriptedEngine, start_api:
     assert api.process.wait(DEADLINE) == 0
 
 
-def test_a_sigterm_ends_a_long_stream_with_an_error_event(
-    engine: ScriptedEngine, start_api: Callable[..., ApiProcess]
-) -> None:
-    api = start_api(limits={"shutdown_grace_seconds": 0.2})
-    engine.next(say_until_cancelled([70]))
-    with httpx.stream("POST", api.url + CHAT, json=STREAM, timeout=DEADLINE) as response:
-        lines = response.iter_lines()
-        next(lines)
-        api.process.send_signal(signal.SIGTERM)
-        assert json.loads(last_event(list(lines)))["error"]["code"] == "shutting_down"
-    engine.wait_for_run().wait_cancelled()
-    assert api.process.wait(DEADLINE) == 0
-
-
 def test_a_client_that_does_not_read_cannot_hold_up_the_shutdown(
     engine: ScriptedEngine, start_api: Callable[..., ApiProcess]
 ) -> None:
@@ -239,11 +225,12 @@ def test_a_client_that_does_not_read_cannot_hold_up_the_shutdown(
         engine.description.context_length = 256
 
 
-def test_a_killed_front_end_comes_back_on_the_same_socket_and_the_engine_keeps_its_model(
+def test_a_killed_front_end_comes_back_on_the_same_socket_and_a_sigterm_ends_its_long_stream(
     engine: ScriptedEngine, start_api: Callable[..., ApiProcess]
 ) -> None:
-    api = start_api()
-    engine.next(say([70]), say([71]))
+    """The engine keeps its model meanwhile, and the stream ends with an error event."""
+    api = start_api(limits={"shutdown_grace_seconds": 0.2})
+    engine.next(say([70]), say([71]), say_until_cancelled([70]))
     assert httpx.post(api.url + CHAT, json={"messages": HELLO}, timeout=DEADLINE).status_code == 200
     api.process.kill()
     api.process.wait(DEADLINE)
@@ -253,3 +240,10 @@ def test_a_killed_front_end_comes_back_on_the_same_socket_and_the_engine_keeps_i
         api.start()
         assert answer.result(60).status_code == 200
     assert httpx.get(f"{api.url}/health").json()["engine"]["load_count"] == 1
+    with httpx.stream("POST", api.url + CHAT, json=STREAM, timeout=DEADLINE) as response:
+        lines = response.iter_lines()
+        next(lines)
+        api.process.send_signal(signal.SIGTERM)
+        assert json.loads(last_event(list(lines)))["error"]["code"] == "shutting_down"
+    engine.wait_for_run(2).wait_cancelled()
+    assert api.process.wait(DEADLINE) == 0

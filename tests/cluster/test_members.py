@@ -7,15 +7,18 @@ import contextlib
 import datetime
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+
+import pytest
 
 from chorus.cluster.agent import peers
 from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes
 from chorus.cluster.discovery import Announcement
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security.identity import Identity, make_request, own_key
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, Process, cluster
 
 SECONDS = 120.0
 
@@ -43,11 +46,29 @@ async def _until(check: object) -> None:
             await asyncio.sleep(0.02)
 
 
+@dataclass
+class Agent:
+    process: Process
+    port: int
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("members")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def agent(nodes: Cluster) -> Agent:
+    """The one node of all tests here."""
+    return Agent(*nodes.agent("one"))
+
+
 def test_a_node_is_found_at_whichever_of_its_addresses_answers_and_stale_announcements_hold_up_nobody(
-    nodes: Cluster,
+    nodes: Cluster, agent: Agent
 ) -> None:
     """The stale ones lead to a port where somebody takes the connection and never says a word."""
-    _, port = nodes.agent("one")
+    port = agent.port
 
     async def found() -> tuple[str, tuple[str, int]]:
         with socket.create_server(("127.0.0.1", 0), backlog=2 * MAX_ANNOUNCED) as silent:
@@ -63,27 +84,10 @@ def test_a_node_is_found_at_whichever_of_its_addresses_answers_and_stale_announc
     assert asyncio.run(found()) == ("one", ("127.0.0.1", port))
 
 
-def test_an_announcement_that_is_over_is_followed_no_more(nodes: Cluster) -> None:
-    agent, port = nodes.agent("one")
-
-    async def left() -> int:
-        async with _coordinator(nodes) as coordinator:
-            coordinator._heard(_announced(nodes, "hint", port))
-            await coordinator.gather(1, (), SECONDS)
-            coordinator._unheard("hint")
-            assert coordinator.present, "a node that is there stays, announced or not"
-            await asyncio.to_thread(agent.stop)
-            await _until(lambda: not coordinator._keepers)
-            return len(coordinator.problems())
-
-    assert asyncio.run(left()) == 0
-
-
-def test_a_node_sends_heartbeats_as_often_as_its_coordinator_wants_them(nodes: Cluster) -> None:
-    _, port = nodes.agent("one")
+def test_a_node_sends_heartbeats_as_often_as_its_coordinator_wants_them(nodes: Cluster, agent: Agent) -> None:
 
     async def heard() -> list[float]:
-        async with _coordinator(nodes, port, timing=WatchTimes(heartbeat_seconds=0.01)) as coordinator:
+        async with _coordinator(nodes, agent.port, timing=WatchTimes(heartbeat_seconds=0.01)) as coordinator:
             (node,) = await coordinator.gather(1, (), SECONDS)
             moments = [node.heard]
 
@@ -98,9 +102,9 @@ def test_a_node_sends_heartbeats_as_often_as_its_coordinator_wants_them(nodes: C
     assert min(later - earlier for earlier, later in pairwise(moments)) < DEFAULTS.heartbeat_seconds / 2
 
 
-def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes: Cluster) -> None:
+def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes: Cluster, agent: Agent) -> None:
     """The new one is shown once nobody is connected that saw the other."""
-    agent, port = nodes.agent("one")
+    port = agent.port
     folder = nodes.folder / "state-one" / "identity"
 
     async def join() -> None:
@@ -108,15 +112,15 @@ def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes
             await coordinator.gather(1, (), SECONDS)
 
     asyncio.run(join())
-    agent.stop()
+    agent.process.stop()
     request = make_request(own_key(folder), "one")
     # It began a day ago, for the sake of clocks that are behind.
     (folder / "cert.pem").write_bytes(nodes.authority.sign(request, "one", life=datetime.timedelta(days=2)))
     aged = Identity(folder)
     assert aged.is_due("one")
 
-    agent, _ = nodes.agent("one", "--name", "uno", port=port)
-    agent.wait_for("one is in the cluster")
+    agent.process, _ = nodes.agent("one", "--name", "uno", port=port)
+    agent.process.wait_for("one is in the cluster")
 
     async def renewed() -> str:
         async with _coordinator(nodes, port) as coordinator:
@@ -127,10 +131,26 @@ def test_a_certificate_is_renewed_before_it_runs_out_under_the_name_of_now(nodes
             return node.node_id
 
     same = asyncio.run(renewed())
-    agent.wait_for("showing the new certificate")
+    agent.process.wait_for("showing the new certificate")
     assert asyncio.run(_shown(nodes, port)) == aged.certificate
     assert (aged.member.node_id, aged.member.name) == (same, "uno")
     asyncio.run(join())
+
+
+def test_an_announcement_that_is_over_is_followed_no_more(nodes: Cluster, agent: Agent) -> None:
+    """The last test: its agent is gone afterwards."""
+
+    async def left() -> int:
+        async with _coordinator(nodes) as coordinator:
+            coordinator._heard(_announced(nodes, "hint", agent.port))
+            await coordinator.gather(1, (), SECONDS)
+            coordinator._unheard("hint")
+            assert coordinator.present, "a node that is there stays, announced or not"
+            await asyncio.to_thread(agent.process.stop)
+            await _until(lambda: not coordinator._keepers)
+            return len(coordinator.problems())
+
+    assert asyncio.run(left()) == 0
 
 
 async def _shown(made: Cluster, port: int) -> bytes:

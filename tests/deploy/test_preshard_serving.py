@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import Popen
 
 import psutil
 import pytest
 
 from chorus.cli.models_preshard import write_parts
+from chorus.engine.followers import CannotForm
+from chorus.engine.group import form_group
 from chorus.models import LocalModel, tensor_index
 from chorus.models.preshard.folder import WEIGHTS_FILE, Division
 from chorus.models.values import ignore_progress
 from tests.support.architectures import ARCHITECTURES
+from tests.support.ranks import Ranks
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import override, write_random_model, write_tiny_model
 
@@ -53,8 +58,11 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> int:
     """What a rank reads besides weights: programs and libraries."""
     folder = tmp_path_factory.mktemp("tiny")
     model = write_tiny_model(folder / "tiny", "llama", vocab_size=512)
-    with ChorusServer(model, ["--threads", "1", "--ranks", "2"], folder) as server:
-        return _bytes_read(server.process_named("chorus.rank"))
+    with Ranks(folder) as ranks, contextlib.ExitStack() as cleanup:
+        addresses = ranks.addresses(2)
+        rank = ranks.follower(1, addresses[1])
+        form_group(ranks.spec(model, addresses), lambda fraction: None, cleanup)
+        return _bytes_read(rank)
 
 
 @pytest.fixture(scope="module", params=[PIPELINE, TENSOR], ids=lambda division: division.parallel)
@@ -85,7 +93,9 @@ def test_the_text_is_the_same_and_each_rank_reads_its_own_bytes_only(
         assert _bytes_read(server.process_named("chorus.rank")) - noise == pytest.approx(own, rel=0.1)
 
 
-def test_another_plan_is_refused_before_anything_starts(parts: tuple[Division, Path], tmp_path: Path) -> None:
+def test_another_plan_is_refused_before_anything_starts(
+    parts: tuple[Division, Path], refusal: Callable[..., str]
+) -> None:
     division, folder = parts
     other = "tensor" if division.parallel == "pipeline" else "pipeline"
     for arguments, words in (
@@ -93,14 +103,13 @@ def test_another_plan_is_refused_before_anything_starts(parts: tuple[Division, P
         (["--ranks", "3"], f"was made for 2 ranks ({division}), not for 3"),
         (["--parallel", other, "--ranks", "2"], f"was made for {division}, not for parallel {other}"),
     ):
-        server = ChorusServer(folder, arguments, tmp_path)
-        assert server.wait_for_exit() == 1
-        assert words in server.log
+        assert words in refusal("serve", str(folder), "--port", "0", *arguments)
 
 
 def test_a_damaged_part_is_refused_by_its_rank_with_the_file_named(
     parts: tuple[Division, Path], tmp_path: Path
 ) -> None:
+    """Where ranks are a pipeline by themselves, and where they are slices by a server with all its processes."""
     division, folder = parts
     copied = Path(shutil.copytree(folder, tmp_path / "damaged"))
     file = copied / "rank-1" / WEIGHTS_FILE
@@ -109,16 +118,28 @@ def test_a_damaged_part_is_refused_by_its_rank_with_the_file_named(
         last = stream.read(1)
         stream.seek(-1, 2)
         stream.write(bytes([last[0] ^ 1]))
-    server = ChorusServer(copied, ["--threads", "1", "--transport", _transport(division)], tmp_path)
-    assert server.wait_for_exit() == 1
-    assert "rank 1" in server.log
-    assert f"{file} does not match its checksum; copy the folder again" in server.log
+    said = _refused_by_a_rank(copied, division, tmp_path)
+    assert "rank 1" in said
+    assert f"{file} does not match its checksum; copy the folder again" in said
+
+
+def _refused_by_a_rank(folder: Path, division: Division, place: Path) -> str:
+    if division.parallel == "tensor":
+        server = ChorusServer(folder, ["--threads", "1", "--transport", _transport(division)], place)
+        assert server.wait_for_exit() == 1
+        return server.log
+    with Ranks(place) as ranks, contextlib.ExitStack() as cleanup:
+        addresses = ranks.addresses(2)
+        ranks.follower(1, addresses[1])
+        with pytest.raises(CannotForm) as refused:
+            form_group(ranks.spec(folder, addresses, split=division.parts), lambda fraction: None, cleanup)
+        return str(refused.value)
 
 
 def _transport(division: Division) -> str:
     return "grpc" if division.parallel == "pipeline" else "ring"
 
 
-def _bytes_read(process: psutil.Process) -> int:
+def _bytes_read(process: psutil.Process | Popen[bytes]) -> int:
     counters = dict(line.split(": ") for line in Path(f"/proc/{process.pid}/io").read_text().splitlines())
     return int(counters["rchar"])

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import json
 import re
-import shutil
 import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chorus.config.hostfile import HostEntry
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
-from tests.cluster.harness import START_SECONDS, Cluster, Process, complete, eventually, free_block, url_of
+from chorus.engine.followers import CannotForm
+from chorus.engine.group import form_group
+from chorus.rank.worker import Worker
+from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, complete, eventually, free_block, url_of
+from tests.rank.pipeline.test_processes import generate
 from tests.support.ports import is_free, listening_port, listening_ports
+from tests.support.ranks import Ranks
+from tests.support.tiny_model import write_store_entry
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     """A model store that has the tiny model by name, as every machine of a hostfile must."""
     root = tmp_path_factory.mktemp("cache")
-    entry = root / "models" / "tiny-by-name"
-    shutil.copytree(tiny, entry)
-    (entry / "chorus.json").write_text(json.dumps({"source": "x", "sha256": "x", "size": 1, "mtime_ns": 1}))
+    write_store_entry(root, "tiny-by-name", tiny)
     return root
 
 
@@ -41,21 +49,60 @@ class Hosts:
             command += ["--model", "tiny-by-name", "--addr", f"localhost:{listening_port()}"]
         return self.nodes.chorus(f"rank{rank}", *command, *arguments, CHORUS_CACHE=str(self.store))
 
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=lambda order: "".join(map(str, order)))
-def test_every_start_order_works(nodes: Cluster, store: Path, order: tuple[int, ...]) -> None:
-    hosts = Hosts(nodes, store, 3)
-    workers = {}
-    for rank in order:
-        workers[rank] = hosts.worker(rank)
-        # The next one starts only when this one is really there.
-        workers[rank].wait_for("waits for its leader" if rank else "loading: loading")
-    assert complete(url_of(workers[0]))
-    for worker in workers.values():
-        assert worker.stop() == 0, worker.log
+    def worker_by_variables(self, rank: int) -> Process:
+        environment = {"MLX_DISTRIBUTED_HOSTFILE": str(self.file), "MLX_RANK": str(rank)}
+        environment |= {"MLX_DISTRIBUTED_BACKEND": "grpc", "CHORUS_CACHE": str(self.store)}
+        return self.nodes.chorus(f"rank{rank}", "worker", "mlx-distributed", **environment)
 
 
-@pytest.mark.parametrize("missing", range(3))
+class Followers:
+    """Two that outlive their leaders, which live in the test; each is started anew where an order asks for it."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.addresses = ranks.addresses(3)
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def keep_only(self, rank: int) -> None:
+        for other in self._running.keys() - {rank}:
+            process = self._running.pop(other)
+            process.terminate()
+            assert process.wait(60) == 0, self._ranks.log(f"rank{other}")
+
+    def start(self, *ranks: int) -> None:
+        """The next one only when this one is really there."""
+        for rank in ranks:
+            if rank not in self._running:
+                self._running[rank] = self._ranks.follower(rank, self.addresses[rank])
+                self._ranks.wait_for_log(f"rank{rank}", "waits for its leader")
+
+    def start_behind_the_leader(self, *ranks: int) -> None:
+        asyncio.run(wait_for_all({0: self.addresses[0]}, 120))
+        self.start(*ranks)
+
+
+@pytest.fixture(scope="module")
+def followers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks, Followers]]:
+    with Ranks(tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks, Followers(ranks)
+
+
+# One after the other, so that who comes first is often there from before.
+@pytest.mark.parametrize("order", [(1, 2, 0), (1, 0, 2), (2, 1, 0), (2, 0, 1), (0, 1, 2), (0, 2, 1)], ids=str)
+def test_every_start_order_works(followers: tuple[Ranks, Followers], tiny: Path, order: tuple[int, ...]) -> None:
+    ranks, others = followers
+    spec = ranks.spec(tiny, others.addresses)
+    leads = order.index(0)
+    others.keep_only(order[0])
+    others.start(*order[:leads])
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(others.start_behind_the_leader, *order[leads + 1 :])
+        said = generate(spec, together=False)
+        late.result()
+    assert said == generate(ranks.spec(tiny, ()), together=False)
+
+
+@pytest.mark.parametrize("missing", [0, 2])
 def test_a_missing_rank_is_named_by_all_others_in_time(nodes: Cluster, store: Path, missing: int) -> None:
     hosts = Hosts(nodes, store, 3)
     workers = [hosts.worker(rank, "--start-timeout", "12") for rank in range(3) if rank != missing]
@@ -68,49 +115,91 @@ def test_a_missing_rank_is_named_by_all_others_in_time(nodes: Cluster, store: Pa
         assert "Traceback" not in worker.log
 
 
-def test_a_killed_rank_comes_back_and_the_group_forms_again(nodes: Cluster, store: Path) -> None:
-    hosts = Hosts(nodes, store, 2)
-    workers = [hosts.worker(rank) for rank in range(2)]
-    url = url_of(workers[0])
-    text = complete(url)
-    (rank,) = workers[1].children()
-    rank.kill()
-    workers[1].wait_for("starting it again")
-    workers[0].wait_for("starting the leader again")
-    assert eventually(lambda: workers[0].log.count("ready: ready") == 2, START_SECONDS), workers[0].log
-    assert complete(url) == text
+def test_a_rank_that_is_missing_between_others_is_named_by_both(tiny: Path, tmp_path: Path) -> None:
+    with Ranks(tmp_path) as ranks:
+        addresses = ranks.addresses(3)
+        last = Worker(2, addresses[2])
+        with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as cleanup:
+            serving = pool.submit(last.serve)
+            cleanup.callback(serving.result, 60)
+            cleanup.callback(last.stop)
+            spec = ranks.spec(tiny, addresses, start_timeout_seconds=2)
+            with pytest.raises(CannotForm, match=rf"^rank 1 at {addresses[1]} did not answer .*firewall") as by_leader:
+                form_group(spec, lambda fraction: None, cleanup)
+            assert "rank 2" not in str(by_leader.value)
+            others = {0: addresses[2], 1: addresses[1]}
+            with pytest.raises(RanksMissing, match=rf"^rank 1 at {addresses[1]} did not come .*firewall"):
+                asyncio.run(wait_for_all(others, 1))
 
 
-def test_a_rank_whose_port_was_taken_while_it_was_down_gets_it_back(nodes: Cluster, store: Path) -> None:
-    hosts = Hosts(nodes, store, 2)
-    workers = [hosts.worker(rank) for rank in range(2)]
-    url = url_of(workers[0])
-    text = complete(url)
-    (rank,) = workers[1].children()
-    rank.kill()
-    rank.wait(60)
+@dataclass
+class Group:
+    hosts: Hosts
+    workers: dict[int, Process]
+    url: str
+    text: str
+    formed: int = 1
+
+    def kill_rank(self, rank: int) -> psutil.Process:
+        (child,) = self.workers[rank].children()
+        child.kill()
+        return child
+
+    def forms_again(self) -> bool:
+        self.formed += 1
+        return bool(eventually(lambda: self.workers[0].log.count("ready: ready") == self.formed, START_SECONDS))
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Group]:
+    """One rank comes before its leader and one, told by variables what others are told by flags, after it."""
+    with cluster(tmp_path_factory.mktemp("group")) as nodes:
+        hosts = Hosts(nodes, store, 3)
+        workers = {2: hosts.worker(2)}
+        workers[2].wait_for("waits for its leader")
+        workers[0] = hosts.worker(0)
+        workers[0].wait_for("loading: loading")
+        workers[1] = hosts.worker_by_variables(1)
+        workers[1].wait_for(f"rank 1 waits for its leader on 127.0.0.1:{hosts.ports[1]}")
+        url = url_of(workers[0])
+        yield Group(hosts, workers, url, complete(url))
+
+
+def test_a_killed_rank_comes_back_and_the_group_forms_again(group: Group) -> None:
+    assert group.text
+    group.kill_rank(2)
+    group.workers[2].wait_for("starting it again")
+    group.workers[0].wait_for("starting the leader again")
+    assert group.forms_again(), group.workers[0].log
+    assert complete(group.url) == group.text
+
+
+def test_a_rank_whose_port_was_taken_while_it_was_down_gets_it_back(group: Group) -> None:
+    port = group.hosts.ports[1]
+    group.kill_rank(1).wait(60)
     # Faster than a rank that must be started first.
-    with socket.create_server(("127.0.0.1", hosts.ports[1])):
-        workers[1].wait_for(f"rank 1 cannot start on 127.0.0.1:{hosts.ports[1]} now: trying again in 1 s")
-    assert eventually(lambda: workers[0].log.count("ready: ready") == 2, START_SECONDS), workers[0].log
-    assert complete(url) == text
+    with socket.create_server(("127.0.0.1", port)):
+        group.workers[1].wait_for(f"rank 1 cannot start on 127.0.0.1:{port} now: trying again in 1 s")
+    assert group.forms_again(), group.workers[0].log
+    assert complete(group.url) == group.text
 
 
-def test_a_leader_cannot_name_a_path_to_ranks_without_a_token(nodes: Cluster, store: Path, tiny: Path) -> None:
-    hosts = Hosts(nodes, store, 2)
-    hosts.worker(1)
-    leader = hosts.worker(0, "--model", str(tiny))
-    assert leader.wait() == 1
-    assert "is no catalog name, store entry or Hugging Face id" in leader.log
+def test_workers_end_as_they_should_and_the_others_wait_for_the_next_leader(group: Group, tiny: Path) -> None:
+    assert group.workers[0].stop() == 0, group.workers[0].log
+    with_a_path = group.hosts.worker(0, "--model", str(tiny))
+    assert with_a_path.wait() == 1
+    # A leader cannot name a path to ranks without a token.
+    assert "is no catalog name, store entry or Hugging Face id" in with_a_path.log
+    for rank in (1, 2):
+        assert group.workers[rank].stop() == 0, group.workers[rank].log
 
 
-def test_a_hostfile_of_localai_tunnels_is_refused_by_name(nodes: Cluster) -> None:
-    file = nodes.folder / "localai_mlx_hostfile.json"
+def test_a_hostfile_of_localai_tunnels_is_refused_by_name(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    file = tmp_path / "localai_mlx_hostfile.json"
     file.write_text('["127.0.0.1:1", "127.0.0.1:2"]')
-    worker = nodes.chorus("tunnels", "worker", "mlx-distributed", "--hostfile", str(file), "--rank", "1")
-    assert worker.wait() == 1
-    assert "LocalAI's own p2p" in worker.log
-    assert "worker p2p-mlx" in worker.log
+    said = refusal("worker", "mlx-distributed", "--hostfile", str(file), "--rank", "1")
+    assert "LocalAI's own p2p" in said
+    assert "worker p2p-mlx" in said
 
 
 @pytest.mark.parametrize(
@@ -122,20 +211,12 @@ def test_a_hostfile_of_localai_tunnels_is_refused_by_name(nodes: Cluster) -> Non
         ("{", 0, "hosts.json"),
     ],
 )
-def test_a_wrong_hostfile_is_one_clear_line(nodes: Cluster, content: str, rank: int, said: str) -> None:
-    file = nodes.folder / "hosts.json"
+def test_a_wrong_hostfile_is_one_clear_line(
+    tmp_path: Path, refusal: Callable[..., str], content: str, rank: int, said: str
+) -> None:
+    file = tmp_path / "hosts.json"
     file.write_text(content)
-    worker = nodes.chorus("wrong", "worker", "mlx-distributed", "--hostfile", str(file), "--rank", str(rank))
-    assert worker.wait() == 1
-    assert said in worker.log
-    assert "Traceback" not in worker.log
-
-
-def test_the_variables_of_localai_stand_for_the_flags(nodes: Cluster, store: Path) -> None:
-    hosts = Hosts(nodes, store, 2)
-    environment = {"MLX_DISTRIBUTED_HOSTFILE": str(hosts.file), "MLX_RANK": "1", "MLX_DISTRIBUTED_BACKEND": "grpc"}
-    worker = nodes.chorus("rank1", "worker", "mlx-distributed", CHORUS_CACHE=str(store), **environment)
-    worker.wait_for(f"rank 1 waits for its leader on 127.0.0.1:{hosts.ports[1]}")
+    assert said in refusal("worker", "mlx-distributed", "--hostfile", str(file), "--rank", str(rank))
 
 
 def test_a_p2p_worker_is_found_and_serves_on_its_own_port(nodes: Cluster, tiny: Path) -> None:
@@ -156,11 +237,11 @@ def test_a_p2p_worker_is_found_and_serves_on_its_own_port(nodes: Cluster, tiny: 
     assert rank_port in {c.laddr.port for c in rank.net_connections() if c.status == "LISTEN"}
 
 
-def test_a_p2p_worker_refuses_localais_token_by_name(nodes: Cluster) -> None:
-    theirs = "b3RwOgogIGRodDoKICAgIGludGVydmFsOiAzNjAKcm9vbTogeAo="
-    worker = nodes.chorus("p2p", "worker", "p2p-mlx", TOKEN=theirs)
-    assert worker.wait() == 1
-    assert "LocalAI's own p2p" in worker.log
+def test_a_p2p_worker_refuses_localais_token_by_name(
+    monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
+) -> None:
+    monkeypatch.setenv("TOKEN", "b3RwOgogIGRodDoKICAgIGludGVydmFsOiAzNjAKcm9vbTogeAo=")
+    assert "LocalAI's own p2p" in refusal("worker", "p2p-mlx")
 
 
 def test_names_become_ipv4_addresses() -> None:

@@ -1,11 +1,12 @@
-"""Processes die; the service goes on, and nothing is left behind."""
+"""Processes die or stand still; the service goes on, and nothing is left behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,11 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.server import ChorusServer
+from tests.support.server import ChorusServer, answered, running
+
+PROMPT = "The quick brown fox"
+SECRET = "hf_never_to_be_shown"
+ENDLESS = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "logit_bias": {"2": -100}}
 
 
 def eventually(check: Callable[[], bool], seconds: float = 120.0) -> bool:
@@ -32,103 +37,133 @@ def answers(server: ChorusServer) -> bool:
         return False
 
 
-def test_a_killed_front_end_comes_back_and_the_model_stays_loaded(tiny_model: Path, tmp_path: Path) -> None:
-    with ChorusServer(tiny_model, [], tmp_path) as server:
-        text = server.text("The quick brown fox")
-        before = server.get("/health")["engine"]
-        front_end = server.process_named("chorus.api")
-        front_end.send_signal(signal.SIGKILL)
-        front_end.wait(60)
-        # The socket belongs to the supervisor, so this request waits for the new front end instead of failing.
-        assert server.text("The quick brown fox") == text
-        after = server.get("/health")["engine"]
-        assert after["started_at"] == before["started_at"]
-        assert after["load_count"] == 1
-        assert server.process_named("chorus.api").pid != front_end.pid
+@pytest.fixture(scope="module")
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    """One rank, which is there again after each test, until the last one kills its supervisor."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "chorus.yaml").write_text(f"cluster: {{env: {{HF_TOKEN: {SECRET}}}}}\n")
+    with ChorusServer(tiny_model, [], folder) as server:
+        yield server
 
 
-def test_a_killed_engine_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
-    with ChorusServer(tiny_model, [], tmp_path) as server:
-        text = server.text("The quick brown fox")
-        engine = server.process_named("chorus.engine")
-        engine.send_signal(signal.SIGKILL)
-        engine.wait(60)
-        assert eventually(lambda: answers(server)), server.log
-        assert server.text("The quick brown fox") == text
+@pytest.fixture(scope="module")
+def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    """Two ranks, likewise."""
+    arguments = ["--split", "4,3", "--transport", "grpc"]
+    with ChorusServer(tiny_model, arguments, tmp_path_factory.mktemp("two")) as server:
+        yield server
 
 
-@pytest.mark.parametrize("transport", ["grpc", "ring"])
-def test_a_stream_whose_rank_is_killed_is_told_at_once_and_the_model_comes_back(
-    tiny_model: Path, tmp_path: Path, transport: str
+def test_the_cluster_status_shows_every_rank(two: ChorusServer) -> None:
+    """Of a server that was asked nothing before."""
+    two.text(PROMPT, max_tokens=8)
+    found = two.get("/cluster/status")
+    assert [(rank["rank"], rank["layers"]) for rank in found["ranks"]] == [(0, [3, 7]), (1, [0, 3])]
+    assert found["state"] == "ready"
+    assert found["observed"]["requests"] == 1
+    assert found["observed"]["tokens_per_second"] > 0
+    assert all(rank["memory_bytes"] > 0 and rank["step"] == found["step"] for rank in found["ranks"])
+
+
+def test_a_token_for_the_ranks_is_shown_to_nobody(alone: ChorusServer) -> None:
+    shown = alone.get("/health")["configuration"]
+    assert list(shown["cluster"]["env"]) == ["HF_TOKEN"]
+    assert SECRET not in json.dumps(shown)
+
+
+def test_a_killed_front_end_comes_back_and_the_model_stays_loaded(alone: ChorusServer) -> None:
+    text = alone.text(PROMPT)
+    before = alone.get("/health")["engine"]
+    front_end = alone.process_named("chorus.api")
+    front_end.send_signal(signal.SIGKILL)
+    front_end.wait(60)
+    # The socket belongs to the supervisor, so this request waits for the new front end instead of failing.
+    assert alone.text(PROMPT) == text
+    after = alone.get("/health")["engine"]
+    assert after["started_at"] == before["started_at"]
+    assert after["load_count"] == 1
+    assert alone.process_named("chorus.api").pid != front_end.pid
+
+
+def test_a_killed_engine_is_started_again_and_requests_meanwhile_are_answered_or_told_when_to_come_back(
+    alone: ChorusServer,
 ) -> None:
-    with ChorusServer(tiny_model, ["--ranks", "2", "--transport", transport], tmp_path) as server:
-        text = server.text("The quick brown fox")
-        body = {"prompt": "The quick brown fox", "max_tokens": 1500, "stream": True, "logit_bias": {"2": -100}}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            server.process_named("chorus.rank").send_signal(signal.SIGKILL)
-            told = [line for line in lines if "error" in line]
-        assert len(told) == 1, server.log
-        # The supervisor sees the end of the rank as well, and may stop the leader before that has.
-        assert "the engine lost a rank: rank 1" in told[0] or "The engine was stopped" in told[0]
-        assert eventually(lambda: answers(server)), server.log
-        assert server.text("The quick brown fox") == text
-
-
-def test_requests_around_a_loss_are_answered_or_told_when_to_come_back(tiny_model: Path, tmp_path: Path) -> None:
     """Also those that meet the next engine while it loads: none of them may wait for an answer that never comes."""
-    body = {"prompt": "The quick brown fox", "max_tokens": 4}
-    with ChorusServer(tiny_model, [], tmp_path) as server, ThreadPoolExecutor(32) as pool:
-        server.text("The quick brown fox")
-        server.process_named("chorus.engine").send_signal(signal.SIGKILL)
+    body = {"prompt": PROMPT, "max_tokens": 4}
+    text = alone.text(PROMPT)
+    engine = alone.process_named("chorus.engine")
+    with ThreadPoolExecutor(32) as pool:
+        engine.send_signal(signal.SIGKILL)
         asked: list[Future[httpx.Response]] = []
-        while not (asked and answers(server)):
-            asked.append(pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60))
+        while not (asked and answers(alone)):
+            asked.append(pool.submit(httpx.post, f"{alone.url}/v1/completions", json=body, timeout=60))
         replies = [reply.result() for reply in asked]
     assert {reply.status_code for reply in replies} <= {200, 503}, [reply.text for reply in replies]
     assert all("retry-after" in reply.headers for reply in replies if reply.status_code == 503)
+    assert alone.process_named("chorus.engine").pid != engine.pid
+    assert alone.text(PROMPT) == text
 
 
-@pytest.mark.parametrize("arguments", [[], ["--ranks", "2"], ["--ranks", "2", "--transport", "mpi"]], ids=str)
-def test_nothing_outlives_a_killed_supervisor(tiny_model: Path, tmp_path: Path, arguments: list[str]) -> None:
-    server = ChorusServer(tiny_model, arguments, tmp_path)
-    server.wait_until_ready()
-    children = server.processes()
-    assert children
-    os.kill(server.process.pid, signal.SIGKILL)
-    server.wait_for_exit()
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert not left
+@pytest.mark.parametrize("part", ["chorus.engine", "chorus.api", "chorus.rank"])
+def test_a_process_that_stands_still_is_replaced_and_requests_are_answered_again(two: ChorusServer, part: str) -> None:
+    text = answered(two.url)
+    frozen = two.process_named(part)
+    frozen.suspend()
+
+    def again() -> bool:
+        there = running(two.processes(), part)
+        return bool(there) and frozen not in there and answered(two.url) == text
+
+    assert eventually(again, 180), f"{frozen} still stands there\n{two.log}"
 
 
-def test_a_stop_ends_running_streams_in_bounded_time(tiny_model: Path, tmp_path: Path) -> None:
-    server = ChorusServer(tiny_model, [], tmp_path, {"CHORUS_API__SHUTDOWN_GRACE_SECONDS": "1"})
-    server.wait_until_ready()
-    body = {"prompt": "on and on", "max_tokens": 4000, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+def lose_a_rank(server: ChorusServer) -> None:
+    """A stream is told at once, and the model comes back."""
+    text = server.text(PROMPT)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
         lines = response.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
-        rest = list(lines)
-    server.stop()
+        assert next(lines).startswith("data: ")
+        server.process_named("chorus.rank").send_signal(signal.SIGKILL)
+        told = [line for line in lines if "error" in line]
+    assert len(told) == 1, server.log
+    # The supervisor sees the end of the rank as well, and may stop the leader before that has.
+    assert "the engine lost a rank: rank 1" in told[0] or "The engine was stopped" in told[0]
+    assert eventually(lambda: answers(server)), server.log
+    assert server.text(PROMPT) == text
+
+
+def test_a_stream_whose_rank_is_killed_is_told_at_once_and_the_model_comes_back(two: ChorusServer) -> None:
+    lose_a_rank(two)
+
+
+def test_a_ring_that_loses_a_rank_comes_back_and_ends_running_streams_in_bounded_time(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    arguments = ["--ranks", "2", "--transport", "ring"]
+    with ChorusServer(tiny_model, arguments, tmp_path, {"CHORUS_API__SHUTDOWN_GRACE_SECONDS": "1"}) as server:
+        lose_a_rank(server)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        server.stop()
     assert any('"error"' in line for line in rest) or rest[-1] == "data: [DONE]" or rest[-2] == "data: [DONE]"
 
 
-def test_a_port_that_is_taken_is_one_clear_line(tiny_model: Path, tmp_path: Path) -> None:
-    with ChorusServer(tiny_model, [], tmp_path) as server:
-        port = server.url.rpartition(":")[2]
-        second = ChorusServer(tiny_model, ["--port", port], tmp_path)
-        assert second.wait_for_exit() == 1
-        assert f"cannot listen on 127.0.0.1:{port}" in second.log
-        assert "Traceback" not in second.log
+def test_a_port_that_is_taken_is_one_clear_line(
+    alone: ChorusServer, tiny_model: Path, refusal: Callable[..., str]
+) -> None:
+    port = alone.url.rpartition(":")[2]
+    assert f"cannot listen on 127.0.0.1:{port}" in refusal("serve", str(tiny_model), "--port", port)
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    server = ChorusServer(tmp_path / "nowhere", [], tmp_path)
-    assert server.wait_for_exit() == 1
-    assert "nowhere" in server.log
-    assert "Traceback" not in server.log
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    assert "nowhere" in refusal("serve", str(tmp_path / "nowhere"), "--port", "0")
+
+
+def test_another_address_than_loopback_needs_a_word(tiny_model: Path, refusal: Callable[..., str]) -> None:
+    assert "--insecure" in refusal("serve", str(tiny_model), "--port", "0", "--host", "0.0.0.0")
 
 
 def test_a_broken_model_ends_the_start_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
@@ -140,20 +175,27 @@ def test_a_broken_model_ends_the_start_with_its_reason(tiny_model: Path, tmp_pat
     server = ChorusServer(broken, [], tmp_path)
     assert server.wait_for_exit() == 1
     assert "model.safetensors" in server.log
+    assert "Traceback" not in server.log
 
 
-def test_another_address_than_loopback_needs_a_word(tiny_model: Path, tmp_path: Path) -> None:
-    server = ChorusServer(tiny_model, ["--host", "0.0.0.0"], tmp_path)
-    assert server.wait_for_exit() == 1
-    assert "--insecure" in server.log
+def end_without_a_supervisor(server: ChorusServer) -> None:
+    children = server.processes()
+    assert children
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.wait_for_exit()
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left
 
 
-def test_the_cluster_status_shows_every_rank(tiny_model: Path, tmp_path: Path) -> None:
-    with ChorusServer(tiny_model, ["--split", "4,3"], tmp_path) as server:
-        server.text("The quick brown fox", max_tokens=8)
-        found = server.get("/cluster/status")
-        assert [(rank["rank"], rank["layers"]) for rank in found["ranks"]] == [(0, [3, 7]), (1, [0, 3])]
-        assert found["state"] == "ready"
-        assert found["observed"]["requests"] == 1
-        assert found["observed"]["tokens_per_second"] > 0
-        assert all(rank["memory_bytes"] > 0 and rank["step"] == found["step"] for rank in found["ranks"])
+def test_nothing_outlives_a_killed_supervisor(alone: ChorusServer) -> None:
+    end_without_a_supervisor(alone)
+
+
+def test_no_rank_outlives_a_killed_supervisor(two: ChorusServer) -> None:
+    end_without_a_supervisor(two)
+
+
+def test_nothing_of_mpi_outlives_a_killed_supervisor(tiny_model: Path, tmp_path: Path) -> None:
+    server = ChorusServer(tiny_model, ["--ranks", "2", "--transport", "mpi"], tmp_path)
+    server.wait_until_ready()
+    end_without_a_supervisor(server)

@@ -13,12 +13,42 @@ import grpc
 import psutil
 import pytest
 
+from tests.localai.hand_started import Workers
 from tests.localai.process import Backend
-from tests.localai.table import state_name
+from tests.localai.table import message, state_name
 from tests.support.ranks import Ranks
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import write_store_entry, write_tiny_model
 
 TOKENS = 24
+
+
+NAME = "tiny-by-name"
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A model store that has the tiny model by name, as workers that are told no path need it."""
+    root = tmp_path_factory.mktemp("cache")
+    write_store_entry(root, NAME, tiny_model)
+    return root
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Backend]:
+    with Backend(tmp_path_factory.mktemp("backend"), environment={"CHORUS_CACHE": str(store)}) as running:
+        yield running
 
 
 @pytest.fixture
@@ -64,10 +94,56 @@ def test_workers_may_start_before_and_after_the_server_asks(
     assert b"".join(chunk.message for chunk in chunks).decode() == alone
 
 
-def test_several_ranks_on_this_machine_need_no_hostfile(backend: Backend, alone: str, tiny_model: Path) -> None:
-    backend.load(tiny_model, "ranks:2", "split:4,2")
-    assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone
-    assert len(backend.client.Status().memory.breakdown) == 2
+@pytest.fixture
+def two(backend: Backend, tiny_model: Path) -> Backend:
+    """Over two ranks; asked for again, it stays loaded."""
+    backend.load(tiny_model, "ranks:2", "split:4,2", "tool_parser:hermes")
+    return backend
+
+
+def test_several_ranks_on_this_machine_need_no_hostfile(two: Backend, alone: str) -> None:
+    assert two.text(Tokens=TOKENS, IgnoreEOS=True) == alone
+    assert len(two.client.Status().memory.breakdown) == 2
+
+
+def test_logprobs_and_tokens_work_over_two_ranks(two: Backend) -> None:
+    request = {"Messages": [message("user", "What is the capital of France?")], "UseTokenizerTemplate": True}
+    reply = two.client.Predict(**request, Tokens=4, IgnoreEOS=True, Logprobs=1, TopLogprobs=2)
+    entries = json.loads(reply.logprobs)["content"]
+    assert len(entries) == reply.tokens == 4
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).startswith(reply.message)
+    tokens = two.client.TokenizeString(Prompt="The capital of France").tokens
+    assert two.client.Detokenize(tokens=tokens).content == "The capital of France"
+
+
+def test_a_forced_call_comes_out_as_a_call_over_two_ranks(two: Backend) -> None:
+    request = {"Messages": [message("user", "What is the capital of France?")], "UseTokenizerTemplate": True}
+    request |= {"Tools": json.dumps([LOOK_UP]), "ToolChoice": "required", "Tokens": 400}
+    deltas = [delta for chunk in two.client.PredictStream(**request) for delta in chunk.chat_deltas]
+    parts = [part for delta in deltas for part in delta.tool_calls if part.index == 0]
+    assert [part.name for part in parts if part.name] == ["look_up"]
+    assert json.loads("".join(part.arguments for part in parts))["city"] in ("Paris", "Rome")
+    # The limit may cut the last call off inside its closing mark, and what is no mark is text.
+    content = "".join(delta.content for delta in deltas)
+    assert not any(mark in content for mark in ("<tool_call>", "</tool_call>"))
+
+
+def test_a_cancelled_stream_makes_room_over_two_ranks(two: Backend, alone: str) -> None:
+    stream = two.client.PredictStream(Prompt="The quick brown fox", Tokens=0, IgnoreEOS=True)
+    next(stream)
+    stream.cancel()
+    assert two.text(Tokens=TOKENS, IgnoreEOS=True) == alone
+
+
+def test_a_request_right_after_the_engine_was_lost_waits_for_the_next_one(two: Backend, alone: str) -> None:
+    for _ in range(4):
+        leader = next(p for p in two.children() if "chorus.engine" in p.cmdline())
+        # Whether or not the loss has been noticed when the request comes, and also when it was under way.
+        with ThreadPoolExecutor(1) as pool:
+            early = pool.submit(two.text, Tokens=TOKENS, IgnoreEOS=True)
+            leader.kill()
+            assert two.text(Tokens=TOKENS, IgnoreEOS=True, timeout=100) == alone
+            assert early.exception() is None or early.exception().code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[union-attr]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -104,20 +180,6 @@ def test_a_rank_that_dies_while_idle_is_waited_for(
     assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone
 
 
-def test_a_request_right_after_the_engine_was_lost_waits_for_the_next_one(
-    backend: Backend, alone: str, tiny_model: Path
-) -> None:
-    backend.load(tiny_model, "ranks:2")
-    for _ in range(4):
-        leader = next(p for p in backend.children() if "chorus.engine" in p.cmdline())
-        # Whether or not the loss has been noticed when the request comes, and also when it was under way.
-        with ThreadPoolExecutor(1) as pool:
-            early = pool.submit(backend.text, Tokens=TOKENS, IgnoreEOS=True)
-            leader.kill()
-            assert backend.text(Tokens=TOKENS, IgnoreEOS=True, timeout=100) == alone
-            assert early.exception() is None or early.exception().code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[union-attr]
-
-
 def test_a_freed_model_leaves_the_memory_of_the_workers_who_can_load_it_again(
     backend: Backend, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -137,3 +199,34 @@ def test_a_freed_model_leaves_the_memory_of_the_workers_who_can_load_it_again(
     backend.load(model, *options)
     assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == text
     assert ranks.log("rank1").count("let go of its model") == 1
+
+
+def test_workers_of_users_are_lost_come_back_and_serve_the_next_load(
+    backend: Backend, alone: str, store: Path, tmp_path: Path
+) -> None:
+    with Workers(tmp_path, 3, CHORUS_CACHE=str(store)) as workers:
+        workers.start(2)
+        workers.start(1)
+        backend.load(NAME, f"hostfile:{workers.hostfile}", "split:3,2,1")
+        assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone
+        assert len(backend.client.Status().memory.breakdown) == 3
+
+        stream = backend.client.PredictStream(Prompt="The quick brown fox", Tokens=0, IgnoreEOS=True, timeout=120)
+        for _ in range(3):
+            next(stream)
+        victim = workers.child(1)
+        victim.kill()
+        code = None
+        try:
+            for _ in stream:
+                pass
+        except grpc.RpcError as error:
+            code = error.code()
+        assert code in (None, grpc.StatusCode.UNAVAILABLE), (code, backend.log, workers.logs())
+        assert backend.text(Tokens=TOKENS, IgnoreEOS=True, timeout=120) == alone
+        assert workers.child(1).pid != victim.pid
+
+        assert backend.client.Free().success
+        assert state_name(backend.client.Status().state) == "UNINITIALIZED"
+        backend.load(NAME, f"hostfile:{workers.hostfile}")
+        assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -101,6 +102,25 @@ class ChorusServer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
+
+
+def answered(url: str) -> str | None:
+    """The text of an answer; None where there is none yet."""
+    body = {"prompt": "The quick brown fox", "max_tokens": 8, "temperature": 0}
+    with contextlib.suppress(httpx.HTTPError):
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+        if answer.status_code == 200:
+            return str(answer.json()["choices"][0]["text"])
+    return None
+
+
+def running(processes: list[psutil.Process], part: str) -> list[psutil.Process]:
+    """Those of them that run this part of Chorus; some may end meanwhile."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found += [process] if part in " ".join(process.cmdline()) else []
+    return found
 
 
 def _words(process: psutil.Process) -> str:

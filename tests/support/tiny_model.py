@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,13 @@ def write_random_model(
 
         write_tiny_tokenizer(folder, vocabulary_size(config))
     return folder
+
+
+def write_store_entry(store: Path, name: str, model: Path) -> None:
+    """The model's copy in a store, where it is found by its name."""
+    entry = store / "models" / name
+    shutil.copytree(model, entry)
+    (entry / "chorus.json").write_text(json.dumps({"source": "x", "sha256": "x", "size": 1, "mtime_ns": 1}))
 
 
 def override(config: Config, overrides: Config) -> Config:

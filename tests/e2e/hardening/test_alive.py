@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import shutil
@@ -13,66 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import psutil
 import pytest
 
 from chorus.messages.proto import rank_pb2 as wire
 from chorus.messages.proto import rank_pb2_grpc
 from tests.cluster.harness import Cluster, Process, cluster, complete, eventually, url_of
-from tests.support.server import ChorusServer
+from tests.support.server import ChorusServer, answered, running
 from tests.support.tiny_model import write_tiny_model
 
 DEADLINE = 180.0
-PROMPT = "The quick brown fox"
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("alive") / "tiny", "llama", vocab_size=512)
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
-    with ChorusServer(tiny, ["--ranks", "2"], tmp_path_factory.mktemp("serve")) as running:
-        yield running
-
-
-def answered(url: str) -> str | None:
-    """The text of an answer; None where there is none yet."""
-    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-    with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
-        if answer.status_code == 200:
-            return str(answer.json()["choices"][0]["text"])
-    return None
-
-
-def running(processes: list[psutil.Process], part: str) -> list[psutil.Process]:
-    """Those of them that run this part of Chorus; some may end meanwhile."""
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            found += [process] if part in " ".join(process.cmdline()) else []
-    return found
-
-
-@pytest.mark.parametrize("part", ["chorus.engine", "chorus.api", "chorus.rank"])
-def test_a_process_that_stands_still_is_replaced_and_requests_are_answered_again(
-    server: ChorusServer, part: str, record_property: Callable[[str, object], None]
-) -> None:
-    """Finding 5."""
-    text = answered(server.url)
-    frozen = server.process_named(part)
-    stopped_at = time.monotonic()
-    frozen.suspend()
-
-    def again() -> bool:
-        there = running(server.processes(), part)
-        return bool(there) and frozen not in there and answered(server.url) == text
-
-    assert eventually(again, DEADLINE), f"{frozen} still stands there\n{server.log}"
-    record_property("seconds", time.monotonic() - stopped_at)
 
 
 class Leader:
@@ -171,6 +125,7 @@ def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(
     agent, port = nodes.agent("one")
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
     text = complete(url_of(server))
+    (lost,) = ranks_of(agent)
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
@@ -184,6 +139,7 @@ def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(
     assert eventually(serves, 240), server.log
     url = url_of(server)
     assert complete(url) == text
+    assert not lost.is_running(), "a rank outlives its coordinator"
     assert most == 1, f"{most} ranks at once, one of a coordinator that is gone\n{agent.log}"
 
     (frozen,) = ranks_of(agent)
