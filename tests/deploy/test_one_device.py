@@ -15,6 +15,7 @@ from chorus.models import LocalModel
 from chorus.models.preshard.folder import PLAN_FILE
 from chorus.models.preshard.write import write_preshard
 from tests.cluster.harness import Cluster, Process, cluster, complete, url_of
+from tests.support.alone import text_alone
 from tests.support.ports import listening_port
 from tests.support.tiny_model import write_tiny_model
 
@@ -84,7 +85,7 @@ def test_nodes_of_a_cluster_get_their_own_part_of_a_cut_model_and_no_more(
     cache = nodes.folder / "cache-one"
     _, port = nodes.agent("one", CHORUS_CACHE=str(cache))
     server = nodes.serve(parts, ["--peer", f"127.0.0.1:{port}"])
-    assert complete(url_of(server)) == mini2.text
+    assert complete(url_of(server)) == mini2.text == text_alone(tiny, "The quick brown fox", 12)
     (copied,) = [folder for folder in (cache / "copies").iterdir() if folder.is_dir()]
     made = json.loads((copied / PLAN_FILE).read_text())
     assert (made["rank"], made["split"]) == (1, [4, 3])

@@ -18,6 +18,7 @@ from chorus.engine.group import form_group
 from chorus.models import LocalModel, tensor_index
 from chorus.models.preshard.folder import WEIGHTS_FILE, Division
 from chorus.models.values import ignore_progress
+from tests.support.alone import text_alone
 from tests.support.architectures import ARCHITECTURES
 from tests.support.ranks import Ranks
 from tests.support.server import ChorusServer
@@ -48,9 +49,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
 
 
 @pytest.fixture(scope="module")
-def texts(model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    with ChorusServer(model.path, ["--threads", "1"], tmp_path_factory.mktemp("original")) as server:
-        return [server.text(prompt) for prompt in PROMPTS]
+def texts(model: LocalModel) -> list[str]:
+    """Of the original."""
+    return [text_alone(model.path, prompt, 16) for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")

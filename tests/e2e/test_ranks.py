@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chorus.messages.engine import Sampling
 from chorus.text.tokenizer import Tokenizer
+from tests.e2e.test_schemas import documents_keep_to_their_schemas
 from tests.support.margins import explain_difference, load_reference
 from tests.support.server import ChorusServer
 
@@ -83,14 +85,14 @@ def test_three_unequal_stages_say_exactly_what_one_rank_says(
             assert plain == sent > 0
 
 
-@pytest.mark.parametrize("weights", ["2,1", "1,1,1"])
+@pytest.mark.parametrize(("weights", "transport"), [("2,1", "auto"), ("1,1,1", "ring")])
 def test_slices_of_unequal_weight_say_what_one_rank_says(
-    weights: str, one_rank: list[list[int]], smollm2: Path, tmp_path: Path
+    weights: str, transport: str, one_rank: list[list[int]], smollm2: Path, tmp_path: Path
 ) -> None:
     ranks = str(len(weights.split(",")))
-    arguments = ["--ranks", ranks, "--parallel", "tensor", "--weights", weights, "--threads", "1"]
+    arguments = ["--ranks", ranks, "--parallel", "tensor", "--weights", weights, "--transport", transport]
     tokenizer, reference = Tokenizer.load(smollm2), load_reference(smollm2)
-    with ChorusServer("smollm2-135m", arguments, tmp_path) as server:
+    with ChorusServer("smollm2-135m", [*arguments, "--threads", "1"], tmp_path) as server:
         assert server.get("/model/info")["parallel"] == "tensor"
         said = [tokens(server, prompt) for prompt in PROMPTS[:ALONE]] + batch_tokens(server)
     asked = [*zip(PROMPTS[:ALONE], one_rank[:ALONE], strict=True), *zip(PROMPTS, one_rank, strict=True)]
@@ -98,10 +100,20 @@ def test_slices_of_unequal_weight_say_what_one_rank_says(
         assert explain_difference(reference, tokenizer.encode(prompt), lone, other, Sampling()) is None, prompt
 
 
-def test_packed_activations_give_the_same_text(smollm2_server: ChorusServer, tmp_path: Path) -> None:
-    expected = [tokens(smollm2_server, prompt, 8) for prompt in LONG_PROMPTS]
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    """Two ranks whose frames are packed."""
     arguments = ["--ranks", "2", "--transport", "grpc", "--threads", "1", "--compression", "on"]
-    with ChorusServer("smollm2-135m", arguments, tmp_path) as packed:
-        assert [tokens(packed, prompt, 8) for prompt in LONG_PROMPTS] == expected
-        plain, sent = traffic(packed)
-        assert plain / sent > 1.1
+    with ChorusServer("smollm2-135m", arguments, tmp_path_factory.mktemp("packed")) as server:
+        yield server
+
+
+def test_packed_activations_give_the_same_text(smollm2_server: ChorusServer, packed: ChorusServer) -> None:
+    expected = [tokens(smollm2_server, prompt, 8) for prompt in LONG_PROMPTS]
+    assert [tokens(packed, prompt, 8) for prompt in LONG_PROMPTS] == expected
+    plain, sent = traffic(packed)
+    assert plain / sent > 1.1
+
+
+def test_hot_documents_of_the_real_model_keep_to_their_schemas(packed: ChorusServer, smollm2: Path) -> None:
+    documents_keep_to_their_schemas(packed, smollm2, 20, 64)

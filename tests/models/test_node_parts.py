@@ -13,7 +13,7 @@ from chorus.models.tensors import weight_map
 from chorus.planning.split import layers_of
 from tests.cluster.harness import Cluster, cluster, complete, url_of
 from tests.models.hub_server import HubServer, Repo
-from tests.support.server import ChorusServer
+from tests.support.alone import text_alone
 from tests.support.tiny_model import write_tiny_model
 
 NAME = "someone/split"
@@ -64,7 +64,7 @@ def start(nodes: Cluster, **offline: str) -> list[str]:
 
 
 def test_each_node_downloads_only_the_files_of_its_own_rank_and_starts_again_without_the_hub(
-    nodes: Cluster, split_hub: HubServer, folder: Path, tmp_path: Path
+    nodes: Cluster, split_hub: HubServer, folder: Path
 ) -> None:
     peers = start(nodes)
     arguments = [*peers, "--split", "2,2,2"]
@@ -87,8 +87,7 @@ def test_each_node_downloads_only_the_files_of_its_own_rank_and_starts_again_wit
     assert complete(url_of(other)) == text
     assert weights_in(nodes, "a", "hf") == set(files_for_layers(weight_map(folder), layers_of(0, (4, 1, 1)), 6))
     assert other.stop() == 0
-    with ChorusServer(folder, [], tmp_path) as alone:
-        assert alone.text("The quick brown fox", max_tokens=12) == text
+    assert text_alone(folder, "The quick brown fox", 12) == text
 
 
 def test_a_node_that_may_not_ask_the_hub_gets_its_files_from_here(
