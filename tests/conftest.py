@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import gc
 
+import httpx._transports.default as transports
 import mlx.core as mx
 import pytest
 from hypothesis import settings
@@ -17,6 +19,9 @@ settings.load_profile("chorus")
 # On a CPU every function that upstream compiles first runs a C++ compiler for a second, and there are hundreds in all
 # architectures. In this process they are interpreted; the servers, ranks and workers that tests start run as users' do.
 mx.disable_compile()
+
+# Each of the many clients would read the certificates of all authorities again, for a fortieth of a second.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 # Reading all test files makes a great many objects and no garbage, and looking for some takes a third of the time.
 gc.disable()

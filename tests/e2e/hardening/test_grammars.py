@@ -146,6 +146,7 @@ def test_grammars_that_grow_or_blow_up_stop_nobody_else(server: ChorusServer) ->
         slow = [pool.submit(answered, server, **bomb) for bomb in SLOW]
         while not all(bomb.done() for bomb in (*growing, *slow)):
             assert ask(server, max_tokens=1)[0] == 200
+            time.sleep(0.1)
     assert all(bomb.result() for bomb in slow)
     for status, body in [bomb.result() for bomb in growing]:
         assert (status, body["error"]["param"]) == (400, "guided_json")
