@@ -8,6 +8,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import settings
 
+from tests.support import device_thread
+
 pytest_plugins = ["tests.support.failure_logs", "tests.support.refusals", "tests.support.times"]
 
 # Machines that run tests are busy: how long an example takes says nothing. Examples are the same in every run.
@@ -19,6 +21,7 @@ settings.load_profile("chorus")
 # On a CPU every function that upstream compiles first runs a C++ compiler for a second, and there are hundreds in all
 # architectures. In this process they are interpreted; the servers, ranks and workers that tests start run as users' do.
 mx.disable_compile()
+device_thread.keep_from_interrupting()
 
 # Each of the many clients would read the certificates of all authorities again, for a fortieth of a second.
 transports.create_ssl_context = functools.cache(transports.create_ssl_context)

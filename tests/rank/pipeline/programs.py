@@ -1,7 +1,7 @@
 """What a model is made to do in the parity test, on one stage or on many alike.
 
 Every logits row is kept with the tokens its sequence had been fed, so that it can also be held against a single
-forward over all those tokens.
+forward over all those tokens. Where they are the beginning of another sequence, one such forward serves both.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ def batch(machine: Machine) -> None:
     """Unequal lengths; one joins, one leaves, one goes on alone."""
     machine.column = "batch"
     together = machine.merge([machine.filled(PROMPT[start:end]) for start, end in ((0, 5), (3, 15), (8, 11))])
-    machine.feed(together, *([token] for token in OTHER[:3]))
+    machine.feed(together, [PROMPT[5]], [PROMPT[15]], [OTHER[2]])
     machine.join(together, machine.filled(PROMPT[6:14]))
-    machine.feed(together, *([token] for token in OTHER[:4]))
+    machine.feed(together, [PROMPT[6]], [PROMPT[16]], [OTHER[2]], [OTHER[3]])
     machine.keep(together, [0, 2, 3])
-    machine.feed(together, *([token] for token in OTHER[:3]))
+    machine.feed(together, [PROMPT[7]], [OTHER[1]], [OTHER[2]])
     machine.feed(machine.extract(together, 2), [OTHER[5]])
 
 
@@ -134,7 +134,7 @@ def together(machine: Machine) -> None:
     parts = machine.begin_together(PROMPT[:9], PROMPT[9:18], PROMPT[3:12])
     machine.feed(parts[1], OTHER[:3])
     batch = machine.merge(parts)
-    machine.feed(batch, *([token] for token in OTHER[3:]))
+    machine.feed(batch, [PROMPT[9]], [OTHER[4]], [PROMPT[12]])
 
 
 def fork(machine: Machine) -> None:
@@ -149,22 +149,24 @@ def fork(machine: Machine) -> None:
 def trim(machine: Machine) -> None:
     """Back by a few tokens while nothing has left a window yet."""
     machine.column = "trim"
-    running = machine.filled(PROMPT[:4])
-    shorter = machine.fork(running, 2)
-    machine.trim(running, 1)
-    machine.feed(running, OTHER[:2])
-    machine.feed(shorter, OTHER[1:3])
+    running = machine.filled((*PROMPT[:2], *OTHER[:2]))
+    shorter = machine.fork(running, 3)
+    machine.trim(running, 2)
+    machine.feed(running, PROMPT[2:4])
+    machine.feed(shorter, OTHER[3:5])
 
 
 @dataclass(frozen=True)
 class Program:
     run: Callable[[Machine], None]
     columns: tuple[str, ...]
+    crosses: bool = False
+    """Whether what one stage sends another is the point. The others are about the caches of each stage by itself."""
 
 
 PROGRAMS = (
-    Program(alone, ("chunks", "decode", "window")),
-    Program(batch, ("batch",)),
+    Program(alone, ("chunks", "decode", "window"), crosses=True),
+    Program(batch, ("batch",), crosses=True),
     Program(together, ("together",)),
     Program(fork, ("fork",)),
     Program(trim, ("trim",)),

@@ -57,9 +57,9 @@ UPSTREAM = (
     "step3p5",
 )
 
-LAYERS = 4
-# Name their layers by number.
-LONG = ("kimi_linear",)
+LAYERS = 3
+LATE = {"smollm3": 4, "exaone_moe": 4, "minimax_m3_vl": 4, "step3p5": 4, "deepseek_v41": 8}
+"""The layers that it takes to have one of every kind, where three are too few."""
 
 THREE_GROUPS = {
     "hidden_size": 192,
@@ -112,10 +112,11 @@ class Case:
 
 def cases(ranks: int) -> Iterator[Case]:
     three, four = {2: ((2, 1), (1, 1)), 3: ((1, 1, 1), (2, 1, 1))}[ranks]
+    # All formats of a model in succession: it is made once for them.
     for label in OWN:
-        for form in FORMATS:
-            yield Case(label, _sized(label, THREE_GROUPS), form, three)
-            yield Case(label, _sized(label, FOUR_GROUPS), form, four)
+        for sizes, weights in ((THREE_GROUPS, three), (FOUR_GROUPS, four)):
+            for form in FORMATS:
+                yield Case(label, _sized(label, sizes), form, weights)
     for label in UPSTREAM:
         if label not in UNSUPPORTED:
             for form in FORMATS:
@@ -151,8 +152,8 @@ def _sized(label: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """The tiny configuration with other sizes, as far as it has them."""
     config = dict(ARCHITECTURES[label])
     if "text_config" in config:
-        return {**config, "text_config": _shortened(_overridden(config["text_config"], sizes))}
-    return _shortened(_overridden(config, sizes))
+        return {**config, "text_config": _shortened(label, _overridden(config["text_config"], sizes))}
+    return _shortened(label, _overridden(config, sizes))
 
 
 def _overridden(config: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
@@ -160,10 +161,11 @@ def _overridden(config: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]
     return {**config, **nested, **{key: value for key, value in sizes.items() if key in config}}
 
 
-def _shortened(config: dict[str, Any]) -> dict[str, Any]:
+def _shortened(label: str, config: dict[str, Any]) -> dict[str, Any]:
     """Fewer layers, still of every kind: no rule looks from one layer to the next."""
-    layers = config.get("num_hidden_layers")
-    if layers is None or config["model_type"] in LONG:
+    name = next((key for key in ("num_hidden_layers", "num_layers") if key in config), None)
+    if name is None:
         return config
-    short = {key: value[:LAYERS] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
-    return {**config, **short, "num_hidden_layers": LAYERS}
+    layers, enough = config[name], LATE.get(label, LAYERS)
+    short = {key: value[:enough] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
+    return {**config, **short, name: enough}

@@ -22,7 +22,14 @@ def build_config(config: Config, seed: int = 0, dtype: mx.Dtype = mx.float32) ->
     """A model of this configuration with random parameters, evaluated."""
     model = instantiate(config, seed, dtype)
     parameters = tree_flatten(model.parameters())
-    model.update(tree_unflatten([(name, lively(name, value, seed)) for name, value in parameters]))
+    # One wait for all parameters instead of one for each.
+    random = [is_random(name, value) for name, value in parameters]
+    mx.eval(random, model.parameters())
+    drawn = [
+        (name, value if fits.item() else _drawn(name, value, seed))
+        for (name, value), fits in zip(parameters, random, strict=True)
+    ]
+    model.update(tree_unflatten(drawn))
     mx.eval(model.parameters())
     return model
 
@@ -45,15 +52,24 @@ def lively(name: str, value: mx.array, seed: int) -> mx.array:
     overwrites them. Left so, whole layers would add nothing and every layer would look like its neighbour. What is
     drawn depends on the name and the seed only, not on the parameters that came before.
     """
+    return value if is_random(name, value).item() else _drawn(name, value, seed)
+
+
+def is_random(name: str, value: mx.array) -> mx.array:
+    """Whether a parameter can stay as upstream initialises it."""
+    if name.endswith(".signs") or value.size == 0:
+        return mx.array(value.size == 0)
+    first = value.reshape(-1)[0]
+    varies = mx.any(value != first)
+    return varies if mx.issubdtype(value.dtype, mx.floating) else varies | (first != 0)
+
+
+def _drawn(name: str, value: mx.array, seed: int) -> mx.array:
     key = mx.random.key(zlib.crc32(f"{seed} {name}".encode()))
     if name.endswith(".signs"):
         return mx.where(mx.random.bernoulli(0.5, value.shape, key), -1, 1).astype(value.dtype)
-    if value.size == 0 or mx.any(value != value.reshape(-1)[0]).item():
-        return value
     if mx.issubdtype(value.dtype, mx.floating):
         return value + (_SPREAD * mx.random.normal(value.shape, key=key)).astype(value.dtype)
-    if mx.any(value).item():
-        return value
     return mx.random.randint(0, 2**31 - 1, value.shape, key=key).astype(value.dtype)
 
 
