@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class ResponseModel(BaseModel):
     """Says what an answer holds. Answers are written as plain objects, and a test holds them against this."""
 
-    # Built when somebody asks for the description, which most servers never see.
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class CachedTokens(ResponseModel):

@@ -24,14 +24,13 @@ Harmless = tuple[Any, ...]
 
 
 class StrictModel(BaseModel):
-    # A part of a body is built with the body: by itself it need not be.
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RequestBody(StrictModel):
     """Extra fields are let in only so that those of the protocol can be told from the unknown ones."""
 
-    model_config = ConfigDict(extra="allow", defer_build=False)
+    model_config = ConfigDict(extra="allow")
 
     # Fields of the protocol that are not served, each with the values that ask for nothing.
     unserved: ClassVar[dict[str, Harmless]] = {}

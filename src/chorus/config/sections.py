@@ -24,8 +24,7 @@ HIDDEN = "***"
 class Section(BaseModel):
     """Settings that belong together: they never change, and an unknown one is an error."""
 
-    # A section is read as part of the whole tree, which builds it: by itself it need not be built.
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def shared_with(self, other: type[Section]) -> dict[str, Any]:
         """Those of these settings that the other section has too."""
