@@ -14,6 +14,8 @@ PACKAGE := .$(if $(EXTRA),[$(EXTRA)])
 # CI installs the versions in the lock; everybody else gets what the ranges in pyproject.toml allow.
 CONSTRAINTS ?=
 PYTEST := $(BIN)/python -m pytest -m "not system"
+# Tests start some hundreds of processes: where the environment forbids Python to keep bytecode, each would compile it all.
+COMPILE := @$(BIN)/python -m compileall -q src tests
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 .PHONY: serve test test-times test-system lint format soak fuzz bench protos lock clean help
@@ -25,9 +27,11 @@ serve: $(VENV)/installed ## Serve MODEL over RANKS local ranks on HOST:PORT.
 	$(BIN)/chorus serve $(MODEL) --ranks $(RANKS) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/installed-dev ## Run every test that needs neither root nor system packages, or those that K names.
+	$(COMPILE)
 	$(PYTEST) $(if $(K),-k "$(K)",-n $(JOBS) --dist loadfile)
 
 test-times: $(VENV)/installed-dev ## Run the same tests, write what each file takes to tests/times.json, show the 20 slowest.
+	$(COMPILE)
 	$(PYTEST) -n $(JOBS) --dist loadfile --write-times --durations 20
 
 test-system: $(VENV)/installed-dev ## Run the tests that need root, system packages or a package registry.
