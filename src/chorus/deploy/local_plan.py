@@ -48,7 +48,7 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
     if profile:
         nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
     else:
-        room = int(memory.available_memory() * engine.memory_fraction) // engine.ranks
+        room = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
         nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
     try:
         if is_preshard(model.path) and engine.served_parallel == "tensor":

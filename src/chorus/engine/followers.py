@@ -20,6 +20,7 @@ from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, St
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
+from chorus.platform.metal import raise_if_gpu_lost
 from chorus.platform.process.exits import EXIT_RANK_LOST
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
@@ -193,6 +194,7 @@ class FollowerGroup:
             yield
         except RuntimeError as error:
             self._in_order = False
+            raise_if_gpu_lost(error)
             # Who it was, its control link tells a moment later.
             self._lost.wait(STUCK_SECONDS)
             raise RankLost(self._blame(0, str(error))) from error

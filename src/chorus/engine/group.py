@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +16,13 @@ import mlx.core as mx
 from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, Follower, FollowerGroup, load_all
 from chorus.engine.leader import Followers, NoFollowers
-from chorus.messages.load import LoadRequest
+from chorus.messages.load import LoadRequest, ranks_here
 from chorus.models.preshard.folder import is_preshard
 from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import SplitError, choose_split, layers_of
-from chorus.platform import device
-from chorus.platform.memory import device_memory
-from chorus.rank.load import LoadedShard, load_shard, own_folder, stored_layers
+from chorus.platform import device, mac_memory
+from chorus.platform.memory import cache_share, left_for_cache
+from chorus.rank.load import LoadedShard, LoadError, load_shard, own_folder, stored_layers
 from chorus.rank.parallel import Part, take_part
 from chorus.rank.pipeline.stage import check_boundaries
 from chorus.rank.runner import Runner
@@ -40,6 +40,23 @@ from chorus.transport.security import security_of
 log = logging.getLogger("chorus.engine")
 
 LEADER_THREADS = 4
+ORDINARY_TOKENS = 2048
+"""Prompt and answer of a request that nobody would call long."""
+
+
+@dataclass(frozen=True)
+class CacheRoom:
+    """What a rank has left for keys and values, and what a token costs there."""
+
+    rank: str
+    backend: str
+    left: int
+    cost: int
+    weights: int
+
+    @property
+    def tokens(self) -> int:
+        return self.left // self.cost
 
 
 @dataclass(frozen=True)
@@ -48,12 +65,23 @@ class Group:
     followers: Followers
     batches: bool
 
-    def cache_tokens(self, own: Runner, fraction: float) -> int | None:
+    def cache_tokens(self, own: Runner, fraction: float, context: int) -> int | None:
         """How many tokens the tightest rank has memory for; None where a token costs nothing (states, windows)."""
-        ranks = [(own.cache_bytes_per_token, device_memory(mx).available)]
-        ranks += [(f.cache_bytes_per_token, f.free_bytes) for f in self.followers.followers]
-        room = [int(free * fraction) // cost for cost, free in ranks if cost]
-        return min(room, default=None)
+        tightest = min(self._rooms(own, fraction), key=lambda room: room.tokens, default=None)
+        if tightest is None:
+            return None
+        check_ordinary(tightest, context)
+        return tightest.tokens
+
+    def _rooms(self, own: Runner, fraction: float) -> Iterator[CacheRoom]:
+        """Of every rank where a token costs something."""
+        backend, left = device.backend(), left_for_cache(mx, self.shard.budget)
+        if cost := own.cache_bytes_per_token:
+            yield CacheRoom("rank 0", backend, cache_share(backend, left, fraction), cost, self.shard.weight_bytes)
+        for f in self.followers.followers:
+            if cost := f.cache_bytes_per_token:
+                share = cache_share(f.hello.device, f.free_bytes, fraction)
+                yield CacheRoom(f.name, f.hello.device, share, cost, f.loaded.weight_bytes)
 
     @property
     def stages(self) -> int:
@@ -62,6 +90,19 @@ class Group:
     @property
     def lookahead(self) -> bool:
         return self.followers.lookahead
+
+
+def check_ordinary(room: CacheRoom, context: int) -> None:
+    """Refuse a model that is loaded and could not answer: better now, with the figures, than at every request."""
+    wanted = min(context, ORDINARY_TOKENS)
+    if room.tokens >= wanted:
+        return
+    size, needed = mac_memory.size, wanted * room.cost
+    remedy = mac_memory.REMEDY if room.backend == "metal" else "free memory there, or choose a smaller model"
+    raise LoadError(
+        f"{room.rank} has {size(room.left)} left for keys and values beside {size(room.weights)} of weights, enough "
+        f"for {room.tokens} tokens; an ordinary request of {wanted} takes {size(needed)}: {remedy}"
+    )
 
 
 def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: contextlib.ExitStack) -> Group:
@@ -175,7 +216,7 @@ def _load_options(spec: EngineSpec) -> dict[str, Any]:
     return {
         "dtype": spec.dtype,
         # Ranks of one machine share its memory.
-        "memory_fraction": spec.memory_fraction / max(1, sum(a.startswith("unix:") for a in spec.ranks)),
+        "memory_fraction": spec.memory_fraction / ranks_here(spec.ranks),
         "trust_remote_code": spec.trust_remote_code,
     }
 

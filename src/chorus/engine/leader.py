@@ -26,6 +26,7 @@ from chorus.engine.scheduler import Scheduler, Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Feed, Step
+from chorus.platform.metal import FreedBuffers, raise_if_gpu_lost
 from chorus.platform.process import beats
 from chorus.platform.process.output import LogFile
 from chorus.rank.graph_tokens import GraphTokens
@@ -153,6 +154,7 @@ class Leader:
         self._graph_tokens = GraphTokens()
         self._pooled: dict[int, mx.array] = {}
         self._news: list[Progress] = []
+        self._freed_buffers = FreedBuffers(mx)
 
     def post(self, command: Command) -> None:
         """The only call that is made from other threads."""
@@ -197,7 +199,7 @@ class Leader:
     def _take_commands(self) -> StopLeader | None:
         """Everything that has come in; waits only when there is nothing else to do."""
         try:
-            command = self._inbox.get(timeout=1.0) if self.idle else self._inbox.get_nowait()
+            command = self._next_command()
             while True:
                 match command:
                     case StopLeader():
@@ -214,6 +216,15 @@ class Leader:
         self._followers.check()
         return None
 
+    def _next_command(self) -> Command:
+        if not self.idle:
+            return self._inbox.get_nowait()
+        try:
+            return self._inbox.get(timeout=1.0)
+        except queue.Empty:
+            self._freed_buffers.give_back()
+            raise
+
     def _send_steps(self) -> None:
         while len(self._sent) < self._followers.depth and (step := self.scheduler.next_step()):
             self._followers.send(step)
@@ -221,9 +232,11 @@ class Leader:
             self._write_log(step)
 
     def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
+        self._freed_buffers.used()
         try:
             return step, self._runner.run(step, self._graph_tokens.of(step), self._followers.receive(step))
         except Exception as error:
+            raise_if_gpu_lost(error)
             if not self._alone:
                 raise
             self._fail(step, error)
@@ -287,6 +300,7 @@ class Leader:
             with self._followers.waiting():
                 mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
         except Exception as error:
+            raise_if_gpu_lost(error)
             if not self._alone:
                 raise
             self._fail(flight.step, error)

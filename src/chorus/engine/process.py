@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import FrameType
 
+import mlx.core as mx
+
 from chorus import __version__, platform
 from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
@@ -24,6 +26,7 @@ from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2
 from chorus.planning.split import SplitError
 from chorus.platform.memory import resident_memory
+from chorus.platform.metal import GpuLost
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
@@ -129,7 +132,7 @@ class Engine:
             first_layer=group.shard.stage.first,
             last_layer=group.shard.stage.last,
             weight_bytes=group.shard.weight_bytes,
-            memory_bytes=resident_memory(),
+            memory_bytes=resident_memory(mx),
             step=leader.finished_step,
         )
         others = [
@@ -171,7 +174,7 @@ def run(spec: EngineSpec) -> int:
         except (LoadError, SplitError, CannotForm) as error:
             engine.enter(State.BROKEN, str(error))
             return leave_reason(str(error), spec.failure_file)
-        except RankLost as error:
+        except (RankLost, GpuLost) as error:
             engine.enter(State.BROKEN, str(error))
             service.refuse(_lost(str(error)))
             return EXIT_RANK_LOST
@@ -214,7 +217,8 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         if spec.lanes is None and group.stages > 1:
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
-    leader.scheduler.limits = replace(limits, cache_tokens=group.cache_tokens(runner, spec.memory_fraction))
+    cache_tokens = group.cache_tokens(runner, spec.memory_fraction, limits.context)
+    leader.scheduler.limits = replace(limits, cache_tokens=cache_tokens)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from chorus.messages.proto import rank_pb2
@@ -78,6 +79,11 @@ class LoadRequest:
         rows = json.loads(message.rdma_devices) if message.rdma_devices else None
         values["rdma_devices"] = rows and tuple(tuple(_device(entry) for entry in row) for row in rows)
         return cls(**values)
+
+
+def ranks_here(addresses: Sequence[str]) -> int:
+    """How many ranks share a machine, and its memory: those that meet on sockets of it."""
+    return max(1, sum(address.startswith("unix:") for address in addresses))
 
 
 def _device(entry: str | list[str] | None) -> str | tuple[str, ...] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from chorus.planning.nodes import usable_memory
 from chorus.planning.problem import Problem
 
 Fits = Callable[[Problem], bool]
@@ -52,7 +53,7 @@ def _shorter(problem: Problem, fits: Fits) -> str | None:
 def _more(problem: Problem, fits: Fits) -> str | None:
     pattern = max(problem.nodes, key=lambda node: node.memory)
     for gigabytes in _SIZES_GB:
-        added = replace(pattern, name="added", memory=int(gigabytes * 1e9 * _USABLE))
+        added = replace(pattern, name="added", memory=usable_memory(pattern.backend, gigabytes * 10**9, _USABLE))
         if fits(replace(problem, nodes=[*problem.nodes, added])):
             return f"add {_article(gigabytes)} {gigabytes} GB node"
     return None

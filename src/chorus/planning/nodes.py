@@ -10,6 +10,8 @@ from chorus.config.file import ConfigError
 from chorus.config.older_projects import LOCAL_NAMES
 from chorus.config.sections import Capabilities, DeviceConfig
 from chorus.planning.costs import ETHERNET, LOOPBACK, Links, LinkSpeed, Machine
+from chorus.platform import mac_memory
+from chorus.platform.device import Backend
 
 GPU_CORE_FLOPS = 0.28e12
 GPU_CORE_BANDWIDTH = 10e9
@@ -68,9 +70,16 @@ def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Mac
         if assumed:
             notes.append(f"{device.device_id}: {assumed}")
         seconds = METAL_LAYER_SECONDS if offers.backend == "metal" else 0.0
-        memory = int(offers.memory_gb * _GB * memory_fraction)
+        memory = usable_memory(offers.backend, int(offers.memory_gb * _GB), memory_fraction)
         nodes.append(Machine(device.device_id, offers.backend, memory, flops, bandwidth, layer_seconds=seconds))
     return Machines(tuple(nodes), Links(_usual_link(devices)), tuple(notes))
+
+
+def usable_memory(backend: Backend, total: int, fraction: float) -> int:
+    """What a rank may take of a machine of which only the size is known."""
+    if backend != "metal":
+        return int(total * fraction)
+    return mac_memory.budget(total, mac_memory.stock_working_set(total), fraction).room
 
 
 def rates_of(offers: Capabilities) -> tuple[float, float, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chorus.platform.device import Backend
 
 _UNPACKED = ", unpacked"
+_METAL_PACKED = "Metal computes with packed weights"
 WANTED = ("auto", "stored", "float32", "bfloat16", "float16")
 
 
@@ -34,6 +35,13 @@ def planned_policy(name: str) -> DtypePolicy:
     return DtypePolicy(dtype, unpacked, f"{name}, as planned")
 
 
+def on_backend(policy: DtypePolicy, backend: Backend) -> DtypePolicy:
+    """The policy as a backend carries it out: Metal computes with packed weights, whoever planned otherwise."""
+    if backend != "metal" or not policy.dequantize:
+        return policy
+    return replace(policy, dequantize=False, reason=f"{policy.reason}, but {_METAL_PACKED}")
+
+
 def choose_dtype(
     backend: Backend,
     stored_dtype: str,
@@ -53,6 +61,8 @@ def choose_dtype(
     why = f"{dtype} was asked for" if wanted != "auto" else _why(backend, quantized)
     if dtype == "stored" or not quantized:
         return DtypePolicy(dtype, False, why)
+    if backend == "metal":
+        return DtypePolicy(dtype, False, f"{why}; {_METAL_PACKED} ({_size(stored_bytes)})")
     needed = dequantized_float32_bytes if dtype == "float32" else dequantized_bf16_bytes
     if needed <= budget:
         return DtypePolicy(dtype, True, f"{why}; unpacked to {_size(needed)} of {_size(budget)}")

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import psutil
 
-from chorus.platform import cgroup
+from chorus.platform import cgroup, mac_memory, metal, system
+from chorus.platform.device import Backend
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """What this process could still take without swapping and without its container being killed."""
+    if system.is_mac():
+        return mac_memory.free_memory(mac_memory.read_figures())
     return within_limit(psutil.virtual_memory().available, left_of(cgroup.memory_limit(Path("/"))))
 
 
-def resident_memory() -> int:
-    return int(psutil.Process().memory_info().rss)
+def resident_memory(mx: ModuleType | None = None) -> int:
+    """What this process holds; with mlx.core given, also what it holds through Metal."""
+    resident = int(psutil.Process().memory_info().rss)
+    return max(resident, metal.held_memory(mx)) if mx else resident
 
 
 def within_limit(machine: int, limit: int | None) -> int:
@@ -46,9 +51,59 @@ def device_memory(mx: ModuleType) -> DeviceMemory:
     """Where arrays live, as mlx.core (given, so that this module never imports it) sees it."""
     info = mx.device_info()
     if mx.metal.is_available():
-        # The GPU shares the machine's memory; above this size macOS starts to page the model out.
-        working_set = int(info["max_recommended_working_set_size"])
+        # The GPU shares the machine's memory; above its working set macOS starts to page the model out.
+        mac = mac_memory.read_figures()
+        working_set = mac_memory.working_set(int(info["max_recommended_working_set_size"]), mac.raised)
         return DeviceMemory(working_set, max(0, min(working_set - int(mx.get_active_memory()), available_memory())))
     if "free_memory" in info:
         return DeviceMemory(int(info["total_memory"]), int(info["free_memory"]))
     return DeviceMemory(total_memory(), available_memory())
+
+
+def mac_budget(mx: ModuleType, fraction: float, ranks: int) -> mac_memory.Budget | None:
+    """What a rank that is about to load may take of a Mac, one of several that run there; None without Metal."""
+    if not mx.metal.is_available():
+        return None
+    return mac_memory.budget(available_memory(), device_memory(mx).total, fraction, ranks)
+
+
+def left_for_cache(mx: ModuleType, loaded_within: mac_memory.Budget | None) -> int:
+    """What a rank may still take once it has loaded: of its Mac's budget, or of what its device has free.
+
+    On a Mac what is free says little then: the weights just loaded are counted in one column or another.
+    """
+    if loaded_within is None:
+        return device_memory(mx).available
+    return max(0, loaded_within.room - int(mx.get_active_memory()))
+
+
+def cache_share(backend: str, left: int, fraction: float) -> int:
+    """How much of what a rank has left its cache may take. A Mac's budget has the fraction in it."""
+    return left if backend == "metal" else int(left * fraction)
+
+
+def own_device_memory(mx: ModuleType) -> int:
+    """What arrays may take in all, as long as nobody has raised a Mac's limit: this may be remembered."""
+    if mx.metal.is_available() and (mac := mac_memory.read_figures()).raised:
+        return mac_memory.stock_working_set(mac.total)
+    return device_memory(mx).total
+
+
+def working_set(backend: Backend, own: int) -> int:
+    """What arrays may take in all now, where the device itself says `own`."""
+    return mac_memory.working_set(own, mac_memory.read_figures().raised) if backend == "metal" else own
+
+
+def usable_memory(backend: Backend, free: int, working_set: int, fraction: float) -> int:
+    """What ranks may take of a machine, before they load."""
+    if backend == "metal":
+        return mac_memory.budget(free, working_set, fraction).room
+    return int(min(working_set, free) * fraction)
+
+
+def usable_unmeasured(backend: Backend, fraction: float) -> int:
+    """The same of this machine, where nobody has asked its device yet."""
+    free = available_memory()
+    if backend != "metal":
+        return int(free * fraction)
+    return usable_memory(backend, free, working_set(backend, mac_memory.stock_working_set(total_memory())), fraction)

@@ -19,8 +19,9 @@ from chorus.models.description import context_length
 from chorus.models.layer_names import files_for_layers, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
-from chorus.platform.dtype import DtypePolicy, choose_dtype, planned_policy
-from chorus.platform.memory import device_memory
+from chorus.platform import mac_memory, metal
+from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
+from chorus.platform.memory import device_memory, mac_budget
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
@@ -45,6 +46,8 @@ class LoadedShard:
     weight_bytes: int
     context_length: int
     vocabulary: int
+    budget: mac_memory.Budget | None = None
+    """What this rank may take of a Mac's memory in all; None elsewhere."""
 
 
 Progress = Callable[[int, int], None]
@@ -58,6 +61,7 @@ def load_shard(
     dtype: str = "auto",
     policy: str | None = None,
     memory_fraction: float = 0.8,
+    ranks_here: int = 1,
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
@@ -76,7 +80,7 @@ def load_shard(
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
     _check_complete(path, lazy, own)
-    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
 
 
 def load_slices(
@@ -88,6 +92,7 @@ def load_slices(
     dtype: str = "auto",
     policy: str | None = None,
     memory_fraction: float = 0.8,
+    ranks_here: int = 1,
     trust_remote_code: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> LoadedShard:
@@ -111,7 +116,7 @@ def load_slices(
             slices.read(lazy.model, SliceReader(stored_parameters(path, lazy.config)))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
-    return _finish(path, lazy, stage, _Numbers(dtype, policy, memory_fraction), progress)
+    return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
 
 
 def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequence[int] | None) -> Path:
@@ -131,18 +136,26 @@ def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:
 
 
 @dataclass(frozen=True)
+class _Share:
+    """What a rank may take of its machine's free memory: a fraction, of which each rank there has its part."""
+
+    fraction: float
+    ranks: int
+
+
+@dataclass(frozen=True)
 class _Numbers:
     """In which number type weights are kept: as a plan decided, or where there is none by our own rule."""
 
     dtype: str
     planned: str | None
-    memory_fraction: float
+    share: _Share
 
     def policy(self, model: nn.Module) -> DtypePolicy:
         available = device_memory(mx).available
         if self.planned is None:
-            return _choose_dtype(model, self.dtype, int(available * self.memory_fraction))
-        chosen = planned_policy(self.planned)
+            return _choose_dtype(model, self.dtype, int(available * self.share.fraction))
+        chosen = on_backend(planned_policy(self.planned), platform.device.backend())
         needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
         if needed > available:
             raise LoadError(
@@ -155,9 +168,23 @@ class _Numbers:
 def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Numbers, progress: Progress) -> LoadedShard:
     policy = numbers.policy(lazy.model)
     _apply(lazy.model, policy)
+    budget = mac_budget(mx, numbers.share.fraction, numbers.share.ranks)
+    if budget:
+        _check_room(path, lazy.model, budget)
     weight_bytes = _read(path, lazy.model, progress)
+    if budget:
+        metal.hold(mx, weight_bytes, budget)
     config = lazy.config
-    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config))
+    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config), budget)
+
+
+def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None:
+    needed = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    if needed > budget.room:
+        raise LoadError(
+            f"the weights of {path.name} take {mac_memory.size(needed)} here, and there are {budget}: "
+            f"{mac_memory.REMEDY}"
+        )
 
 
 def _check_files(path: Path, mapping: Mapping[str, str], own: range, total: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from chorus.messages.load import LoadRequest
+from chorus.messages.load import LoadRequest, ranks_here
 from chorus.messages.rank import Step
 from chorus.planning.split import check_layer_counts, layers_of
 from chorus.rank.graph_tokens import GraphTokens
@@ -251,6 +251,7 @@ def take_part(
         "dtype": request.dtype,
         "policy": request.policies[rank] if request.policies else None,
         "memory_fraction": request.memory_fraction,
+        "ranks_here": ranks_here(request.addresses),
         "trust_remote_code": request.trust_remote_code,
         "progress": progress,
     }

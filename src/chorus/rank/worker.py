@@ -24,10 +24,12 @@ from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
 from chorus.platform import device
-from chorus.platform.memory import device_memory, resident_memory
+from chorus.platform.mac_memory import Budget
+from chorus.platform.memory import left_for_cache, resident_memory
+from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
-from chorus.platform.process.exits import EXIT_LEADER_GONE
+from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_RANK_LOST
 from chorus.rank.join import connect
 from chorus.rank.load import LoadedShard, LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
@@ -44,9 +46,11 @@ log = logging.getLogger("chorus.rank")
 SERVICE_THREADS = 8
 PUT_TIMEOUT_SECONDS = 600.0
 MEMORY_SECONDS = 1.0
+IDLE_SECONDS = 1.0
+"""Without a step for so long, a rank gives back the buffers that MLX keeps for the next one."""
 SPENT_SECONDS = 10.0
-"""A rank that joined a collective and could not load is of no use to the next leader. It leaves when this one has had
-the time to tell why."""
+"""A rank that joined a collective and could not load, or whose GPU failed, is of no use to the next leader. It leaves
+when this one has had the time to tell why."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +149,15 @@ class _Memory:
 
     def __init__(self) -> None:
         self.resident = self.free = 0
+        self.budget: Budget | None = None
+        """Of the model that is loaded, on a Mac."""
         self._seen_at = -MEMORY_SECONDS
 
     def look_again(self) -> None:
         if time.monotonic() - self._seen_at >= MEMORY_SECONDS:
-            self.resident, self.free = resident_memory(), device_memory(mx).available
+            self.resident, self.free = resident_memory(mx), left_for_cache(mx, self.budget)
             self._seen_at = time.monotonic()
+            beats.holds(held_memory(mx))
 
 
 class Worker:
@@ -172,6 +179,8 @@ class Worker:
         self._memory = _Memory()
         self._in_collective = False
         self._leave_at: float | None = None
+        self._freed_buffers = FreedBuffers(mx)
+        self._lost: GpuLost | None = None
 
     def stop(self) -> None:
         self._commands.put(Stop())
@@ -184,7 +193,7 @@ class Worker:
         code = 0
         while True:
             try:
-                command = self._commands.get(timeout=self._patience())
+                command = self._next_command()
             except queue.Empty:
                 code = EXIT_LEADER_GONE
                 break
@@ -194,6 +203,10 @@ class Worker:
                         self._load(request, answers)
                 case Run(session, step, answers):
                     answers.put(self._run(session, step))
+                    if self._lost:
+                        log.critical("%s", self._lost)
+                        code = EXIT_RANK_LOST
+                        break
                 case Forget(session) if session != self._session:
                     log.info("a leader of before is gone too; nothing of it was left")
                 case Forget():
@@ -215,6 +228,15 @@ class Worker:
         self._server.stop(grace=0.5).wait(2.0)
         return code
 
+    def _next_command(self) -> Command:
+        if self._freed_buffers.any:
+            try:
+                return self._commands.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._freed_buffers.give_back()
+                beats.holds(held_memory(mx))
+        return self._commands.get(timeout=self._patience())
+
     def _patience(self) -> float | None:
         return None if self._leave_at is None else max(0.0, self._leave_at - time.monotonic())
 
@@ -231,9 +253,10 @@ class Worker:
             known = isinstance(error, LoadError | SplitError | RuntimeError | ValueError | OSError)
             log.error("%s", error, exc_info=not known)
             answers.put(error)
-            if self._in_collective:
+            if self._in_collective or gpu_lost(error):
                 self._leave_at = time.monotonic() + SPENT_SECONDS
             return
+        self._memory.budget = shard.budget
         held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
         log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
         loaded = Loaded(
@@ -267,9 +290,12 @@ class Worker:
             return Status(number=step.number, error=f"rank {self._rank} follows another leader now")
         if self._part is None:
             return Status(number=step.number, error=f"rank {self._rank} has no model loaded")
+        self._freed_buffers.used()
         try:
             self._part.run(step)
         except (LinkLost, RuntimeError, ValueError) as error:
+            if gpu_lost(error):
+                self._lost = GpuLost(error)
             log.exception("step %d failed", step.number)
             return Status(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         beats.finished(step.number)
@@ -303,4 +329,5 @@ class Worker:
         # Modules refer to each other in circles: without this the weights stay until Python happens to look.
         gc.collect()
         mx.clear_cache()
-        log.info("rank %d let go of its model, %.0f MB are left", self._rank, resident_memory() / 1e6)
+        beats.holds(held_memory(mx))
+        log.info("rank %d let go of its model, %.0f MB are left", self._rank, resident_memory(mx) / 1e6)

@@ -75,7 +75,7 @@ class Rank:
         memory = 0
         if running:
             with contextlib.suppress(psutil.Error):
-                memory = psutil.Process(self.process.pid).memory_info().rss
+                memory = max(beat.held_bytes, psutil.Process(self.process.pid).memory_info().rss)
         return wire.RankState(
             session=self.session,
             rank=self.number,

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from chorus.platform import mpi, prepare
-from chorus.platform.memory import device_memory
+from chorus.platform.memory import own_device_memory
 from chorus.transport import catalog
 
 _SECONDS_EACH = 0.4
@@ -36,7 +36,7 @@ class Rates:
     device: str
     dtype: str
     device_memory: int
-    """Bytes that arrays may take in all: of the working set on Metal."""
+    """Bytes that arrays may take in all: on Metal of the working set as macOS makes it, not as an owner raises it."""
     flops: float
     bandwidth: float
     packed_flops: float
@@ -68,7 +68,7 @@ def measure(threads: int | None) -> Rates:
     return Rates(
         device=str(mx.device_info().get("device_name", mx.default_device())),
         dtype=str(dtype).rpartition(".")[2],
-        device_memory=device_memory(mx).total,
+        device_memory=own_device_memory(mx),
         flops=_flops(mx, plain, width, dtype, _ROWS),
         bandwidth=_bandwidth(mx, plain, width, dtype, bytes_plain),
         packed_flops=_flops(mx, quantized, width, dtype, _PACKED_ROWS),

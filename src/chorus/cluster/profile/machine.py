@@ -43,11 +43,13 @@ class Profile:
     threads: int
     """Threads of one rank; the rates below are for so many."""
     rates: Rates
+    working_set: int
+    """What arrays may take in all: of a Mac's GPU, as its owner has set it by now."""
     rdma_devices: tuple[str, ...]
 
     def usable_memory(self, fraction: float) -> int:
         """Bytes that a rank may take: a fraction of what is there, and no more than is free now."""
-        return int(min(self.rates.device_memory, self.memory_available) * fraction)
+        return memory.usable_memory(self.backend, self.memory_available, self.working_set, fraction)
 
 
 def profile(threads: int | None = None, *, refresh: bool = False) -> Profile:
@@ -80,6 +82,7 @@ def _described(threads: int, rates: Rates) -> Profile:
         disk_free=shutil.disk_usage(existing).free,
         threads=threads,
         rates=rates,
+        working_set=memory.working_set(device.backend(), rates.device_memory),
         rdma_devices=rdma_devices(),
     )
 

@@ -26,9 +26,9 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 VARIABLE = "CHORUS_BEAT"
 
-_LAYOUT = struct.Struct("<QQIIQdQQ")
+_LAYOUT = struct.Struct("<QQIIQdQQQ")
 _PLACE_BYTES = 64
-_LOOP_AT, _PID_AT, _PHASE_AT, _STEP_AT, _LOADED_AT = 8, 16, 20, 24, 40
+_LOOP_AT, _PID_AT, _PHASE_AT, _STEP_AT, _LOADED_AT, _HELD_AT = 8, 16, 20, 24, 40, 56
 
 
 class Phase(IntEnum):
@@ -62,6 +62,8 @@ class Beat:
     step_at: float = 0.0
     loaded_bytes: int = 0
     total_bytes: int = 0
+    held_bytes: int = 0
+    """Memory that it holds, where it knows more than the system says of it."""
 
 
 class Monitor:
@@ -168,6 +170,10 @@ def finished(step: int) -> None:
 
 def loaded(done: int, total: int) -> None:
     _heart.write(_LOADED_AT, "<QQ", done, total)
+
+
+def holds(memory: int) -> None:
+    _heart.write(_HELD_AT, "<Q", memory)
 
 
 def tick_with(loop: asyncio.AbstractEventLoop) -> None:
