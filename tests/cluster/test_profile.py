@@ -12,6 +12,7 @@ from chorus.cluster.profile import machine as profiles
 from chorus.cluster.profile.kernels import Rates
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.platform.rdma import parse_devices
+from tests.support.mac import play_mac
 
 RATES = Rates("chip", "float32", 16 << 30, 1e11, 1e10, 1e9, 1e9, 1e-4, ("ring",))
 
@@ -88,6 +89,19 @@ def test_ranks_on_one_machine_share_its_memory(measured: list[int]) -> None:
     assert half.memory == whole.memory // 2
     assert whole.memory <= 0.8 * RATES.device_memory
     assert half.bandwidth == RATES.bandwidth
+
+
+def test_a_limit_that_a_macs_owner_raises_is_seen_at_once_and_never_remembered(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usable(wired_limit_mb: int) -> int:
+        said = {"kern.memorystatus_level": 100, "iogpu.wired_limit_mb": wired_limit_mb}
+        play_mac(monkeypatch, tmp_path, 24 << 30, said)
+        return profile(1).usable_memory(1.0)
+
+    reserve = 2 << 30
+    assert [usable(mb) for mb in (0, 20480, 0)] == [RATES.device_memory - reserve, (20 << 30) - reserve, (14 << 30)]
+    assert measured == [1]
 
 
 def test_rdma_devices_are_read_from_the_list() -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from chorus.engine.leader import Leader, StopLeader, Submit
+from chorus.errors import ChorusError
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling
 from chorus.messages.grammar import Grammar, GrammarError, GrammarPart
 from chorus.rank.load import LoadedShard
@@ -20,6 +21,7 @@ from chorus.text.tokenizer import Tokenizer
 from tests.engine.conftest import MakeLeader
 from tests.support.freeze import freeze
 from tests.support.grammars import GrammarHost
+from tests.support.mac import FakeMetal
 
 
 def run(leader: Leader, *requests: Request, constraints: Mapping[str, Constraint] | None = None) -> None:
@@ -229,3 +231,29 @@ def test_an_embedding_is_the_pooled_hidden_state_whatever_the_chunks(
     np.testing.assert_allclose(told.embedding, np.array(expected), atol=1e-4)
     assert len(tokens_of(news)["1:text"]) == 6
     assert leader._runner.sequences == 0
+
+
+def test_a_gpu_that_failed_ends_the_engine_and_not_one_request_only(
+    make_leader: MakeLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, news = make_leader()
+    words = "[METAL] Command buffer execution failed: Caused GPU Hang Error"
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(leader._runner, "run", fail)
+    with pytest.raises(ChorusError, match=r"the GPU of this Mac failed, and only a new process .*: \[METAL\]"):
+        run(leader, Request("1:a", (1, 2, 3), 4))
+    assert not news
+
+
+def test_an_engine_without_requests_gives_back_the_buffers_that_mlx_keeps(
+    make_leader: MakeLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metal = FakeMetal(working_set=8 << 30).play(monkeypatch)
+    leader, _ = make_leader()
+    run(leader, Request("1:a", (1, 2, 3), 4))
+    for _ in range(2):
+        leader._take_commands()
+    assert metal.cleared == 1

@@ -38,12 +38,12 @@ def test_a_plan_is_a_table_with_a_bar_per_rank(model: str) -> None:
     assert shown.exit_code == 0, shown.output
     assert "rank 0" in shown.stdout
     assert "rank 1" in shown.stdout
-    assert "2-6" in shown.stdout
-    assert "0-1" in shown.stdout
+    assert "1-6" in shown.stdout
+    assert "0-0" in shown.stdout
     assert "░" in shown.stdout
     assert "tokens/s" in shown.stdout
     assert "limited by" in shown.stdout
-    assert "to serve it like this: --split 5,2" in shown.stdout
+    assert "to serve it like this: --split 6,1" in shown.stdout
 
 
 def test_one_node_and_what_was_left_out_are_said(model: str) -> None:
@@ -64,7 +64,7 @@ def test_devices_of_a_file_are_planned_for(model: str) -> None:
     shown = run("plan", model, "-c", str(GOLDEN / "devices.json"), "--json")
     made = Plan.from_json(shown.stdout)
     assert made.strategy == "memory_proportional"
-    assert [(rank.node, rank.layers) for rank in made.ranks] == [("studio", 5), ("mini2", 2)]
+    assert [(rank.node, rank.layers) for rank in made.ranks] == [("studio", 6), ("mini2", 1)]
 
 
 def test_a_file_without_a_strategy_means_balanced_and_its_coordinator_leads(model: str) -> None:

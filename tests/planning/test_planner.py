@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from chorus.planning.costs import Links, LinkSpeed, Machine, Workload, predict_pipeline, stage_table
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import ModelFacts
+from chorus.planning.nodes import parse_nodes
 from chorus.planning.plan import DoesNotFit, Plan, PlanError
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest, Problem
@@ -325,8 +326,8 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_would_fit() -> None
         plan(model(100), [mac("one", 24, 30)], Links(), Workload())
     # 40 GB of layers, 0.6 GB of ends, and about 2 GB of cache, activations and reserve on a machine of 24.
     assert 17 * GB < caught.value.missing < 20 * GB
-    assert caught.value.hints == ("an 8-bit version fits", "add a 32 GB node")
-    assert str(caught.value).endswith("GB more memory; an 8-bit version fits; or add a 32 GB node")
+    assert caught.value.hints == ("an 8-bit version fits", "add a 48 GB node")
+    assert str(caught.value).endswith("GB more memory; an 8-bit version fits; or add a 48 GB node")
 
 
 def test_a_cache_too_large_is_answered_with_fewer_at_a_time() -> None:
@@ -370,3 +371,10 @@ def test_a_model_that_more_nodes_than_it_has_groups_cannot_hold_is_refused() -> 
     facts, nodes = replace(model(60), groups=2), [mac(f"mac{index}", 8, 10) for index in range(4)]
     with pytest.raises(DoesNotFit, match=r"needs .* more memory; use parallel pipeline; or add a node"):
         plan(facts, nodes, Links(), Workload(), PlanRequest(parallel="tensor"))
+
+
+def test_a_mac_of_which_only_the_size_is_known_gives_no_more_than_its_gpu_may_hold() -> None:
+    """Two thirds of a small Mac's memory, three quarters of a large one's, less what activations take."""
+    nodes = parse_nodes("8GB,16GB,64GB,512GB", 0.8).nodes
+    working_sets = [8 * GB * 2 // 3, 16 * GB * 2 // 3, 64 * GB * 3 // 4, 512 * GB * 3 // 4]
+    assert [node.memory + (2 << 30) <= most for node, most in zip(nodes, working_sets, strict=True)] == [True] * 4

@@ -8,6 +8,7 @@ import pytest
 from chorus.platform import cgroup, memory
 from chorus.platform.cgroup import MemoryLimit
 from chorus.platform.cores import fewest_cores, threads_per_rank, usable_cores
+from tests.support.mac import PAGE, play_mac, vm_stat_text
 
 GIB = 2**30
 
@@ -126,6 +127,32 @@ def test_metal_never_offers_more_than_the_machine_has_free(monkeypatch: pytest.M
     monkeypatch.setattr(memory, "available_memory", lambda: 3 * GIB)
     mx = fake_mlx(True, max_recommended_working_set_size=12 * GIB)
     assert memory.device_memory(mx).available == 3 * GIB  # type: ignore[arg-type]
+
+
+def test_a_mac_offers_what_macos_calls_available_and_not_its_few_free_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An M2 Max after a load: psutil said 2.2 GB where the GPU had room for 20 (vllm-metal, pull request 197)."""
+    play_mac(monkeypatch, tmp_path, 32 * GIB, {"kern.memorystatus_level": 61}, psutil_available=int(2.2 * 10**9))
+    mx = fake_mlx(True, active=4 * GIB, max_recommended_working_set_size=22 * GIB)
+    assert memory.available_memory() == 32 * GIB * 61 // 100
+    assert memory.device_memory(mx).available == 18 * GIB  # type: ignore[arg-type]
+
+
+def test_without_that_word_a_mac_has_what_is_neither_wired_nor_compressed_nor_anonymous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = vm_stat_text(
+        Pages_free=3846, Pages_wired_down=131904, Anonymous_pages=103795, Pages_occupied_by_compressor=194212
+    )
+    play_mac(monkeypatch, tmp_path, 8 * GIB, vm_stat=pages, psutil_available=3846 * PAGE)
+    assert memory.available_memory() == 8 * GIB - (131904 + 103795 + 194212) * PAGE
+
+
+def test_a_raised_limit_of_the_gpu_is_its_working_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_mac(monkeypatch, tmp_path, 128 * GIB, {"kern.memorystatus_level": 95, "iogpu.wired_limit_mb": 114688})
+    mx = fake_mlx(True, max_recommended_working_set_size=96 * GIB)
+    assert memory.device_memory(mx).total == 112 * GIB  # type: ignore[arg-type]
 
 
 def test_cuda_offers_its_free_memory() -> None:

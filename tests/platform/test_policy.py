@@ -38,11 +38,18 @@ def test_each_backend_gets_its_own_number_type(
 
 
 def test_what_is_asked_for_wins() -> None:
-    assert policy("metal", True, 800, "float32") == DtypePolicy(
+    assert policy("cuda", True, 800, "float32") == DtypePolicy(
         "float32", True, "float32 was asked for; unpacked to 0 MiB of 0 MiB"
     )
     assert policy("cpu", True, 10_000, "stored").dtype == "stored"
     assert not policy("cpu", True, 10_000, "stored").dequantize
+
+
+@pytest.mark.parametrize("wanted", ["float16", "bfloat16", "float32"])
+def test_metal_never_unpacks_whatever_is_asked_for_and_fits(wanted: str) -> None:
+    chosen = policy("metal", True, 10_000, wanted)
+    assert (chosen.dtype, chosen.dequantize) == (wanted, False)
+    assert "Metal computes with packed weights" in chosen.reason
 
 
 def test_a_type_that_was_asked_for_but_does_not_fit_stays_quantized() -> None:

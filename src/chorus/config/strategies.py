@@ -13,7 +13,7 @@ STRATEGIES: dict[Strategy, str] = {
     f"{catalog.offer(catalog.carrying('hybrid'))} also a hybrid",
     "balanced": "every rank takes equally long, as far as memory allows",
     "uniform": "as even as can be",
-    "memory_proportional": "by memory: 48 GB and 16 GB share 28 layers as 21 and 7",
+    "memory_proportional": "by the memory that ranks may take: 48 GB and 16 GB share 28 layers as 21 and 7",
     "compute_proportional": "by matrix rate",
     "custom": "by `custom_proportions`, or exactly as `layers` (or `engine.split`) says; refused when it does not fit",
 }

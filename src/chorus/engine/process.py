@@ -19,7 +19,7 @@ from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, StopLeader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
@@ -218,7 +218,9 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
     cache_tokens = group.cache_tokens(runner, spec.memory_fraction, limits.context)
-    leader.scheduler.limits = replace(limits, cache_tokens=cache_tokens)
+    leader.scheduler.limits = within_memory(limits, cache_tokens)
+    if leader.scheduler.limits.context < limits.context:
+        log.warning("the context is %d tokens, not %d: memory holds no more", cache_tokens, limits.context)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from chorus.messages.engine import Finish, Progress, Request, Timing, TokenLogprobs
@@ -36,6 +36,14 @@ class SchedulerLimits:
     """Whether a decode forward may be sent before the tokens of the one before it are known."""
     lanes: int = 1
     """Into how many batches the streams are divided. Only one decode of a lane is under way without look-ahead."""
+
+
+def within_memory(limits: SchedulerLimits, cache_tokens: int | None) -> SchedulerLimits:
+    """The limits of an engine that has memory for so many tokens: a longer context would only be promised, and every
+    request that does not say how long its answer may be asks for all of it.
+    """
+    context = limits.context if cache_tokens is None else min(limits.context, cache_tokens)
+    return replace(limits, context=context, cache_tokens=cache_tokens)
 
 
 @dataclass(slots=True)
