@@ -251,6 +251,7 @@ def test_a_gpu_that_failed_ends_the_engine_and_not_one_request_only(
 def test_an_engine_without_requests_gives_back_the_buffers_that_mlx_keeps(
     make_leader: MakeLeader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("chorus.engine.leader.IDLE_SECONDS", 0.01, raising=False)
     metal = FakeMetal(working_set=8 << 30).play(monkeypatch)
     leader, _ = make_leader()
     run(leader, Request("1:a", (1, 2, 3), 4))

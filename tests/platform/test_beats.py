@@ -126,11 +126,12 @@ def watch_until_dead(child: Child) -> None:
 
 
 def test_a_process_tells_who_it_is_and_how_far(children: list[Child], tmp_path: Path) -> None:
-    code = SERVE + "beats.loaded(5, 9); beats.finished(7); beats.enter(Phase.WARMING); time.sleep(600)"
+    code = SERVE + "beats.loaded(5, 9); beats.holds(11); beats.finished(7); beats.enter(Phase.WARMING); time.sleep(600)"
     children.append(child := Child(code, tmp_path))
     child.until(Phase.WARMING)
     beat = child.monitor.read()
-    assert (beat.pid, beat.step, beat.loaded_bytes, beat.total_bytes) == (child.process.pid, 7, 5, 9)
+    assert (beat.pid, beat.step, beat.held_bytes) == (child.process.pid, 7, 11)
+    assert (beat.loaded_bytes, beat.total_bytes) == (5, 9)
 
 
 def test_a_process_that_holds_the_interpreter_is_killed(children: list[Child], tmp_path: Path) -> None:

@@ -94,7 +94,11 @@ class Failing:
         raise self.error
 
 
-@pytest.mark.parametrize(("words", "code"), [(METAL_ERROR, EXIT_RANK_LOST), ("[matmul] shapes do not match", 0)])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(METAL_ERROR, EXIT_RANK_LOST), ("[matmul] shapes do not match", 0)],
+    ids=["the GPU failed", "a step failed"],
+)
 def test_a_rank_whose_gpu_failed_tells_its_leader_and_ends_to_be_started_again(
     tmp_path: Path, words: str, code: int
 ) -> None:

@@ -35,6 +35,9 @@ from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
 
+IDLE_SECONDS = 1.0
+"""How long the loop waits for a command before it looks after the ranks, and gives back what nobody uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -220,7 +223,7 @@ class Leader:
         if not self.idle:
             return self._inbox.get_nowait()
         try:
-            return self._inbox.get(timeout=1.0)
+            return self._inbox.get(timeout=IDLE_SECONDS)
         except queue.Empty:
             self._freed_buffers.give_back()
             raise
