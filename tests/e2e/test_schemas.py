@@ -11,13 +11,25 @@ from typing import Any
 import httpx
 import jsonschema
 import llguidance.hf
+import pytest
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 from chorus.serving.grammar import tidy
 from tests.support.server import ChorusServer
+from tests.support.tiny_model import write_tiny_model
 
 Schema = dict[str, Any]
+
+TOGETHER = 32
+"""As many as share a step."""
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A layer for each rank: what is asked of them is which tokens they choose."""
+    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    return write_tiny_model(folder, "llama", vocab_size=512, max_position_embeddings=4096, num_hidden_layers=2)
 
 
 def random_schema(random: Random, depth: int = 0) -> Schema:
@@ -85,7 +97,7 @@ def check(model: Path, answers: list[tuple[Schema, dict[str, Any]]]) -> int:
 
 def documents_keep_to_their_schemas(server: ChorusServer, model: Path, count: int, tokens: int) -> None:
     """Of which at least half are whole."""
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(TOGETHER) as pool:
         answers = list(pool.map(lambda seed: ask(server, seed, tokens), range(count)))
     assert check(model, answers) >= count // 2
 
