@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, complete, eventually, free_block, url_of
+from tests.support.server import answered
+from tests.support.server import running as those_running
 
 
 @dataclass
@@ -28,13 +30,23 @@ class Running:
     text: str
     formed: int = 1
 
-    def serve_with_one_node(self, model: Path) -> None:
+    def serve_with_one_node(self, model: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.server = self.nodes.serve(model, ["--peer", f"127.0.0.1:{self.port}"])
+
+        def serves() -> bool:
+            meanwhile()
+            return "ready  " in self.server.log
+
+        assert eventually(serves, START_SECONDS), self.server.log
         self.url, self.formed = url_of(self.server), 1
 
     def forms_again(self) -> bool:
         self.formed += 1
         return bool(eventually(lambda: self.server.log.count("ready: ready") == self.formed, START_SECONDS))
+
+
+def ranks_of(agent: Process) -> list[psutil.Process]:
+    return those_running(agent.children(), "chorus.rank")
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +112,35 @@ def test_a_coordinator_that_stops_leaves_nothing_behind(running: Running) -> Non
     assert running.one.process.poll() is None, "an agent survives its coordinator"
 
 
-def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_starts_again(
-    running: Running, tiny: Path
-) -> None:
+def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(running: Running, tiny: Path) -> None:
+    """Nor does it run the rank of a coordinator that is gone beside that of the next one."""
     running.serve_with_one_node(tiny)
+    (lost,) = ranks_of(running.one)
+    os.kill(running.server.process.pid, signal.SIGKILL)
+    running.server.wait()
+    most = 0
+
+    def looks() -> None:
+        nonlocal most
+        most = max(most, len(ranks_of(running.one)))
+
+    running.serve_with_one_node(tiny, looks)
+    assert complete(running.url) == running.text
+    assert not lost.is_running()
+    assert most == 1, f"{most} ranks at once, one of a coordinator that is gone\n{running.one.log}"
+
+    (frozen,) = ranks_of(running.one)
+    frozen.suspend()
+
+    def again() -> bool:
+        return not frozen.is_running() and answered(running.url) is not None
+
+    assert eventually(again, 180), running.one.log + running.server.log
+    assert complete(running.url) == running.text
+    running.formed = running.server.log.count("ready: ready")
+
+
+def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_starts_again(running: Running) -> None:
     (rank,) = running.one.children()
     os.kill(running.one.process.pid, signal.SIGKILL)
     running.one.wait()

@@ -111,8 +111,7 @@ def test_a_process_that_stands_still_is_replaced_and_requests_are_answered_again
     frozen.suspend()
 
     def again() -> bool:
-        there = running(two.processes(), part)
-        return bool(there) and frozen not in there and answered(two.url) == text
+        return not frozen.is_running() and bool(running(two.processes(), part)) and answered(two.url) == text
 
     assert eventually(again, 180), f"{frozen} still stands there\n{two.log}"
 

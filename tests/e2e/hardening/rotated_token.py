@@ -1,6 +1,6 @@
 """A coordinator that hears announcements, a token rotated under it, and a node that joins with the new one.
 
-Run inside a network namespace of its own: python -m tests.e2e.hardening.rotated_token FOLDER
+Run inside a network namespace of its own: python -m tests.e2e.hardening.rotated_token FOLDER MODEL
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 from tests.cluster.harness import cluster, complete, free_block, url_of
-from tests.support.tiny_model import write_tiny_model
 
 
-def main(folder: Path) -> None:
-    tiny = write_tiny_model(folder / "tiny", "llama", vocab_size=512)
+def main(folder: Path, tiny: Path) -> None:
     with cluster(folder / "cluster") as made:
         server = made.serve(tiny, ["--nodes", "1", "--start-timeout", "60"])
         server.wait_for("waiting for nodes")
@@ -25,4 +23,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

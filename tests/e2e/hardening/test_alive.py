@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from chorus.messages.proto import rank_pb2 as wire
 from chorus.messages.proto import rank_pb2_grpc
-from tests.cluster.harness import Cluster, Process, cluster, complete, eventually, url_of
-from tests.support.server import ChorusServer, answered, running
+from tests.cluster.harness import Process
+from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
 DEADLINE = 180.0
@@ -106,51 +103,6 @@ def test_a_prompt_that_a_rank_has_lost_is_an_error_and_never_goes_on_from_nothin
     leader.load(tiny)
     assert leader.step(sequence=1, tokens=[5, 6, 7], partial=True, begins=True) == ""
     assert "sequence 2 is not known here" in leader.step(sequence=2, tokens=[8], partial=True)
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Cluster]:
-    with cluster(tmp_path) as made:
-        yield made
-
-
-def ranks_of(agent: Process) -> list[psutil.Process]:
-    return running(agent.children(), "chorus.rank")
-
-
-def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(
-    nodes: Cluster, tiny: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """Findings 16 and 5."""
-    agent, port = nodes.agent("one")
-    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
-    text = complete(url_of(server))
-    (lost,) = ranks_of(agent)
-    os.kill(server.process.pid, signal.SIGKILL)
-    server.wait()
-    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
-    most = 0
-
-    def serves() -> bool:
-        nonlocal most
-        most = max(most, len(ranks_of(agent)))
-        return "ready  " in server.log
-
-    assert eventually(serves, 240), server.log
-    url = url_of(server)
-    assert complete(url) == text
-    assert not lost.is_running(), "a rank outlives its coordinator"
-    assert most == 1, f"{most} ranks at once, one of a coordinator that is gone\n{agent.log}"
-
-    (frozen,) = ranks_of(agent)
-    stopped_at = time.monotonic()
-    frozen.suspend()
-
-    def again() -> bool:
-        return frozen not in ranks_of(agent) and answered(url) is not None and complete(url) == text
-
-    assert eventually(again, DEADLINE), agent.log + server.log
-    record_property("seconds", time.monotonic() - stopped_at)
 
 
 def test_a_front_end_that_can_never_start_ends_the_start_with_its_reason(tiny: Path, tmp_path: Path) -> None:

@@ -35,8 +35,12 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    tiny = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny", "llama", vocab_size=512)
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny", "llama", vocab_size=512)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Running]:
     with cluster(tmp_path_factory.mktemp("cluster")) as made:
         (one, first), (two, second) = made.agent("one"), made.agent("two")
         server = made.serve(tiny, ["--peer", f"127.0.0.1:{first}", "--peer", f"127.0.0.1:{second}"])
@@ -138,10 +142,10 @@ except TransferFailed as error:
     not shutil.which("unshare") or subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0,
     reason="announcements need a network of their own",
 )
-def test_a_running_coordinator_lets_in_nodes_with_the_token_of_now(tmp_path: Path) -> None:
+def test_a_running_coordinator_lets_in_nodes_with_the_token_of_now(tiny: Path, tmp_path: Path) -> None:
     """Finding 18: the token was rotated after the coordinator had started."""
     script = 'ip link set lo up multicast on && ip route add 224.0.0.0/4 dev lo && exec "$@"'
-    driver = [sys.executable, "-m", "tests.e2e.hardening.rotated_token", str(tmp_path)]
+    driver = [sys.executable, "-m", "tests.e2e.hardening.rotated_token", str(tmp_path), str(tiny)]
     done = subprocess.run(
         ["unshare", "-rn", "sh", "-c", script, "sh", *driver], capture_output=True, text=True, timeout=300, check=False
     )
