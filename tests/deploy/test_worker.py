@@ -77,8 +77,9 @@ class Followers:
                 self._ranks.wait_for_log(f"rank{rank}", "waits for its leader")
 
     def start_behind_the_leader(self, *ranks: int) -> None:
-        asyncio.run(wait_for_all({0: self.addresses[0]}, 120))
-        self.start(*ranks)
+        if ranks:
+            asyncio.run(wait_for_all({0: self.addresses[0]}, 120))
+            self.start(*ranks)
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +89,16 @@ def followers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks,
 
 
 # One after the other, so that who comes first is often there from before.
-@pytest.mark.parametrize("order", [(1, 2, 0), (1, 0, 2), (2, 1, 0), (2, 0, 1), (0, 1, 2), (0, 2, 1)], ids=str)
-def test_every_start_order_works(followers: tuple[Ranks, Followers], tiny: Path, order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("order", ["120", "102", "210", "201", "012", "021"])
+def test_every_start_order_works(followers: tuple[Ranks, Followers], tiny: Path, order: str) -> None:
     ranks, others = followers
     spec = ranks.spec(tiny, others.addresses)
-    leads = order.index(0)
-    others.keep_only(order[0])
-    others.start(*order[:leads])
+    starts = [int(rank) for rank in order]
+    leads = starts.index(0)
+    others.keep_only(starts[0])
+    others.start(*starts[:leads])
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(others.start_behind_the_leader, *order[leads + 1 :])
+        late = pool.submit(others.start_behind_the_leader, *starts[leads + 1 :])
         said = generate(spec, together=False)
         late.result()
     assert said == generate(ranks.spec(tiny, ()), together=False)
