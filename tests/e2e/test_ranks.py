@@ -85,7 +85,7 @@ def test_three_unequal_stages_say_exactly_what_one_rank_says(
             assert plain == sent > 0
 
 
-@pytest.mark.parametrize(("weights", "transport"), [("2,1", "auto"), ("1,1,1", "ring")])
+@pytest.mark.parametrize(("weights", "transport"), [("2,1", "auto"), ("1,1,1", "ring")], ids=["2,1", "1,1,1"])
 def test_slices_of_unequal_weight_say_what_one_rank_says(
     weights: str, transport: str, one_rank: list[list[int]], smollm2: Path, tmp_path: Path
 ) -> None:
