@@ -119,8 +119,8 @@ def test_reasoning_text_and_calls_of_one_event_keep_their_order() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux only")
 def test_grpc_is_told_before_it_is_imported_and_a_choice_of_the_user_stands() -> None:
     script = (
-        "import os, sys; from chorus.api.__main__ import spare_grpc_threads; assert 'grpc' not in sys.modules;"
-        "spare_grpc_threads(); print(os.environ['GRPC_EXPERIMENTS'])"
+        "import os, sys; from chorus.api.__main__ import grpc_tuning; assert 'grpc' not in sys.modules;"
+        "grpc_tuning.spare_threads(); print(os.environ['GRPC_EXPERIMENTS'])"
     )
 
     def chosen(**environment: str) -> str:

@@ -18,12 +18,13 @@ import pytest
 from chorus.cluster.agent.process import AgentOptions
 from chorus.cluster.logs import follow, tail
 from chorus.config.sections import DeviceConfig
-from chorus.deploy.services import agent_command, launchd, systemd
+from chorus.deploy.services import agent_command
 from chorus.deploy.ssh import launch
 from chorus.deploy.ssh.connect import is_this_machine
 from chorus.deploy.ssh.hosts import Facts, HostPlan, plan_hosts, problems
 from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
 from chorus.deploy.ssh.shell import Login
+from chorus.platform import service
 from chorus.platform.process.mark import mark
 from chorus.platform.process.output import RotatingLog
 from chorus.security.token import Token
@@ -161,7 +162,8 @@ def test_service_files_hold_no_token(tmp_path: Path) -> None:
     token = Token.new()
     options = AgentOptions(name="mini", state=tmp_path, logs=tmp_path / "my logs", token=token)
     command = agent_command(options, ["10.0.0.1"], "0.0.0.0:50150")
-    for file in (launchd(command, {"HF_HOME": "/models"}), systemd(command, {"HF_HOME": "/models"})):
+    kept = {"HF_HOME": "/models"}
+    for file in (service.launchd(command, kept, None, tmp_path), service.systemd(command, kept)):
         assert token.text.encode() not in file
         assert b"HF_HOME" in file
         assert b"my logs" in file

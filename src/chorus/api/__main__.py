@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 
 from chorus.config.front_end import ApiSettings, SettingsError, read_settings
 from chorus.errors import ChorusError
+from chorus.platform import grpc_tuning
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
 
@@ -26,7 +26,7 @@ def main() -> int:
     logs.setup(settings.log_level, settings.log_json)
     lifeline.hold()
     beats.begin()
-    spare_grpc_threads()
+    grpc_tuning.spare_threads()
     return serve(settings)
 
 
@@ -44,16 +44,6 @@ def serve(settings: ApiSettings) -> int:
         log.exception("the front end failed")
         return cannot_start(f"the front end: {type(error).__name__}: {error}", settings.failure_file)
     return 0
-
-
-def spare_grpc_threads() -> None:
-    """Call it before gRPC is imported, which is when it reads its environment.
-
-    Its newer way to read sockets passes every message through a pool of threads that look for work, a third of what a
-    token costs this process. The older one reads in the one thread that waits anyway. Tried on Linux only.
-    """
-    if sys.platform == "linux":
-        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
 
 
 if __name__ == "__main__":

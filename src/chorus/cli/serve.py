@@ -18,6 +18,7 @@ from chorus.cluster.logs import copied_output
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings, use_cache_dir
 from chorus.deploy.local import serve_here
+from chorus.platform import paths
 from chorus.platform.process import logs
 from chorus.platform.process.output import RotatingLog
 from chorus.security.node_folder import DOOR_PORT
@@ -90,7 +91,7 @@ def serve(
     door: Annotated[str, typer.Option("--listen", hidden=True)] = DEFAULT_LISTEN,
     leader_port: Annotated[int | None, typer.Option(hidden=True)] = None,
     start_timeout: Annotated[float | None, typer.Option(hidden=True)] = None,
-    log_dir: Annotated[Path, typer.Option(hidden=True)] = Path("logs"),
+    log_dir: Annotated[Path | None, typer.Option(hidden=True)] = None,
     log_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
     ready_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -158,7 +159,7 @@ def _serve_over_nodes(
     nodes: int | None,
     environment: dict[str, str],
     listen: str,
-    log_dir: Path,
+    log_dir: Path | None,
     leader_port: int | None,
     ready_file: Path | None,
 ) -> None:
@@ -174,7 +175,7 @@ def _serve_over_nodes(
         environment={**settings.cluster.env, **environment},
         host=host,
         port=port,
-        logs=log_dir,
+        logs=log_dir or paths.log_dir(),
         start_timeout_seconds=settings.engine.start_timeout_seconds,
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
         timing=settings.watch,

@@ -90,7 +90,9 @@ def p2p_mlx(
     peer: Annotated[list[str] | None, typer.Option(help="host[:port] of the server, where it is not found.")] = None,
     listen: Annotated[str, typer.Option(help="Where to let the cluster in.")] = f"0.0.0.0:{DOOR_PORT}",
     name: Annotated[str | None, typer.Option(help="This node's name (its host name).")] = None,
-    log_dir: Annotated[Path, typer.Option(help="Folder for the log of this node.")] = Path("logs"),
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder for this node's log (logs; on a Mac ~/Library/Logs/Chorus).")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Find the server and be one of its ranks: rank 0 is `chorus serve MODEL --cluster`, the rest go by node id.

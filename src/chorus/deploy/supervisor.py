@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chorus.errors import ChorusError
+from chorus.platform.awake import Awake
+from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START
 from chorus.platform.process.lifeline import Lifeline
@@ -81,6 +83,7 @@ class ProcessGroup:
         self._monitors: dict[str, Monitor] = {}
         self._watching: asyncio.Task[None] | None = None
         self._started_at = 0.0
+        self._awake = Awake()
 
     def program(self, name: str) -> Program:
         return next(program for program in self._programs if program.name == name)
@@ -97,6 +100,8 @@ class ProcessGroup:
 
     async def start(self) -> None:
         self._started_at, self._watcher = time.monotonic(), Watcher()
+        raise_file_limit()  # what is started inherits it
+        self._awake.hold()
         for program in self._programs:
             monitor = self._monitor(program)
             self._running[program.name] = await asyncio.create_subprocess_exec(
@@ -140,6 +145,7 @@ class ProcessGroup:
     async def stop(self) -> None:
         """Ask, wait, then kill: bounded by the grace time."""
         await self._stop_watching()
+        self._awake.release()
         alive = [process for process in self._running.values() if process.returncode is None]
         for process in alive:
             _signal(process, signal.SIGTERM)

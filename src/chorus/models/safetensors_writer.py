@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from chorus.platform import disk
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 _ALIGNMENT = 8
@@ -49,4 +50,4 @@ def write_safetensors(path: Path, specs: list[TensorSpec], arrays: Iterable[np.n
                 raise ValueError(f"{spec.name} has {array.nbytes} bytes, not {spec.nbytes}")
             stream.write(np.ascontiguousarray(array).data)
         stream.flush()
-        os.fsync(stream.fileno())
+        disk.sync(stream.fileno())

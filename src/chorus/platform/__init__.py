@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 from chorus.platform import blas as blas_library
-from chorus.platform import cores, device
+from chorus.platform import cores, device, system
 from chorus.platform.blas import Blas
 from chorus.platform.device import Backend
 from chorus.platform.filelimit import keep_file_limit
@@ -32,7 +31,7 @@ def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
     count = threads if threads is not None else cores.threads_per_rank(cores.usable_cores(), ranks_here)
     if count < 1:
         raise ValueError(f"a rank needs at least 1 thread, not {count}")
-    if backend == "cpu" and sys.platform == "linux":
+    if backend == "cpu" and system.is_linux():
         return Prepared(backend, count, blas_library.take_over(count))
     for variable in blas_library.THREAD_VARIABLES:
         os.environ[variable] = str(count)

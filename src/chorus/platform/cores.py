@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 
-from chorus.platform import cgroup
+from chorus.platform import cgroup, system
 
 
 def usable_cores() -> int:
     """Physical cores where known: two threads of one core share the unit that matrix products need."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and system.is_linux():
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1

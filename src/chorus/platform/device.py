@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+
+from chorus.platform import system
 
 Backend = Literal["metal", "cuda", "cpu"]
 
@@ -18,8 +19,8 @@ _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 def backend() -> Backend:
     return choose_backend(
-        platform.system(),
-        platform.machine(),
+        system.name(),
+        system.machine(),
         any(installed(package) for package in CUDA_PACKAGES),
         any(path.exists() for path in _GPU_FILES),
         os.environ,
@@ -33,8 +34,8 @@ def prefill_chunk() -> int:
     return 128 if backend() == "cpu" else 512
 
 
-def choose_backend(system: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
-    if system == "Darwin":
+def choose_backend(name: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
+    if name == "Darwin":
         return "metal" if machine == "arm64" else "cpu"
     hidden = environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     return "cuda" if cuda_wheel and gpu and not hidden else "cpu"

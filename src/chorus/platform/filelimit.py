@@ -1,15 +1,24 @@
-"""mlx_lm sets the limit of open files to 2,048 (hard: 4,096) when it is imported.
+"""How many files this process may have open: a Mac begins with 256, and mlx_lm takes some away.
 
-A server wants more than that, the hard limit can never be raised again, and where it is lower already the import fails.
+mlx_lm sets the limit to 2,048 (hard: 4,096) when it is imported. A server wants more than that, the hard limit can
+never be raised again, and where it is lower already the import fails.
 """
 
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from chorus.platform import system
+
 Limits = tuple[int, int]
+
+PLENTY = 16384
+"""Enough for whoever serves or watches; more makes programs slow that close every file they might have inherited."""
+MAC_FILES = 10240
+"""What every Mac's kernel allows a process."""
 
 
 @contextmanager
@@ -29,11 +38,21 @@ def keep_file_limit() -> Iterator[None]:
         resource.setrlimit = real
 
 
-def raise_file_limit(wanted: int) -> int:
-    """Towards what is wanted, as far as the hard limit lets it; returns how many files may be open now."""
-    limits = raised(resource.getrlimit(resource.RLIMIT_NOFILE), (wanted, wanted))
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+def raise_file_limit(wanted: int = PLENTY) -> int:
+    """Towards what is wanted, as far as hard limit and kernel let it; returns how many files may be open now."""
+    current = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = raised(current, (min(wanted, _most_files()), wanted))
+    if limits != current:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     return wanted if limits[0] == resource.RLIM_INFINITY else limits[0]
+
+
+def _most_files() -> int:
+    """A Mac's hard limit says that there is none, but its kernel has one for each process."""
+    if not system.is_mac():
+        return sys.maxsize
+    told = system.sysctl("kern.maxfilesperproc") or ""
+    return int(told) if told.isdigit() else MAC_FILES
 
 
 def raised(current: Limits, asked: Limits) -> Limits:

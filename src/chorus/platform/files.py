@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from chorus.platform import disk
+
 log = logging.getLogger("chorus.files")
 
 Version = tuple[int, int, int]
@@ -24,7 +26,7 @@ def write_whole(file: Path, content: bytes, mode: int = 0o666, lasting: bool = F
             stream.write(content)
             if lasting:
                 stream.flush()
-                os.fsync(stream.fileno())
+                disk.sync(stream.fileno())
         aside.replace(file)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -8,6 +8,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from chorus.platform import system
+
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 
 
@@ -20,7 +22,7 @@ def library() -> Path | None:
         Path("/usr/lib") / str(sysconfig.get_config_var("MULTIARCH")),
         Path("/usr/lib"),
     ]
-    names = ("libmpi.40.dylib", "libmpi.dylib") if sys.platform == "darwin" else ("libmpi.so.40", "libmpi.so")
+    names = ("libmpi.40.dylib", "libmpi.dylib") if system.is_mac() else ("libmpi.so.40", "libmpi.so")
     candidates = (folder / name for folder in folders for name in names)
     return next((path for path in candidates if path.is_file()), None)
 

@@ -8,6 +8,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from chorus.platform import system
+
 STATE_VARIABLE = "CHORUS_STATE"
 SOCKET_PATH_BYTES = 103
 """The longest name of a Unix socket that every system takes."""
@@ -32,6 +34,11 @@ def state_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "chorus"
+
+
+def log_dir() -> Path:
+    """Where logs go unless told otherwise: on a Mac where its Console shows them, elsewhere beside the work."""
+    return Path("~/Library/Logs/Chorus").expanduser() if system.is_mac() else Path("logs")
 
 
 def private_folder(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 from collections.abc import Mapping
@@ -55,7 +54,7 @@ def look(seconds: float = TOOL_SECONDS) -> Rdma:
         return Rdma(system, devices=devices, silent=tuple(silent))
     return Rdma(
         system,
-        parse_version(platform.mac_ver()[0]),
+        this_system.macos_version(),
         devices,
         parse_status(ask("rdma_ctl", "status") or ""),
         parse_ports(ask("ibv_devinfo") or "") if devices else {},
@@ -68,10 +67,6 @@ def look(seconds: float = TOOL_SECONDS) -> Rdma:
 def interface_of(device: str) -> str:
     """macOS names an RDMA device after the network interface of the same port."""
     return device.removeprefix(DEVICE_PREFIX)
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def parse_devices(text: str) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ from chorus.cluster.discovery import Announcer
 from chorus.cluster.logs import copied_output, device_log
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.errors import ChorusError
+from chorus.platform import network
+from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.files import write_if_possible
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -283,15 +285,17 @@ class Agent:
                     agent_peers.stay(address, identity, self._card(), self._halt)
                     tries = 0
             except (OSError, handshake.JoinRefused) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("cannot reach %s:%d yet: %s (still trying; is a firewall in between?)", *address, error)
+                why = network.reason(error) if isinstance(error, OSError) else str(error)
+                if why != told:
+                    told = why
+                    log.warning("cannot reach %s:%d yet: %s (still trying; is a firewall in between?)", *address, why)
             self._halt.wait(RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
             tries += 1
 
 
 def run_agent(options: AgentOptions) -> None:
     """Run an agent until a signal stops it; raises AgentCannotRun."""
+    raise_file_limit()
 
     async def run() -> None:
         agent = Agent(options)

@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +16,8 @@ import psutil
 from chorus.cluster.logs import pump
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
+from chorus.platform.awake import Awake
+from chorus.platform.ports import free_port
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
@@ -105,7 +104,7 @@ class Ranks:
         """Monitors of ranks that are gone."""
         self._coordinators: dict[str, Coordinators] = {}
         self._keepers: set[asyncio.Task[None]] = set()
-        self._awake: asyncio.subprocess.Process | None = None
+        self._awake = Awake()
         self._promised: set[int] = set()
         """Ports of ranks that are being started."""
         self._had: set[int] = set()
@@ -154,7 +153,7 @@ class Ranks:
             self._coordinators.setdefault(session, Coordinators(time.monotonic(), timing))
             self._watcher.add(watched)
             self._keep(self._reap(rank))
-            await self._stay_awake()
+            self._stay_awake()
             log.info("rank %d of %s runs as process %d on port %d", number, model, process.pid, port)
             return rank
 
@@ -188,7 +187,7 @@ class Ranks:
                 wait.cancel()
         for rank in chosen:
             self._drop((rank.session, rank.number))
-        await self._stay_awake()
+        self._stay_awake()
         return len(running)
 
     @contextlib.contextmanager
@@ -238,7 +237,7 @@ class Ranks:
     def _free_port(self) -> int:
         taken = {rank.port for rank in self._ranks.values() if rank.process.returncode is None} | self._promised
         for port in self._ports or (0,):
-            if port not in taken and (free := self._probe(port)):
+            if port not in taken and (free := free_port(self._host, port)):
                 return free
         raise NoPort(
             f"ports {min(self._ports)} to {max(self._ports)} are all taken: end other ranks, or give this node's rank "
@@ -248,17 +247,12 @@ class Ranks:
     async def _until_free(self, port: int) -> int:
         """Wait for a port that a rank of ours has had before: what holds it now may be about to go."""
         for pause in (*RestartPolicy.pauses, 0.0) if port in self._had else (0.0,):
-            if self._probe(port):
+            if free_port(self._host, port):
                 return port
             if pause:
                 log.warning("port %d of this node's rank is taken: trying again in %g s", port, pause)
             await asyncio.sleep(pause)
         raise NoPort(f"port {port} is taken: end what listens there or choose another")
-
-    def _probe(self, port: int) -> int | None:
-        with contextlib.suppress(OSError), socket.create_server((self._host, port)) as probe:
-            return int(probe.getsockname()[1])
-        return None
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -276,7 +270,7 @@ class Ranks:
             "rank %d (process %d) ended with %d: %s", rank.number, rank.process.pid, code, rank.last_words
         )
         self._drop_old()
-        await self._stay_awake()
+        self._stay_awake()
 
     def _drop_old(self) -> None:
         ended = [key for key, rank in self._ranks.items() if rank.ended.is_set()]
@@ -290,17 +284,11 @@ class Ranks:
             if rank.session not in self._sessions():
                 self._coordinators.pop(rank.session, None)
 
-    async def _stay_awake(self) -> None:
-        """Keep a Mac from sleeping while it runs ranks: it would take the whole cluster with it."""
-        if sys.platform != "darwin" or not shutil.which("caffeinate"):
-            return
-        needed = any(rank.process.returncode is None for rank in self._ranks.values())
-        if needed and (self._awake is None or self._awake.returncode is not None):
-            # -w ties it to us: it goes when the agent does.
-            self._awake = await asyncio.create_subprocess_exec("caffeinate", "-ims", "-w", str(os.getpid()))
-        elif not needed and self._awake and self._awake.returncode is None:
-            _signal(self._awake, signal.SIGTERM)
-            self._awake = None
+    def _stay_awake(self) -> None:
+        if any(rank.process.returncode is None for rank in self._ranks.values()):
+            self._awake.hold()
+        else:
+            self._awake.release()
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +16,9 @@ import psutil
 
 import chorus
 from chorus.cluster.doctor.probe import Probe
-from chorus.platform import cgroup, cores, device, dtype, memory, mpi
+from chorus.platform import cgroup, cores, device, dtype, memory, mpi, system
 from chorus.platform.blas import INSTALL_FIX
+from chorus.platform.chip import chip
 from chorus.platform.paths import models_dir
 from chorus.transport import catalog
 
@@ -45,15 +44,13 @@ def examine(probe: Probe | str) -> list[Finding]:
     pins = pinned_versions(importlib.metadata.requires(DISTRIBUTION) or [])
     backend = device.backend()
     found = [
-        Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        Finding("system", system.description()),
         Finding("chip", chip()),
         python(sys.version_info[:3]),
         Finding("chorus", chorus.__version__),
         package("mlx", device.installed("mlx"), pins.get("mlx")),
         package("mlx-lm", device.installed("mlx-lm"), pins.get("mlx-lm")),
-        platform_wheel(
-            platform.system(), {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}
-        ),
+        platform_wheel(system.name(), {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}),
         mlx(probe),
         Finding("backend", backend),
         Finding("number type", dtype.rule(backend)),
@@ -65,11 +62,11 @@ def examine(probe: Probe | str) -> list[Finding]:
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
     if isinstance(probe, Probe):
-        found += [blas(probe), speed(probe), collectives(probe, mpi.library(), platform.system())]
+        found += [blas(probe), speed(probe), collectives(probe, mpi.library(), system.name())]
         if backend != "cpu":
             found.append(device_memory(probe, backend))
     if backend == "metal":
-        found.append(wired_limit(_sysctl("iogpu.wired_limit_mb")))
+        found.append(wired_limit(system.sysctl("iogpu.wired_limit_mb")))
     return found
 
 
@@ -82,14 +79,6 @@ def pinned_versions(requirements: list[str]) -> dict[str, str]:
     always = (line for line in requirements if ";" not in line)
     pairs = (line.partition("==") for line in always if "==" in line)
     return {name.strip(): version.strip() for name, _, version in pairs}
-
-
-def chip() -> str:
-    if platform.system() == "Darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.machine()
-    lines = _read("/proc/cpuinfo").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def python(version: tuple[int, ...]) -> Finding:
@@ -108,10 +97,10 @@ def package(name: str, installed: str | None, pinned: str | None) -> Finding:
     return Finding(name, f"{installed} (as pinned)" if pinned else installed)
 
 
-def platform_wheel(system: str, wheels: Mapping[str, str | None]) -> Finding:
+def platform_wheel(system_name: str, wheels: Mapping[str, str | None]) -> Finding:
     """The wheels own the same files, so the one installed last has overwritten the other."""
     here = [f"{name} {version}" for name, version in wheels.items() if version]
-    if system == "Darwin":
+    if system_name == "Darwin":
         return Finding("mlx wheel", "Metal, part of mlx")
     if not here:
         fix = f"pip install '{DISTRIBUTION}[cpu]' (or [cuda13] with an NVIDIA GPU)"
@@ -151,12 +140,12 @@ def speed(probe: Probe) -> Finding:
     return Finding("matrix product", value)
 
 
-def collectives(probe: Probe, mpi_library: Path | None, system: str) -> Finding:
+def collectives(probe: Probe, mpi_library: Path | None, system_name: str) -> Finding:
     """What MLX can form groups over; `mpi_library` is what those use that need a library of MPI."""
     shown = [f"{name} ({mpi_library})" if catalog.get(name).launcher else name for name in probe.collectives]
     value = ", ".join(shown) or "none"
     for row in catalog.rows():
-        if row.missed_on == system and row.name not in probe.collectives:
+        if row.missed_on == system_name and row.name not in probe.collectives:
             return Finding("collectives", f"{value}; no {row.name}", "warn", row.install)
     return Finding("collectives", value)
 
@@ -227,18 +216,3 @@ def size(count: int) -> str:
 
 def _limit(value: int) -> str:
     return "no limit" if value == resource.RLIM_INFINITY else f"{value:,}"
-
-
-def _sysctl(name: str) -> str | None:
-    try:
-        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

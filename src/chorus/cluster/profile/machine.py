@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import chorus
-from chorus.cluster.doctor.checks import chip
 from chorus.cluster.profile.kernels import Rates
 from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
-from chorus.platform import cores, device, memory
+from chorus.platform import cores, device, memory, system
+from chorus.platform.chip import chip, gpu_cores
 from chorus.platform.device import Backend
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir, models_dir
@@ -102,26 +101,12 @@ def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -
     )
 
 
-def gpu_cores() -> int | None:
-    """Cores of the GPU; None where the system does not say, and only macOS does."""
-    if sys.platform != "darwin":
-        return None
-    found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', _output(["ioreg", "-rc", "AGXAccelerator", "-d", "1"]))
-    return int(found[1]) if found else None
-
-
 def rdma_devices() -> tuple[str, ...]:
-    """RDMA devices as `ibv_devices` lists them; none where that command is missing."""
-    if shutil.which("ibv_devices") is None:
-        return ()
-    return parse_devices(_output(["ibv_devices"]))
-
-
-def _output(command: list[str]) -> str:
+    """RDMA devices as `ibv_devices` lists them; none where that command is missing or does not answer."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return parse_devices(system.tool_output("ibv_devices") or "")
+    except subprocess.TimeoutExpired:
+        return ()
 
 
 def _rates(threads: int, refresh: bool) -> Rates:

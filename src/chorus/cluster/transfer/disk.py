@@ -2,7 +2,7 @@
 
 Bytes that arrive faster than a disk takes them would first fill the memory that the model is about to need, and a copy
 into fresh pages can cost more than the whole journey over the network. So blocks go from the receiving buffer straight
-to the disk where the system has a way to do that (O_DIRECT), and through the page cache where it has none.
+to the disk where the system has a way to do that, and through the page cache where it has none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from chorus.platform import disk
 
 RANGE_BYTES = 32 << 20
 BLOCK_BYTES = 4 << 20
@@ -78,7 +80,7 @@ class PartialFile:
         self._lock = threading.Lock()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._direct = _open_direct(self._path)
+        self._direct = disk.open_past_cache(self._path)
         self._past_cache = self._direct >= 0
         self.found = self._whole_ranges()
         """What an earlier try left and is still as it was."""
@@ -110,7 +112,7 @@ class PartialFile:
     def complete(self) -> None:
         """Put the file in its place, which happens not before the disk has all of it."""
         os.ftruncate(self._descriptor, self._size)
-        os.fsync(self._descriptor)
+        disk.sync(self._descriptor)
         self._path.rename(self._target)
         self._journal.unlink(missing_ok=True)
 
@@ -145,16 +147,6 @@ class PartialFile:
             checksum.add(memoryview(block))
             at += len(block)
         return checksum.text
-
-
-def _open_direct(path: Path) -> int:
-    """A descriptor that writes past the page cache; -1 where the system or the file system has no such thing."""
-    if not hasattr(os, "O_DIRECT"):
-        return -1
-    try:
-        return os.open(path, os.O_WRONLY | os.O_DIRECT)
-    except OSError:
-        return -1
 
 
 def _write_all(descriptor: int, data: memoryview, position: int) -> None:

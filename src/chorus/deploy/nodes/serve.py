@@ -41,6 +41,7 @@ from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read
 from chorus.planning.facts import ModelFacts, find_facts, read_facts
 from chorus.planning.plan import Plan
 from chorus.planning.split import choose_split, layers_of
+from chorus.platform.ports import free_port
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.terminal import console
@@ -307,8 +308,4 @@ def _free_port(host: str) -> int:
 
 def _free_door(host: str, port: int) -> int:
     """The usual port, or 0 for any where an agent of this machine has it."""
-    try:
-        with socket.create_server((host, port)):
-            return port
-    except OSError:
-        return 0
+    return free_port(host, port) or 0

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import socket
 import sys
@@ -41,9 +40,6 @@ def main() -> None:
             {
                 "home": home,
                 "python": list(sys.version_info[:3]),
-                "executable": sys.executable,
-                "system": platform.system(),
-                "machine": platform.machine(),
                 "host": socket.gethostname(),
                 "modules": [name for name in wanted["modules"] if importlib.util.find_spec(name) is None],
                 "versions": {name: package_version(name) for name in wanted["packages"]},

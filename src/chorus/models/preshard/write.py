@@ -31,6 +31,7 @@ from chorus.models.preshard.folder import (
 from chorus.models.store import ORIGIN_FILE
 from chorus.models.tensors import INDEX_FILE, TensorInfo, read_json, tensor_index
 from chorus.models.values import LocalModel, ProgressCallback, PullProgress, ignore_progress
+from chorus.platform import disk
 
 _PIECE = 8 << 20
 _ALIGNMENT = 8
@@ -254,5 +255,5 @@ def _write_weights(file: Path, pieces: Sequence[Piece], report: _Report) -> str:
                 put(data)
                 report.add(len(data))
         target.flush()
-        os.fsync(target.fileno())
+        disk.sync(target.fileno())
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
 
-from chorus.platform import mpi
+from chorus.platform import mpi, system
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 VARIABLE = "CHORUS_BEAT"
@@ -72,7 +72,7 @@ class Monitor:
     def __init__(self, folder: Path, places: int = 1) -> None:
         size = places * _PLACE_BYTES
         self._file: Path | None = None
-        if sys.platform == "linux":
+        if sys.platform == "linux" and system.is_linux():
             # Memory and no file: a disk that hangs would hold up a write to a mapped page. Children find it by our id,
             # since mpirun closes what they would inherit.
             self._descriptor = os.memfd_create("chorus-beat")

@@ -12,12 +12,15 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+from chorus.platform import system
 from chorus.platform.paths import make_run_folder, run_places, run_prefix
+from chorus.platform.process import killer
 
 VARIABLE = "CHORUS_LIFELINE"
 EXIT_CODE = 70
@@ -56,8 +59,8 @@ class Lifeline:
 def hold(grace_seconds: float = 0) -> None:
     """The child's side: end this process with the parent. With a grace, ask it to end first (SIGTERM).
 
-    Without a grace, Linux is told to kill us itself: that works in a stopped process, and inside calls that keep
-    Python's lock (joining a ring does), where no thread of ours could run.
+    Without a grace, somebody else kills us: that works in a stopped process, and inside calls that keep Python's lock
+    (joining a ring does), where no thread of ours could run. On Linux the kernel does, elsewhere a process of ours.
     """
     path = os.environ.get(VARIABLE)
     if not path:
@@ -73,16 +76,34 @@ def hold(grace_seconds: float = 0) -> None:
         raise RuntimeError(f"{VARIABLE}={path} is not a named pipe: it must come from Lifeline.environment()")
     os.set_blocking(reader, True)
     if grace_seconds <= 0:
-        _kill_at_end_of_file(reader)
+        _be_killed_at_end_of_file(reader)
     threading.Thread(target=_end_with, args=(reader, grace_seconds), name="lifeline", daemon=True).start()
 
 
-def _kill_at_end_of_file(reader: int) -> None:
-    """Without a thread that would have to run first; only Linux can."""
-    if sys.platform == "linux":
+def _be_killed_at_end_of_file(reader: int) -> None:
+    if sys.platform == "linux" and system.is_linux():
         fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    else:
+        _start_killer(reader)
+
+
+def _start_killer(reader: int) -> None:
+    own_pipe, _ = os.pipe()  # the writing end stays open for as long as this process lives
+    try:
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(killer.__file__)), str(reader), str(own_pipe)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(reader, own_pipe),
+            start_new_session=True,
+        )
+    except OSError as error:
+        _log.warning("this process may outlive its parent: no process to end it: %s", error.strerror)
+    finally:
+        os.close(own_pipe)
 
 
 def _end_with(reader: int, grace_seconds: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import psutil
+
+from chorus.platform import system
 
 
 def mark(pid: int) -> str:
@@ -15,7 +16,7 @@ def mark(pid: int) -> str:
     It is made of what stays when the clock is set: Linux counts a process's start from the boot, macOS notes the
     moment once.
     """
-    if sys.platform != "linux":
+    if not system.is_linux():
         return repr(psutil.Process(pid).create_time())
     try:
         status = Path(f"/proc/{pid}/stat").read_text()

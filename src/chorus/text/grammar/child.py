@@ -9,24 +9,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import resource
 import signal
 import socket
-import sys
 import threading
-from pathlib import Path
 from typing import NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
 
 from chorus.config.grammar import GrammarLimits
 from chorus.messages.grammar import Grammar, GrammarError, unpacked
+from chorus.platform.process.confine import be_expendable
 from chorus.text.grammar.forms import llguidance_form, one_line
 from chorus.text.grammar.link import LENGTH, READY, TOKEN, failure, looking_at
 
 STACK_BYTES = 256 << 20
 """llguidance recurses with the grammar; untouched, a stack costs nothing."""
-_PR_SET_PDEATHSIG = 1
 
 
 def live(link: socket.socket, mask_file: int, vocabulary: LLTokenizer, limits: GrammarLimits) -> NoReturn:
@@ -42,16 +39,8 @@ def live(link: socket.socket, mask_file: int, vocabulary: LLTokenizer, limits: G
 
 
 def confine(limits: GrammarLimits) -> None:
-    """So that the kernel ends this process when it takes too much, without a word on the leader's screen."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Whoever else is short of memory on this machine: this process goes first.
-        Path("/proc/self/oom_score_adj").write_text("1000")
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
-        most = used + STACK_BYTES + (limits.memory_mb << 20)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    """So that this process ends when it takes too much memory or time, without a word on the leader's screen."""
+    be_expendable(STACK_BYTES + (limits.memory_mb << 20))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
 

@@ -12,7 +12,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import numpy as np
 
 from chorus.config.grammar import GrammarLimits
 from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars, packed
+from chorus.platform.disk import nameless_file
 from chorus.text.grammar.link import FAILED, LENGTH, LONGEST_FAILURE, LOOKING_AT, PLACE, READY, TOKEN, read_failure
 
 log = logging.getLogger("chorus.grammar")
@@ -196,7 +196,7 @@ class Grammars:
         """A link to a new child, and the memory that it will write masks to."""
         self.start()
         assert self._control is not None
-        file = shared_file(self._mask_bytes)
+        file = nameless_file(self._mask_bytes)
         link, theirs = socket.socketpair()
         with theirs:
             try:
@@ -231,14 +231,3 @@ async def _compile(link: socket.socket, grammar: Grammar, stop_tokens: frozenset
 
 def _sole_field(grammar: Grammar) -> str:
     return grammar.origins[0].name if len(grammar.origins) == 1 else ""
-
-
-def shared_file(size: int) -> int:
-    """A file without a name, to be mapped by two processes."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("chorus-mask")
-    else:
-        with tempfile.TemporaryFile() as made:
-            file = os.dup(made.fileno())
-    os.truncate(file, size)
-    return file

@@ -111,7 +111,7 @@ class Nursery:
                 os._exit(1)  # whatever happens, there is one nursery
         self._children[pid] = Child(link, psutil.Process(pid), born_with)
         self._links[link.fileno()] = pid
-        self._poll.register(link, 0)  # a hang-up is always told
+        self._poll.register(link, select.POLLHUP)  # Linux always tells of a hang-up, macOS only where it is asked for
 
     def _forget_everybody(self) -> None:
         """In a child: the links of others are not its to hold open."""

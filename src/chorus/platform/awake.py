@@ -1,0 +1,52 @@
+"""A machine that takes part in serving a model must not fall asleep: it would take the whole cluster with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+from chorus.platform import system
+
+log = logging.getLogger("chorus.awake")
+
+
+class Awake:
+    """Between `hold` and `release`, and never longer than this process lives, the machine does not sleep by itself.
+
+    Only a Mac needs that: its `caffeinate` is tied to our process, so that it goes with us however we end.
+    """
+
+    def __init__(self) -> None:
+        self._caffeinate: subprocess.Popen[bytes] | None = None
+
+    def hold(self) -> None:
+        program = shutil.which("caffeinate") if system.is_mac() else None
+        if program is None or (self._caffeinate and self._caffeinate.poll() is None):
+            return
+        try:
+            self._caffeinate = subprocess.Popen(
+                [program, "-ims", "-w", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            log.warning("this Mac may fall asleep while it serves: %s: %s", program, error.strerror)
+
+    def release(self) -> None:
+        caffeinate, self._caffeinate = self._caffeinate, None
+        if caffeinate:
+            caffeinate.terminate()
+            caffeinate.wait()
+
+    def __enter__(self) -> Awake:
+        self.hold()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
