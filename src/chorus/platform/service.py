@@ -97,17 +97,21 @@ def unit_file() -> Path:
     return Path(base).expanduser() / "systemd" / "user" / UNIT
 
 
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
 def _jobs() -> tuple[Job, Job]:
     """The user's agent and the system's daemon."""
     agents = Path("~/Library/LaunchAgents").expanduser()
     return (
         Job(f"gui/{os.getuid()}", agents / f"{LABEL}.plist", False),
-        Job("system", DAEMONS / f"{LABEL}.plist", os.geteuid() != 0),
+        Job("system", DAEMONS / f"{LABEL}.plist", not is_root()),
     )
 
 
 def _install_on_mac(command: Sequence[str], environment: Mapping[str, str], daemon: bool, say: Say) -> None:
-    if os.environ.get("SUDO_USER") and os.geteuid() == 0:
+    if os.environ.get("SUDO_USER") and is_root():
         raise ServiceError("run it without sudo: what needs root asks for the password itself")
     _uninstall_from_mac(say)
     job = _jobs()[daemon]
@@ -137,6 +141,7 @@ def _install_on_mac(command: Sequence[str], environment: Mapping[str, str], daem
 
 
 def _uninstall_from_mac(say: Say) -> None:
+    """Whichever of the two is there: somebody may have installed one after the other."""
     for job in _jobs():
         if _is_loaded(job):
             _must(job, "launchctl", "bootout", job.target)
