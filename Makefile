@@ -3,7 +3,10 @@ MODEL ?= smollm2-135m
 RANKS ?= 2
 HOST ?= 127.0.0.1
 PORT ?= 8100
-PYTHON ?= python3
+# The first that is new enough: `python3` of Apple's developer tools is 3.9.
+NEWER := python3.14 python3.13 python3.12 python3.11
+PYTHON ?= $(or $(shell for p in python3 $(NEWER) $(addprefix /opt/homebrew/bin/,$(NEWER)); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done),python3)
 # More than the cores that are left over: many tests wait for processes to start.
 JOBS ?= 3
 VENV := .venv

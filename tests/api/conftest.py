@@ -24,6 +24,7 @@ from tests.api.recorded_clients import MODEL_ID
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
 from tests.support import failure_logs
 from tests.support.grammars import GrammarHost
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCABULARY = 512
@@ -77,7 +78,7 @@ def tokenizer(model_path: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def shared_engine(tmp_path_factory: pytest.TempPathFactory, tool_model_path: Path) -> Iterator[ScriptedEngine]:
     with GrammarHost(tool_model_path, VOCABULARY) as grammars:
-        engine = ScriptedEngine(tmp_path_factory.mktemp("run") / "engine.sock", VOCABULARY, grammars=grammars)
+        engine = ScriptedEngine(short(tmp_path_factory.mktemp("run")) / "engine.sock", VOCABULARY, grammars=grammars)
         yield engine
         engine.stop()
 
@@ -102,7 +103,7 @@ class ApiProcess:
             self.keys_file.write_text(json.dumps({"keys": keys}))
             settings["keys_file"] = str(self.keys_file)
         self._settings = folder / "settings.json"
-        self._settings.write_text(json.dumps({**settings, "socket_fd": self._listener.fileno()}))
+        self._settings.write_text(json.dumps({**settings, "socket_fds": [self._listener.fileno()]}))
         self.log = folder / "api.log"
         failure_logs.keep("the front end", self.log)
         self.start()

@@ -17,6 +17,7 @@ from chorus.text.parsers.toolkit.pieces import Content
 from chorus.text.stops import Stops
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say, say_until_cancelled
+from tests.support.sockets import short
 
 REQUEST = Request(id="", prompt=(1, 2, 3), max_tokens=100, sampling=Sampling(seed=1), stop_tokens=frozenset({2}))
 
@@ -36,7 +37,7 @@ def with_client(engine: ScriptedEngine, act: Callable[[EngineClient], Awaitable[
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[ScriptedEngine]:
-    engine = ScriptedEngine(tmp_path / "engine.sock", 512)
+    engine = ScriptedEngine(short(tmp_path) / "engine.sock", 512)
     yield engine
     engine.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from chorus.config.file import ConfigError
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
 from chorus.config.sources import load
-from chorus.deploy.front_end import Access, api_settings
+from chorus.deploy.front_end import Access, api_settings, listen
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.models import LocalModel
 from tests.api.conftest import ApiProcess, settings_for
@@ -76,7 +77,7 @@ def limited(
 def front_end_settings(folder: Path, environment: dict[str, str]) -> ApiSettings:
     settings = load(environment=environment, folder=folder).settings
     model = LocalModel(name="tiny", id="acme/tiny", path=folder)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with contextlib.closing(listen("127.0.0.1", 0)) as listener:
         return api_settings(settings, model, "unix:/nowhere", listener, Access())
 
 

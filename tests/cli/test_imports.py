@@ -12,6 +12,7 @@ import pytest
 
 from chorus.config.engine import EngineSpec
 from chorus.platform.process.exits import EXIT_CANNOT_START
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 TEXT = {"transformers", "tokenizers", "jinja2"}
@@ -77,7 +78,7 @@ assert "chorus.rank.worker" in sys.modules
 
 
 def test_a_leader_that_is_ready_to_load_has_loaded_neither_tokenizers_nor_the_hub(tmp_path: Path) -> None:
-    spec = EngineSpec(address=f"unix:{tmp_path}/engine.sock", model_path=tmp_path / "nowhere", threads=1)
+    spec = EngineSpec(address=f"unix:{short(tmp_path)}/engine.sock", model_path=tmp_path / "nowhere", threads=1)
     file = tmp_path / "engine.json"
     file.write_text(spec.model_dump_json())
     code = f"""

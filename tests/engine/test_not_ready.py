@@ -18,6 +18,7 @@ from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
 from chorus.text.grammar.client import Constraint
 from tests.support.ranks import Ranks
+from tests.support.sockets import short
 
 DEADLINE = 60.0
 REQUEST = Request(id="", prompt=(1, 2, 3), max_tokens=4, sampling=Sampling(seed=1))
@@ -66,7 +67,7 @@ def face() -> Face:
 
 @pytest.fixture
 def service(face: Face, tmp_path: Path) -> Iterator[ServiceThread]:
-    thread = ServiceThread(f"unix:{tmp_path}/engine.sock", face)
+    thread = ServiceThread(f"unix:{short(tmp_path)}/engine.sock", face)
     thread.start(DEADLINE)
     yield thread
     thread.stop()
@@ -108,7 +109,7 @@ def test_a_request_on_an_old_session_is_answered_when_the_engine_broke_meanwhile
         with pytest.raises(EngineLost):
             await first
 
-    with_client(f"unix:{tmp_path}/engine.sock", act)
+    with_client(f"unix:{short(tmp_path)}/engine.sock", act)
 
 
 def test_losing_a_rank_ends_every_request_with_the_reason(face: Face, service: ServiceThread, tmp_path: Path) -> None:
@@ -125,4 +126,4 @@ def test_losing_a_rank_ends_every_request_with_the_reason(face: Face, service: S
         with pytest.raises(EngineLost):
             await answer(client)
 
-    with_client(f"unix:{tmp_path}/engine.sock", act)
+    with_client(f"unix:{short(tmp_path)}/engine.sock", act)

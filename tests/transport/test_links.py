@@ -13,6 +13,7 @@ from chorus.transport.frames import decode, encode
 from chorus.transport.grpc_link import FrameSender, GrpcLink, tensor_service
 from chorus.transport.links import Inbox, LinkLost
 from chorus.transport.meeting import CannotJoin
+from tests.support.sockets import short
 
 
 def frame(step: int):  # type: ignore[no-untyped-def]
@@ -48,7 +49,7 @@ def test_a_stage_that_takes_nothing_slows_its_sender() -> None:
 
 def test_tensors_cross_a_real_socket(tmp_path: Path) -> None:
     inbox = Inbox()
-    server, address = open_server(f"unix:{tmp_path}/rank.sock", 4)
+    server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)
     server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
     server.start()
     link = GrpcLink(FrameSender(address, 5), inbox, 5)

@@ -15,6 +15,7 @@ from chorus.transport.frames import BadFrame, decode, encode, pack
 from chorus.transport.grpc_link import FrameSender, GrpcLink, tensor_service
 from chorus.transport.links import Inbox, Traffic
 from chorus.transport.packing import SMALLEST_BYTES, Figures, Packer, link_speed, pays
+from tests.support.sockets import short
 from tests.transport.test_frames import ARRAYS, make
 
 SLOW, FAST = 2.5e6, 1e9
@@ -204,7 +205,7 @@ def test_auto_packs_nothing_between_ranks_of_one_machine(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("wish", "smaller"), [("on", True), ("off", False), ("auto", False)])
 def test_what_is_asked_for_holds_on_a_real_socket(wish: packing.Compression, smaller: bool, tmp_path: Path) -> None:
     inbox = Inbox()
-    server, address = open_server(f"unix:{tmp_path}/rank.sock", 4)
+    server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)
     server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
     server.start()
     link = GrpcLink(FrameSender(address, 5, compression=wish), inbox, 5)
@@ -222,7 +223,7 @@ def test_what_is_asked_for_holds_on_a_real_socket(wish: packing.Compression, sma
 def test_receipts_tell_the_speed_of_a_real_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_link, "is_private", lambda address: False)
     inbox = Inbox()
-    server, address = open_server(f"unix:{tmp_path}/rank.sock", 4)
+    server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)
     server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
     server.start()
     sender = FrameSender(address, 5, compression="auto")

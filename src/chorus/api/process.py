@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
         self._state = self.server_state = SharedState(limits, pool)
         self._service = service
         self._certificate = certificate
-        self._door: Door | None = None
+        self._doors: list[Door] = []
         self.servers = []
         self._told_to_stop = asyncio.Event()
 
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
             return BoundedHttp(self.config, self._state, self.lifespan.state)
 
         handshake = self._service.settings.limits.head_timeout_seconds
-        self._door = Door(sockets[0], self._state.pool, make, handshake, self._certificate)
+        self._doors = [Door(each, self._state.pool, make, handshake, self._certificate) for each in sockets]
         self.started = True
 
     async def main_loop(self) -> None:
@@ -85,8 +85,8 @@ class Server(uvicorn.Server):
         grace = self._service.settings.limits.shutdown_grace_seconds
         log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
         farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
-        if self._door:
-            self._door.close()
+        for door in self._doors:
+            door.close()
         try:
             await super().shutdown(sockets)
         finally:
@@ -132,16 +132,16 @@ def build_server(service: Service) -> Server:
     return Server(config, service, build_certificate(service.settings))
 
 
-def listen(settings: ApiSettings) -> socket.socket:
-    """The inherited socket, or one of our own."""
-    if settings.socket_fd is not None:
+def listen(settings: ApiSettings) -> list[socket.socket]:
+    """The inherited sockets, or one of our own."""
+    if settings.socket_fds:
         try:
-            return socket.socket(fileno=settings.socket_fd)
+            return [socket.socket(fileno=number) for number in settings.socket_fds]
         except OSError as error:
-            raise CannotListen(f"socket_fd {settings.socket_fd} is no open socket: {error.strerror}") from None
+            raise CannotListen(f"one of {settings.socket_fds} is no open socket: {error.strerror}") from None
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        return [socket.create_server((settings.host, settings.port), family=family, backlog=2048)]
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise CannotListen(f"cannot listen on {where}: {error.strerror}; choose another host or port") from None
@@ -149,7 +149,7 @@ def listen(settings: ApiSettings) -> socket.socket:
 
 def run(settings: ApiSettings) -> None:
     """Returns after a SIGTERM or SIGINT, when all is closed."""
-    listener = listen(settings)
+    listeners = listen(settings)
     server = build_server(build_service(settings))
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -161,4 +161,4 @@ def run(settings: ApiSettings) -> None:
     # What the libraries brought stays for good: the collector need not walk through it while streams wait.
     gc.collect()
     gc.freeze()
-    server.run(sockets=[listener])
+    server.run(sockets=listeners)

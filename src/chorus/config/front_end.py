@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import ApiOptions, Limits
@@ -18,8 +18,8 @@ class ApiSettings(ApiOptions):
 
     model_config = ConfigDict(protected_namespaces=())
 
-    socket_fd: int | None = Field(default=None, ge=0)
-    """A listening socket inherited from the supervisor: connections wait in it while this process restarts."""
+    socket_fds: tuple[NonNegativeInt, ...] = ()
+    """Listening sockets inherited from the supervisor: connections wait in them while this process restarts."""
     engine_address: str
     model_id: str
     model_name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from chorus.config.sources import load_settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
+    Listener,
     api_settings,
     find_access,
     find_model,
@@ -94,7 +94,7 @@ async def _lead(
     coordinator: str | None,
     hosts: Hostfile,
     start_timeout: float,
-    listener: socket.socket,
+    listener: Listener,
     access: Access,
 ) -> None:
     lifeline = Lifeline()

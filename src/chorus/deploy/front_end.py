@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 ENGINE_GRACE_SECONDS = 5.0
 # The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
 LOOK_EVERY_SECONDS = 0.2
+BACKLOG = 2048
 
 
 class CannotServe(ChorusError):
@@ -52,8 +54,8 @@ class Access:
     key: Path | None = None
     own: OwnCertificate | None = None
 
-    def url(self, listener: socket.socket) -> str:
-        host, port = listener.getsockname()[:2]
+    def url(self, listener: Listener) -> str:
+        host, port = listener.place
         return f"{'https' if self.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     @contextlib.asynccontextmanager
@@ -108,13 +110,50 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
     return Access(keys_file, own.file, own.file, own)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the API's socket. It stays with the supervisor, so that a front end that restarts loses no connection."""
+class Listener:
+    """The API's sockets, all of one port. They stay with the supervisor, so that a front end that restarts loses no
+    connection.
+    """
+
+    def __init__(self, *sockets: socket.socket) -> None:
+        self._sockets = sockets
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where people are sent."""
+        host, port = self._sockets[0].getsockname()[:2]
+        return host, port
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(each.fileno() for each in self._sockets)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def listen(host: str, port: int) -> Listener:
+    """Open the API's port on an address; `localhost` is both of its addresses, for clients try either first."""
     try:
+        if host == "localhost":
+            return Listener(*_both_loopbacks(port))
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        return Listener(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+
+
+def _both_loopbacks(port: int) -> list[socket.socket]:
+    first = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+    try:
+        chosen = first.getsockname()[1]
+        return [first, socket.create_server(("::1", chosen), family=socket.AF_INET6, backlog=BACKLOG)]
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:  # this machine has no IPv6
+            return [first]
+        first.close()
+        raise
 
 
 def find_model(name: str, for_nodes: bool = False) -> LocalModel:
@@ -130,18 +169,18 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
 
 
 def api_settings(
-    settings: Settings, model: LocalModel, address: str, listener: socket.socket, access: Access
+    settings: Settings, model: LocalModel, address: str, listener: Listener, access: Access
 ) -> ApiSettings:
     api = settings.api
     decided = {
-        "port": listener.getsockname()[1],
+        "port": listener.place[1],
         "aliases": tuple(dict.fromkeys((model.name, *api.aliases))),
         "tls_certificate": access.certificate,
         "tls_key": access.key,
     }
     return ApiSettings(
         **(api.shared_with(ApiOptions) | decided),
-        socket_fd=listener.fileno(),
+        socket_fds=listener.descriptors,
         engine_address=address,
         model_id=model.id,
         model_name=model.id.rpartition("/")[2],

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from chorus.config.settings import Settings
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
+    Listener,
     api_settings,
     find_access,
     find_model,
@@ -43,7 +43,7 @@ def serve_here(
 
 
 async def _serve(
-    settings: Settings, model: LocalModel, listener: socket.socket, access: Access, ready_file: Path | None
+    settings: Settings, model: LocalModel, listener: Listener, access: Access, ready_file: Path | None
 ) -> None:
     lifeline = Lifeline()
     folder = lifeline.path.parent

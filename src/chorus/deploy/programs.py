@@ -83,7 +83,7 @@ def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     return Program(
         "front end",
         python("-m", "chorus.api", "--settings", "-"),
-        descriptors=() if settings.socket_fd is None else (settings.socket_fd,),
+        descriptors=settings.socket_fds,
         environment=_GIVES_MEMORY_BACK,
         failure_file=failure_file,
         told=told.model_dump_json(),

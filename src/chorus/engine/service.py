@@ -26,6 +26,7 @@ from chorus.messages.engine import (
 from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
+from chorus.platform.paths import check_socket_path
 from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
@@ -253,6 +254,7 @@ class ServiceThread:
         server = grpc.aio.server(options=size)
         engine_pb2_grpc.add_EngineServicer_to_server(self._service, server)
         try:
+            check_socket_path(self._address)
             server.add_insecure_port(self._address)
             await server.start()
         except Exception as error:

@@ -19,6 +19,7 @@ from chorus.localai.parent_watch import parent_gone, watch_seconds
 from chorus.localai.plan import Tree
 from chorus.localai.service import BackendService
 from chorus.messages.proto import localai_pb2_grpc
+from chorus.platform.paths import check_socket_path
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ async def serve(settings: ServerSettings, launch: EngineLauncher, environment: M
         ],
     )
     localai_pb2_grpc.add_BackendServicer_to_server(BackendService(models), server)
+    check_socket_path(settings.address)
     try:
         server.add_insecure_port(settings.address)
     except RuntimeError:

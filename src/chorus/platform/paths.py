@@ -8,12 +8,23 @@ import socket
 import tempfile
 from pathlib import Path
 
+from chorus.errors import CannotListen
 from chorus.platform import system
 
 STATE_VARIABLE = "CHORUS_STATE"
 SOCKET_PATH_BYTES = 103
 """The longest name of a Unix socket that every system takes."""
 SOCKET_NAME_BYTES = 16
+
+
+def check_socket_path(address: str) -> None:
+    """Refuse unix:PATH where the path is too long, on every system alike; others are no business of ours."""
+    path = address.removeprefix("unix:")
+    if path != address and (size := len(os.fsencode(path))) > SOCKET_PATH_BYTES:
+        raise CannotListen(
+            f"the path of the socket {path} has {size} bytes, and not every system takes more than "
+            f"{SOCKET_PATH_BYTES}: choose a shorter folder"
+        )
 
 
 def cache_dir() -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from chorus.errors import ChorusError
+from chorus.platform.paths import check_socket_path
 from chorus.security.guard import MemberGuard
 from chorus.security.member import NotTrusted
 from chorus.security.names import server_name, split_member
@@ -64,6 +65,7 @@ def _channel_to(expected: str, place: str, identity: Identity) -> grpc.Channel:
 def open_server(address: str, threads: int, security: Security = PRIVATE) -> tuple[grpc.Server, str]:
     """A server bound to `address` (not started yet), and the address with the port it really has."""
     _, address = split_member(address)
+    check_socket_path(address)
     identity = None if address.startswith("unix:") else security.identity
     guards = (MemberGuard(identity, STEERING),) if identity else ()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rank-service")

@@ -16,6 +16,7 @@ import psutil
 
 from tests.api.conftest import VOCABULARY, ApiProcess, settings_for
 from tests.api.scripted_engine import ScriptedEngine
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 DEADLINE = 60.0
@@ -53,7 +54,7 @@ def front_end(folder: Path, open_files: int | None = None, **settings: Any) -> I
     write_tiny_tokenizer(model, VOCABULARY)
     (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with ExitStack() as stack:
-        engine = ScriptedEngine(folder / "engine.sock", VOCABULARY)
+        engine = ScriptedEngine(short(folder) / "engine.sock", VOCABULARY)
         stack.callback(engine.stop)
         api = ApiProcess(folder, settings_for(engine, model, **settings), open_files)
         stack.callback(api.stop)

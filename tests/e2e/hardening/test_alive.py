@@ -16,6 +16,7 @@ from chorus.messages.proto import rank_pb2 as wire
 from chorus.messages.proto import rank_pb2_grpc
 from tests.cluster.harness import Process
 from tests.support.server import ChorusServer
+from tests.support.sockets import short
 from tests.support.tiny_model import write_tiny_model
 
 DEADLINE = 180.0
@@ -76,14 +77,16 @@ def message(kind: Any, **fields: Any) -> Any:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Process]:
-    process = Process("rank", ["-m", "chorus.rank", "--rank", "1", "--listen", f"unix:{tmp_path}/1"], tmp_path, {})
+    process = Process(
+        "rank", ["-m", "chorus.rank", "--rank", "1", "--listen", f"unix:{short(tmp_path)}/1"], tmp_path, {}
+    )
     yield process
     process.end()
 
 
 def test_an_old_leaders_end_leaves_the_new_ones_sequences_alone(rank: Process, tiny: Path, tmp_path: Path) -> None:
     """Finding 14."""
-    addresses = [f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"]
+    addresses = [f"unix:{short(tmp_path)}/0", f"unix:{short(tmp_path)}/1"]
     old, new = Leader(addresses, 1), Leader(addresses, 2)
     for leader in (old, new):
         leader.load(tiny)
@@ -99,7 +102,7 @@ def test_a_prompt_that_a_rank_has_lost_is_an_error_and_never_goes_on_from_nothin
     rank: Process, tiny: Path, tmp_path: Path
 ) -> None:
     """Finding 14, its second part."""
-    leader = Leader([f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"], 1)
+    leader = Leader([f"unix:{short(tmp_path)}/0", f"unix:{short(tmp_path)}/1"], 1)
     leader.load(tiny)
     assert leader.step(sequence=1, tokens=[5, 6, 7], partial=True, begins=True) == ""
     assert "sequence 2 is not known here" in leader.step(sequence=2, tokens=[8], partial=True)

@@ -16,6 +16,7 @@ from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import VOCABULARY, ApiProcess, settings_for
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say
 from tests.e2e.hardening.probe import PATIENCE, Probe
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +26,7 @@ KEEP_ALIVE_SECONDS = 0.1
 
 @pytest.fixture(scope="module")
 def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]:
-    engine = ScriptedEngine(tmp_path_factory.mktemp("run") / "engine.sock", VOCABULARY, context_length=100_000)
+    engine = ScriptedEngine(short(tmp_path_factory.mktemp("run")) / "engine.sock", VOCABULARY, context_length=100_000)
     yield engine
     engine.stop()
 

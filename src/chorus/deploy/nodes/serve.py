@@ -24,6 +24,7 @@ from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
     CannotServe,
+    Listener,
     api_settings,
     find_access,
     find_model,
@@ -90,7 +91,7 @@ def serve_over_nodes(
 async def _serve(
     settings: Settings,
     model: LocalModel,
-    listener: socket.socket,
+    listener: Listener,
     access: Access,
     options: ClusterOptions,
     ready_file: Path | None,

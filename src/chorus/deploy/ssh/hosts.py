@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import shlex
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fasta
 SAME_VERSION = ("mlx", "mlx-lm")
 MIN_PYTHON = (3, 11)
 MIN_DISK = 1 << 30
+NEWEST_PYTHON = (3, 14)
+ANY_PYTHON = "python3"
+"""What a device's `python` is unless somebody says otherwise."""
+PYTHON_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
+"""Not on the PATH of a command over SSH, where Homebrew and others put what they install."""
 COMMANDS = "chorus.cli"
 
 
@@ -72,6 +77,18 @@ def problems(plan: HostPlan, facts: Facts, here: dict[str, str | None]) -> list[
     return found
 
 
+def find_python() -> str:
+    """A command for sh that prints the first interpreter which is new enough, and fails where there is none."""
+    oldest, newest = MIN_PYTHON[1], NEWEST_PYTHON[1]
+    names = [f"python3.{minor}" for minor in range(newest, oldest - 1, -1)]
+    places = [ANY_PYTHON, *names, *(f"{folder}/{name}" for folder in PYTHON_FOLDERS for name in names)]
+    new_enough = f"import sys; sys.exit(sys.version_info < {MIN_PYTHON})"
+    return (
+        f"for p in {' '.join(places)}; do "
+        f'"$p" -c {shlex.quote(new_enough)} >/dev/null 2>&1 && echo "$p" && exit 0; done; exit 1'
+    )
+
+
 def local_versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in SAME_VERSION:
@@ -100,6 +117,7 @@ class SshHost:
         return bool(self._app)
 
     async def check(self) -> Facts:
+        self.plan = replace(self.plan, python=await self._found_python())
         probe = Path(__file__).with_name("probe.py").read_bytes()
         wanted = {"modules": MODULES, "packages": SAME_VERSION, "ports": self.plan.ports}
         python = shlex.quote(self.plan.python)
@@ -122,6 +140,15 @@ class SshHost:
         if self._app:
             self.facts = Facts(**{**vars(self.facts), "running": await self.running()})
         return self.facts
+
+    async def _found_python(self) -> str:
+        """The interpreter that the configuration names. Where it names none, `python3` if that is new enough, or else
+        the newest that lies where people install them: the one of Apple's tools is 3.9.
+        """
+        if self.plan.python != ANY_PYTHON:
+            return self.plan.python
+        done = await self.shell.run(find_python())
+        return done.output.strip().splitlines()[-1] if done.code == 0 and done.output.strip() else self.plan.python
 
     async def sync(self, name: str, wheel: bytes, digest: str) -> bool:
         """Give the host our code unless it has it; answers whether anything was sent."""

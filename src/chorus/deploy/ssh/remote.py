@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import asyncssh
 
-from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Login, short
+from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Login, in_sh, short
+from chorus.platform import network, system
 
 CONNECT_SECONDS = 20.0
 
@@ -32,14 +33,16 @@ class SshShell:
         except asyncssh.HostKeyNotVerifiable:
             raise HostFailed(f"{place}: its host key is not known here: run `ssh {place}` once and accept it") from None
         except asyncssh.PermissionDenied:
-            raise HostFailed(f"{place}: ssh refused the login: run `ssh-copy-id {place}`") from None
-        except (OSError, asyncssh.Error) as error:
+            raise HostFailed(f"{place}: ssh refused the login: {login_remedy(place)}") from None
+        except OSError as error:
+            raise HostFailed(f"{place}: ssh failed: {network.reason(error)}") from error
+        except asyncssh.Error as error:
             raise HostFailed(f"{place}: ssh failed: {error}") from error
         return cls(host, connection)
 
     async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult:
         try:
-            done = await asyncio.wait_for(self._connection.run(command, input=data, encoding=None), timeout)
+            done = await asyncio.wait_for(self._connection.run(in_sh(command), input=data, encoding=None), timeout)
         except TimeoutError:
             raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
         except (OSError, asyncssh.Error) as error:
@@ -51,7 +54,7 @@ class SshShell:
         last = ""
         try:
             async with asyncio.timeout(timeout):
-                process = await self._connection.create_process(f"{command} 2>&1", stdin=asyncssh.DEVNULL)
+                process = await self._connection.create_process(in_sh(f"{command} 2>&1"), stdin=asyncssh.DEVNULL)
                 async for line in process.stdout:
                     last = str(line).rstrip("\n")
                     yield last
@@ -66,6 +69,12 @@ class SshShell:
     async def close(self) -> None:
         self._connection.close()
         await self._connection.wait_closed()
+
+
+def login_remedy(place: str) -> str:
+    """What lets us in; a key with a passphrase is of no use to us before somebody has unlocked it."""
+    unlock = "ssh-add --apple-use-keychain" if system.is_mac() else "ssh-add"
+    return f"run `ssh-copy-id {place}`, and `{unlock}` if the key has a passphrase"
 
 
 def _text(data: object) -> str:

@@ -107,5 +107,10 @@ async def write_file(shell: Shell, path: str, data: bytes) -> None:
         raise HostFailed(f"{shell.host}: cannot write {path}: {done.errors.strip()}")
 
 
+def in_sh(command: str) -> str:
+    """For hosts where somebody's own shell reads what we write: it may be fish, whose language is another one."""
+    return f"/bin/sh -c {shlex.quote(command)}"
+
+
 def short(command: str) -> str:
     return command if len(command) < 80 else f"{command[:77]}..."
