@@ -65,6 +65,7 @@ def test_join_installs_an_agent_then_a_daemon_in_its_place_and_removes_it(mac: F
     chorus(mac, "token", "new")
     said = chorus(mac, "join", "--install", "--name", "mini", "--peer", "10.0.0.1")
     agent = mac.home / "Library/LaunchAgents/dev.chorus.agent.plist"
+    assert agent.exists(), said
     job = plistlib.loads(agent.read_bytes())
     logs = str(mac.home / "Library/Logs/Chorus")
     assert job["ProgramArguments"][1:6] == ["-m", "chorus.cli", "join", "--name", "mini"]

@@ -62,3 +62,11 @@ def test_nothing_is_open_to_others_unless_it_was_asked_for() -> None:
     with pytest.raises(NotPrivate):
         open_channel("192.0.2.1:5000")
     open_channel("192.0.2.1:5000", Security(plaintext=True)).close()
+
+
+def test_a_socket_whose_path_some_system_refuses_is_refused_on_every_system() -> None:
+    path = f"/tmp/{'x' * 100}"
+    with pytest.raises(
+        OSError, match="has 105 bytes, and not every system takes more than 103: choose a shorter folder"
+    ):
+        open_server(f"unix:{path}", 1)

@@ -7,8 +7,11 @@ what those of a Mac mini print (answers.py). Each call of a tool is noted, one a
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
+
+import pytest
 
 import chorus
 from tests.support.fake_mac.answers import ANSWERS, PROGRAMS
@@ -16,6 +19,16 @@ from tests.support.fake_mac.answers import ANSWERS, PROGRAMS
 SITE = Path(__file__).parent / "site"
 SOURCES = Path(chorus.__file__).parents[1]
 SYSTEM_PATH = "/usr/bin:/bin"
+
+
+def played(patch: pytest.MonkeyPatch, folder: Path, answers: dict[str, str] | None = None) -> FakeMac:
+    """This very process runs on a Mac, until the test is over."""
+    mac = FakeMac(folder, answers)
+    patch.setattr(platform, "system", lambda: "Darwin")
+    patch.setattr(platform, "machine", lambda: "arm64")
+    for name in ("HOME", "PATH", "FAKE_MAC"):
+        patch.setenv(name, mac.environment()[name])
+    return mac
 
 
 class FakeMac:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +20,8 @@ from chorus.config.grammar import TOGETHER, GrammarLimits
 from chorus.messages.grammar import Grammar, GrammarError, GrammarPart, TooManyGrammars
 from chorus.text.grammar import client
 from chorus.text.grammar.client import Constraint
+from chorus.text.grammar.nursery import Nursery
+from tests.support.fake_mac import FakeMac
 from tests.support.freeze import freeze
 from tests.support.grammars import DEADLINE, GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY
@@ -103,6 +108,37 @@ def test_what_takes_too_much_memory_or_time_says_so(model: Path) -> None:
             with pytest.raises(GrammarError, match=reason):
                 host.open(GROWING, STOPS)
             host.open(LETTERS, STOPS).close()
+
+
+def test_a_mac_sets_no_limit_so_the_nursery_looks_at_the_memory_of_its_children(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", FakeMac(tmp_path / "mac").environment()["PYTHONPATH"])
+    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=24)) as host:
+        with pytest.raises(GrammarError, match="needs more than 24 MB"):
+            host.open(GROWING, STOPS)
+        constraint, child = born(host)
+        assert child.rlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        constraint.close()
+        assert gone(child)
+
+
+def test_a_hang_up_is_asked_for_since_macos_tells_of_no_other(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Poll:
+        def register(self, what: object, events: int) -> None:
+            asked.append(events)
+
+    monkeypatch.setattr(select, "poll", Poll)
+    for name in ("signal", "set_wakeup_fd"):
+        monkeypatch.setattr(signal, name, lambda *_, **__: None)
+    monkeypatch.setattr(os, "fork", os.getpid)
+    control, link = socket.socketpair()
+    with control, link:
+        nursery = Nursery(control, None, GrammarLimits())  # type: ignore[arg-type]
+        nursery._fork(link, -1, None)  # type: ignore[arg-type]
+    assert all(asked)
 
 
 def test_all_grammars_together_have_a_limit_too(model: Path, letter: int) -> None:
