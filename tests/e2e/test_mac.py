@@ -71,7 +71,7 @@ def test_join_installs_an_agent_then_a_daemon_in_its_place_and_removes_it(mac: F
     assert job["ProgramArguments"][1:6] == ["-m", "chorus.cli", "join", "--name", "mini"]
     assert job["ProgramArguments"][-4:] == ["--log-dir", logs, "--peer", "10.0.0.1"]
     assert "UserName" not in job
-    assert (job["StandardOutPath"], job["StandardErrorPath"]) == (f"{logs}/agent.log", f"{logs}/agent.log")
+    assert (job["StandardOutPath"], job["StandardErrorPath"]) == ("/dev/null", f"{logs}/agent.log")
     assert job["SoftResourceLimits"] == {"NumberOfFiles": 10240}
     domain = f"gui/{os.getuid()}"
     assert f"launchctl bootstrap {domain} {agent}" in mac.calls()

@@ -75,7 +75,8 @@ def launchd(command: Sequence[str], environment: Mapping[str, str], user: str | 
             "RunAtLoad": True,
             "KeepAlive": True,
             "ProcessType": "Interactive",
-            "StandardOutPath": str(logs / "agent.log"),
+            # An agent prints what it also logs, and nobody would cut that file: here is only what comes before its log.
+            "StandardOutPath": os.devnull,
             "StandardErrorPath": str(logs / "agent.log"),
             "SoftResourceLimits": {"NumberOfFiles": MAC_FILES},
         }
