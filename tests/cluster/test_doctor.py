@@ -114,7 +114,8 @@ def test_a_linux_without_mpi_is_told_how_to_get_it() -> None:
 def test_little_memory_few_files_and_offline_mode_are_told() -> None:
     assert checks.main_memory(2**34, 2**20).status == "warn"
     assert checks.memory_limit(MemoryLimit(2**32, 2**30)).value == "4.0 GiB, 1.0 GiB of it used"
-    assert checks.open_files(256, 4096).status == "warn"
+    assert checks.open_files(256, 512).status == "warn"
+    assert checks.open_files(256, 4096).status == "ok", "what may be raised is raised at the start"
     assert checks.open_files(20_000, 20_000).status == "ok"
     assert "offline" in checks.offline({"HF_HUB_OFFLINE": "1"}).value
     assert checks.offline({"HF_HUB_OFFLINE": "0"}).value == "online"

@@ -6,6 +6,7 @@ import pytest
 
 from chorus.platform import service, system
 from chorus.platform.service import ServiceError
+from tests.support.fake_mac import played
 
 UNIT = "chorus-agent.service"
 
@@ -36,10 +37,10 @@ def test_systemd_starts_the_service_now_and_at_every_boot_and_lets_go_of_it(syst
     assert f"wrote {file}" in said
     assert 'ExecStart="/bin/chorus" "join"' in file.read_text()
     assert calls(systemd) == [
+        "loginctl enable-linger",
         "systemctl --user daemon-reload",
         f"systemctl --user enable {UNIT}",
         f"systemctl --user restart {UNIT}",
-        "loginctl enable-linger",
     ]
     said.clear()
     service.uninstall(said.append)
@@ -58,3 +59,11 @@ def test_a_daemon_is_for_macs(systemd: Path) -> None:
     with pytest.raises(ServiceError, match="for Macs"):
         service.install(["/bin/chorus", "join"], {}, True, print)
     assert calls(systemd) == []
+
+
+def test_an_agent_needs_somebody_at_the_screen_of_its_mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mac = played(monkeypatch, tmp_path / "mac")
+    (tmp_path / "mac/nobody").touch()
+    with pytest.raises(ServiceError, match="add --daemon"):
+        service.install(["/bin/chorus", "join"], {}, False, print)
+    assert mac.loaded() == []

@@ -12,6 +12,8 @@ from chorus.platform import system
 
 log = logging.getLogger("chorus.awake")
 
+_END_SECONDS = 5.0
+
 
 class Awake:
     """Between `hold` and `release`, and never longer than this process lives, the machine does not sleep by itself.
@@ -39,8 +41,8 @@ class Awake:
     def release(self) -> None:
         caffeinate, self._caffeinate = self._caffeinate, None
         if caffeinate:
-            caffeinate.terminate()
-            caffeinate.wait()
+            caffeinate.kill()  # it holds nothing but its wish
+            caffeinate.wait(_END_SECONDS)
 
     def __enter__(self) -> Awake:
         self.hold()

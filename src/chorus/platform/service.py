@@ -114,8 +114,12 @@ def _jobs() -> tuple[Job, Job]:
 def _install_on_mac(command: Sequence[str], environment: Mapping[str, str], daemon: bool, say: Say) -> None:
     if os.environ.get("SUDO_USER") and is_root():
         raise ServiceError("run it without sudo: what needs root asks for the password itself")
-    _uninstall_from_mac(say)
     job = _jobs()[daemon]
+    if _asked("launchctl", "print", job.domain).returncode:
+        raise ServiceError(
+            "nobody is logged in at this Mac's screen, so it runs no agents: log in there, or add --daemon"
+        )
+    _uninstall_from_mac(say)
     logs = paths.log_dir()
     logs.mkdir(parents=True, exist_ok=True)
     content = launchd(command, environment, getpass.getuser() if daemon else None, logs)
@@ -173,15 +177,16 @@ def _wait_until_gone(job: Job) -> None:
 def _install_with_systemd(command: Sequence[str], environment: Mapping[str, str], say: Say) -> None:
     if shutil.which("systemctl") is None:
         raise ServiceError("there is no systemctl: without systemd, start `chorus join` by what starts services here")
+    # Before anything else: it also starts this user's systemd where they are not logged in.
+    lingering = _asked("loginctl", "enable-linger")
     file = unit_file()
     write_whole(file, systemd(command, environment))
     say(f"wrote {file}")
     for step in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
         _must(None, "systemctl", "--user", *step)
     say(f"started {UNIT}; its log: journalctl --user -u {UNIT}")
-    done = _asked("loginctl", "enable-linger")
-    if done.returncode:
-        say(f"it ends when this user logs out: loginctl enable-linger failed: {_last_line(done.stdout)}")
+    if lingering.returncode:
+        say(f"it ends when this user logs out: loginctl enable-linger failed: {_last_line(lingering.stdout)}")
     else:
         say("it runs from the boot on (loginctl enable-linger)")
 

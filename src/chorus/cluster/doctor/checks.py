@@ -205,8 +205,8 @@ def offline(environment: Mapping[str, str]) -> Finding:
 
 def open_files(soft: int, hard: int) -> Finding:
     value = f"{_limit(soft)}, at most {_limit(hard)}"
-    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
-        return Finding("open files", value, "warn", "ulimit -n 4096")
+    if hard != resource.RLIM_INFINITY and hard < _FEW_FILES:  # the other limit we raise ourselves
+        return Finding("open files", value, "warn", "ulimit -n 4096, or ask whoever runs this machine for more")
     return Finding("open files", value)
 
 
