@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.api.conftest import ApiProcess, settings_for
 from tests.api.scripted_engine import ScriptedEngine, say
 from tests.fuzz.server import wire
+from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 READ_SECONDS = 60.0
@@ -27,7 +28,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     folder = tmp_path_factory.mktemp("http")
     write_tiny_tokenizer(folder, 512)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    engine = ScriptedEngine(folder / "engine.sock", 512)
+    engine = ScriptedEngine(short(folder) / "engine.sock", 512)
     engine.default = say([70])
     served = ApiProcess(Path(folder), settings_for(engine, folder, log_level="error"))
     served.wait_until_live()
