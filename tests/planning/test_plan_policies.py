@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from rich.console import Console
 
 from chorus.cli.models_preshard import write_parts
+from chorus.cli.plan import show
 from chorus.config.sources import load_settings
 from chorus.deploy.local_plan import local_plan
 from chorus.deploy.preshard import cut_facts, with_own_division
@@ -61,6 +64,22 @@ def test_where_unpacked_weights_do_not_fit_one_rank_the_plan_keeps_them_packed_t
         assert any(name.endswith(".scales") for name in names) is not rank.dequantize
         assert (shard.policy.dtype, shard.policy.dequantize) == (rank.dtype, rank.dequantize)
         assert shard.weight_bytes == pytest.approx(rank.weight_bytes, rel=0.01)
+
+
+def test_each_rank_of_a_mixed_plan_says_what_it_computes_in_and_computes_in_it(tmp_path: Path) -> None:
+    """A Mac takes weights as they are stored, a CPU computes in float32."""
+    path = write_tiny_model(tmp_path / "half", "llama", dtype="bfloat16", tokenizer=False)
+    nodes = [Machine(name, name, 10**9, flops=1e11, bandwidth=1e10) for name in ("metal", "cpu")]
+    made = plan(read_facts(path), nodes, Links(), WORK, PlanRequest("custom", layers=(4, 3)))
+    assert [rank.numbers for rank in made.ranks] == ["bfloat16, as stored", "float32"]
+    show(made, shown := Console(file=io.StringIO(), width=120))
+    lines = {line.split()[1]: line.rstrip() for line in shown.file.getvalue().splitlines() if len(line.split()) > 1}
+    assert lines["metal"].endswith("bfloat16, as stored")
+    assert lines["cpu"].endswith("float32")
+    for rank in made.ranks:
+        run = range(rank.first_layer, rank.last_layer + 1)
+        shard = load_shard(path, lambda _, run=run: run, policy=rank.policy_name)
+        assert shard.dtype == rank.computes_in
 
 
 def test_the_word_of_the_plan_goes_over_what_the_rank_would_choose(quantized: Path) -> None:

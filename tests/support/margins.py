@@ -50,3 +50,15 @@ def explain_difference(
     at = next((i for i, (a, b) in enumerate(zip(lone, other, strict=False)) if a != b), min(len(lone), len(other)))
     gap = margin(reference, prompt + lone[:at], sampling)
     return None if gap < TOLERANCE else f"differs at token {at}, where the two best lie {gap:.2g} apart"
+
+
+def furthest_from_best(reference: Reference, prompt: list[int], answered: list[int]) -> float:
+    """How far the worst token of a greedy answer lies below the best, when the reference is fed what was answered."""
+    stage = reference.stage
+    cache = stage.new_cache()
+    worst, fed = 0.0, prompt
+    for token in answered:
+        logits = stage.forward(mx.array([fed]), cache)[0][0].astype(mx.float32)
+        worst = max(worst, (mx.max(logits) - logits[token]).item())
+        fed = [token]
+    return worst

@@ -27,12 +27,12 @@ class Ranks:
     def addresses(self, count: int) -> tuple[str, ...]:
         return tuple(f"127.0.0.1:{listening_port()}" for _ in range(count))
 
-    def follower(self, rank: int, address: str, *more: str, version: str | None = None) -> subprocess.Popen[bytes]:
+    def follower(
+        self, rank: int, address: str, *more: str, version: str | None = None, module: str = "chorus.rank"
+    ) -> subprocess.Popen[bytes]:
         pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
         arguments = ["--rank", str(rank), "--listen", address, "--threads", "1", *more]
-        code = (
-            f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module('chorus.rank', run_name='__main__')"
-        )
+        code = f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module({module!r}, run_name='__main__')"
         return self._start(f"rank{rank}", [sys.executable, "-c", code, *arguments])
 
     def leader(self, spec: EngineSpec) -> subprocess.Popen[bytes]:

@@ -167,14 +167,13 @@ def show(made: Plan, out: Console) -> None:
     out.print(f"[bold]{escape(made.model)}[/]  {made.model_layers} layers  {title}  (strategy {made.strategy})")
     table = Table(box=None, pad_edge=False)
     held = {"tensor": ("WEIGHT",), "hybrid": ("LAYERS", "WEIGHT")}.get(made.parallel, ("LAYERS",))
-    for name in ("RANK", "NODE", *held, "WEIGHTS", "CACHE", "FREE", "STEP"):
-        table.add_column(name, justify="left" if name in ("NODE", *held) else "right", overflow="fold")
+    for name in ("RANK", "NODE", *held, "WEIGHTS", "CACHE", "FREE", "STEP", "NUMBERS"):
+        table.add_column(name, justify="left" if name in ("NODE", *held, "NUMBERS") else "right", overflow="fold")
     for rank in made.ranks:
         parts = {"LAYERS": f"{rank.first_layer}-{rank.last_layer}", "WEIGHT": str(rank.share)}
         figures = (size(rank.weight_bytes), size(rank.cache_bytes), size(rank.headroom_bytes))
-        table.add_row(
-            str(rank.rank), rank.node, *(parts[name] for name in held), *figures, f"{rank.step_seconds * 1e3:.3g} ms"
-        )
+        step = f"{rank.step_seconds * 1e3:.3g} ms"
+        table.add_row(str(rank.rank), rank.node, *(parts[name] for name in held), *figures, step, rank.numbers)
     out.print(table)
     for rank in made.ranks:
         out.print(Text(f"rank {rank.rank:<3}") + bar(rank), soft_wrap=True)
@@ -185,8 +184,6 @@ def show(made: Plan, out: Console) -> None:
         soft_wrap=True,
     )
     out.print(f"limited by {escape(made.limit)}", soft_wrap=True)
-    kinds = dict.fromkeys(rank.policy_name for rank in made.ranks)
-    out.print(f"weights kept as {' and '.join(kinds)}", soft_wrap=True)
     for node in made.excluded:
         out.print(f"left out {escape(node.node)}: {escape(node.reason)}", soft_wrap=True)
     for note in made.notes:

@@ -142,7 +142,7 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
 
     load_all(followers, request, own, progress, spec.start_timeout_seconds)
     shard = parts[0].shard
-    _check_dtypes(layout, shard.policy.dtype, followers)
+    _check_dtypes(layout, shard.dtype, followers)
     group = FollowerGroup(followers, parts[0].lead(), spec.step_timeout_seconds)
     cleanup.callback(group.close)
     _tell(shard)

@@ -127,7 +127,7 @@ class Engine:
             host=socket.gethostname(),
             pid=os.getpid(),
             device=platform.device.backend(),
-            dtype=group.shard.policy.dtype,
+            dtype=group.shard.dtype,
             unpacked=group.shard.policy.dequantize,
             first_layer=group.shard.stage.first,
             last_layer=group.shard.stage.last,

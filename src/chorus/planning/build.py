@@ -35,6 +35,7 @@ def chain_plan(
             run,
             share,
             table.policy(*run),
+            problem.facts.stored_dtype,
             (int(table.weights[run]), int(table.cache[run]), int(table.activations[run]), problem.work.reserve),
             (float(table.prefill[run]), float(table.decode[run])),
         )
@@ -56,6 +57,7 @@ def tensor_plan(problem: Problem, choice: TensorChoice, notes: tuple[str, ...] =
             (0, problem.layers),
             share,
             policies[table.node.name][not table.unpacked[share]],
+            problem.facts.stored_dtype,
             (table.weights[share], table.cache[share], table.activations, problem.work.reserve),
             (table.prefill[share], table.decode[share]),
         )
@@ -80,6 +82,7 @@ def _rank(
     run: tuple[int, int],
     share: int,
     policy: DtypePolicy,
+    stored: str,
     held: tuple[int, int, int, int],
     seconds: tuple[float, float],
 ) -> RankPlan:
@@ -87,7 +90,8 @@ def _rank(
     prefill chunk and of a decode step.
     """
     dtype = policy.dtype, policy.dequantize
-    return RankPlan(rank, node.name, run[0], run[1] - 1, share, *dtype, *held, node.memory, *seconds)
+    computes_in = stored if policy.dtype == "stored" else policy.dtype
+    return RankPlan(rank, node.name, run[0], run[1] - 1, share, *dtype, *held, node.memory, *seconds, computes_in)
 
 
 def _plan(

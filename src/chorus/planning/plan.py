@@ -50,11 +50,18 @@ class RankPlan:
     chunk_seconds: float
     step_seconds: float
     """Seconds of its own part of a decode step; `chunk_seconds`, of a prefill chunk."""
+    computes_in: str = ""
+    """The number type of its activations and caches, also where weights stay as stored; empty in an older plan."""
 
     @property
     def policy_name(self) -> str:
         """What the rank does with its weights, as it is told."""
         return policy_name(self.dtype, self.dequantize)
+
+    @property
+    def numbers(self) -> str:
+        """What it computes in, and what becomes of its weights, for people."""
+        return f"{self.computes_in}, as stored" if self.dtype == "stored" and self.computes_in else self.policy_name
 
     @property
     def layers(self) -> int:

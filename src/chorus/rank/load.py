@@ -49,6 +49,12 @@ class LoadedShard:
     budget: mac_memory.Budget | None = None
     """What this rank may take of a Mac's memory in all; None elsewhere."""
 
+    @property
+    def dtype(self) -> str:
+        """The number type that it computes in, by name, also where weights are kept as they are stored."""
+        own = self.stage.number_type
+        return self.policy.dtype if own is None else dtype_name(own)
+
 
 Progress = Callable[[int, int], None]
 """Bytes read so far, bytes in all."""
@@ -221,6 +227,10 @@ def vocabulary(config: dict[str, Any]) -> int:
     return int(text.get("vocab_size") or 0)
 
 
+def dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
 def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
     parameters = tree_flatten(model.parameters())
     stored = sum(array.nbytes for _, array in parameters)
@@ -228,7 +238,7 @@ def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
     floating = next((a.dtype for _, a in parameters if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
     return choose_dtype(
         backend=platform.device.backend(),
-        stored_dtype=str(floating).rpartition(".")[2],
+        stored_dtype=dtype_name(floating),
         quantized=upstream.is_quantized(model),
         stored_bytes=stored,
         dequantized_float32_bytes=elements * 4,

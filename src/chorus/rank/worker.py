@@ -263,7 +263,7 @@ class Worker:
             first_layer=shard.stage.first,
             last_layer=shard.stage.last,
             weight_bytes=shard.weight_bytes,
-            dtype=shard.policy.dtype,
+            dtype=shard.dtype,
             unpacked=shard.policy.dequantize,
             batches=shard.stage.batches,
         )

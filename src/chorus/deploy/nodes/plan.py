@@ -59,7 +59,7 @@ async def plan_for(
         raise GaveUp(str(error)) from None
     for rank in made.ranks:
         held = f"weight {rank.share}" if made.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}"
-        log.info("rank %d on %s: %s, weights as %s", rank.rank, rank.node, held, rank.policy_name)
+        log.info("rank %d on %s: %s, %s", rank.rank, rank.node, held, rank.numbers)
     return made
 
 

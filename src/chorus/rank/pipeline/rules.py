@@ -55,6 +55,8 @@ class Flow:
 
     wires: int = 1
     """How many arrays `leave` sends and `enter` expects."""
+    wide: frozenset[int] = frozenset()
+    """Those of them that are float32 whatever type the layers compute in."""
     adjusts_every_layer = False
     """Whether `adjust` changes the call of each local layer, not only of the first."""
 

@@ -181,6 +181,8 @@ class Streams(Flow):
     index and what was chosen from it, in a dictionary that lives for one forward.
     """
 
+    wide = frozenset({1})
+
     def __init__(self, span: Span) -> None:
         super().__init__(span)
         self._module = decoders.module_of(span.decoder)

@@ -7,11 +7,14 @@ the forward ends where the last local one has spoken.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from chorus.planning.split import SplitError
 from chorus.rank.cache import caches
@@ -80,6 +83,17 @@ class Stage:
         """Whether the tokens themselves are wanted beyond the first stage, by a cache that belongs to the embedding."""
         return bool(self._unwritten)
 
+    @cached_property
+    def number_type(self) -> mx.Dtype | None:
+        """What these layers compute in: the type of most of their numbers, packed ones aside. Known once the weights
+        are; None where all are packed.
+        """
+        sizes: Counter[mx.Dtype] = Counter()
+        for _, array in tree_flatten(self.model.parameters()):
+            if mx.issubdtype(array.dtype, mx.floating):
+                sizes[array.dtype] += array.size
+        return sizes.most_common(1)[0][0] if sizes else None
+
     def new_cache(self) -> Cache:
         made = caches.fresh(self.model)
         for place, ghost in self._ghost_at.items():
@@ -97,7 +111,8 @@ class Stage:
         if (received is None) != self.is_first:
             raise ValueError(f"layers {self.first} to {self.last - 1} {_EXPECTS[self.is_first]}")
         batch, count = tokens.shape
-        call = Call(cache, batch, count, received or (), logits)
+        received = self._in_own_type(received or ())
+        call = Call(cache, batch, count, received, logits)
         if received:
             self._open_rows(call)
             self._placeholders.match(received[0].dtype)
@@ -211,6 +226,19 @@ class Stage:
         if not call.logits:
             raise _Cut(flow.leave(call, result, kwargs)[:1])
         return flow.last_position(result) if call.count > 1 else result
+
+    def _in_own_type(self, received: Sequence[mx.array]) -> Sequence[mx.array]:
+        """What came from a stage that computes in another type, in ours: else the wider of the two would win in every
+        product here, and in the caches.
+        """
+        own = self.number_type if received else None
+        if own is None or received[0].dtype == own:
+            return received
+        wide = self._flow.wide
+        return [
+            array.astype(own) if place not in wide and mx.issubdtype(array.dtype, mx.floating) else array
+            for place, array in enumerate(received)
+        ]
 
     def _open_rows(self, call: Call) -> None:
         """Received behind the hidden states: keys and values for caches that this stage or a later one mirrors."""
