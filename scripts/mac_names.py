@@ -5,6 +5,7 @@ The wheel is downloaded and read, not installed, so any system will do.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import subprocess
@@ -26,7 +27,7 @@ def pinned() -> str:
 
 
 def download(version: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--platform", PLATFORM, "--python-version", "311", "--dest", str(folder)]
     subprocess.run([*command, f"mlx=={version}"], check=True, timeout=300)
     return next(folder.glob("mlx-*.whl"))
@@ -55,13 +56,22 @@ def _defined(module: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def main() -> None:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where the file is another")
+    check = parser.parse_args().check
     version = pinned()
     with tempfile.TemporaryDirectory() as folder:
         names = sorted(set(names_in(download(version, Path(folder)))))
-    NAMES.write_text("\n".join([f"# mlx {version}, {PLATFORM}; written by scripts/mac_names.py", *names, ""]))
+    text = "\n".join([f"# mlx {version}, {PLATFORM}; written by scripts/mac_names.py", *names, ""])
+    if check and NAMES.read_text() != text:
+        print(f"{NAMES} is not what the wheel has: run `python scripts/mac_names.py`", file=sys.stderr)
+        return 1
+    if not check:
+        NAMES.write_text(text)
     print(f"{len(names)} names in {NAMES.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,12 @@ from hypothesis import settings
 
 from tests.support import device_thread
 
-pytest_plugins = ["tests.support.failure_logs", "tests.support.refusals", "tests.support.times"]
+pytest_plugins = [
+    "tests.support.failure_logs",
+    "tests.support.linux",
+    "tests.support.refusals",
+    "tests.support.times",
+]
 
 # Machines that run tests are busy: how long an example takes says nothing. Examples are the same in every run.
 settings.register_profile("chorus", deadline=None, derandomize=True)

@@ -40,7 +40,7 @@ def wakes(pid: int) -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux counts")
+@pytest.mark.linux("counts of waits")
 def test_the_loop_of_an_idle_front_end_sleeps(start_api: Callable[..., ApiProcess]) -> None:
     api = start_api()
     before = wakes(api.process.pid)
@@ -116,7 +116,7 @@ def test_reasoning_text_and_calls_of_one_event_keep_their_order() -> None:
     assert shown[0] == {"reasoning_content": "hm"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="chosen on Linux only")
+@pytest.mark.linux("gRPC's choice of threads")
 def test_grpc_is_told_before_it_is_imported_and_a_choice_of_the_user_stands() -> None:
     script = (
         "import os, sys; from chorus.api.__main__ import grpc_tuning; assert 'grpc' not in sys.modules;"

@@ -101,6 +101,7 @@ def test_a_file_of_any_length_arrives_as_it_was(tmp_path: Path, size: int) -> No
     assert digest(tmp_path / "copies" / NAME) == digest(tmp_path / "model" / NAME)
 
 
+@pytest.mark.linux("O_DIRECT")
 @pytest.mark.parametrize("refusal", ["opening", "writing"])
 def test_a_disk_that_takes_nothing_past_the_page_cache_gets_it_through_it(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, refusal: str

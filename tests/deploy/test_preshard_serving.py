@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -80,7 +79,7 @@ def weight_bytes(folder: Path) -> int:
     return sum(info.nbytes for info in tensor_index(folder).values())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts reads as Linux does")
+@pytest.mark.linux("counts of bytes read")
 def test_the_text_is_the_same_and_each_rank_reads_its_own_bytes_only(
     parts: tuple[Division, Path], texts: list[str], noise: int, tmp_path: Path
 ) -> None:

@@ -193,7 +193,7 @@ def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts reads as Linux does")
+@pytest.mark.linux("counts of bytes read")
 def test_starting_from_a_folder_reads_only_that_rank(tmp_path: Path) -> None:
     from tests.support.tiny_model import QWEN2_75M
 

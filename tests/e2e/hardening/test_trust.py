@@ -138,6 +138,7 @@ except TransferFailed as error:
 """
 
 
+@pytest.mark.linux("namespaces")
 @pytest.mark.skipif(
     not shutil.which("unshare") or subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0,
     reason="announcements need a network of their own",

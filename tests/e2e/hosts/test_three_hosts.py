@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.hosts.namespaces import Host, block_multicast
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.linux("network namespaces"), pytest.mark.timeout(900)]
 
 ASK = """
 import openai, sys
