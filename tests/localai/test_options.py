@@ -202,8 +202,11 @@ def test_the_model_is_its_file_where_that_exists_and_else_its_id(tmp_path: Path)
     assert chosen.identity == "some/model"
 
 
-def test_ranks_of_this_machine_are_told_what_the_plan_decided_about_their_weights(tmp_path: Path) -> None:
+def test_ranks_of_this_machine_are_told_what_the_plan_decided_about_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Left to themselves they would each count on memory that the others are about to take."""
     model = write_tiny_model(tmp_path / "model", "llama", quantize={"bits": 4, "group_size": 32}, tokenizer=False)
+    monkeypatch.setattr("chorus.platform.device.backend", lambda: "cpu")
     engine = launch(plan(tmp_path, "ranks:2"), LocalModel("m", "m", model), tmp_path).programs[0]
     assert json.loads(engine.told or "")["policies"] == ["float32, unpacked"] * 2
