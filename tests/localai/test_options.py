@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from chorus.localai.errors import LoadFailed
-from chorus.localai.launch import launch
 from chorus.localai.options import parse_options, typed
 from chorus.localai.plan import LoadPlan, plan_load
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.models import LocalModel
-from tests.support.tiny_model import write_tiny_model
 
 
 def plan(
@@ -200,13 +197,3 @@ def test_the_model_is_its_file_where_that_exists_and_else_its_id(tmp_path: Path)
     chosen = plan(tmp_path, ModelFile=str(file))
     assert chosen.model == str(file)
     assert chosen.identity == "some/model"
-
-
-def test_ranks_of_this_machine_are_told_what_the_plan_decided_about_their_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Left to themselves they would each count on memory that the others are about to take."""
-    model = write_tiny_model(tmp_path / "model", "llama", quantize={"bits": 4, "group_size": 32}, tokenizer=False)
-    monkeypatch.setattr("chorus.platform.device.backend", lambda: "cpu")
-    engine = launch(plan(tmp_path, "ranks:2"), LocalModel("m", "m", model), tmp_path).programs[0]
-    assert json.loads(engine.told or "")["policies"] == ["float32, unpacked"] * 2

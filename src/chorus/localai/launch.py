@@ -12,7 +12,6 @@ from typing import Any
 from chorus.config.hostfile import BACKENDS, split_address
 from chorus.config.sources import load_settings
 from chorus.deploy.front_end import CannotServe
-from chorus.deploy.local_plan import local_plan
 from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs
 from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import EngineLaunch
@@ -61,8 +60,8 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> EngineLaunch:
     """Every rank where there is no hostfile; with one, the leader alone: the others are started on their machines."""
     settings = plan.settings
     spec = engine_spec(settings, model, folder, plan.ranks or rank_addresses(folder, settings.engine.ranks))
-    more = _of_hostfile(plan, model) if plan.ranks else {"policies": local_plan(settings, model).policies}
-    spec = spec.model_copy(update=more)
+    if plan.ranks:
+        spec = spec.model_copy(update=_of_hostfile(plan, model))
     try:
         programs = rank_programs(spec)
     except CannotLaunch as error:
