@@ -25,6 +25,8 @@ class EngineSpec(EngineOptions):
     """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank. Those of a
     cluster's members say who is there: ID@HOST:PORT.
     """
+    routes: tuple[str, ...] = ()
+    """At which host each rank reaches each, row by row; empty ones: as in `ranks`."""
     parallel: Literal["pipeline", "tensor", "hybrid"] = "pipeline"
     """hybrid: stages of equally many ranks that divide their stage's layers among them."""
     split: tuple[int, ...] | None = None

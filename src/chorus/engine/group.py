@@ -253,6 +253,7 @@ def _load_request(
         transport=spec.transport,
         compression=spec.compression,
         addresses=spec.ranks,
+        routes=spec.routes,
         ring_hosts=tuple(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)),
         coordinator=spec.coordinator or f"{hosts[0]}:{coordinator_port}",
         rdma_devices=spec.rdma_devices,

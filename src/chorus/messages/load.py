@@ -57,6 +57,8 @@ class LoadRequest:
     transport: str = ""
     addresses: tuple[str, ...] = ()
     """Control addresses of all ranks, in rank order."""
+    routes: tuple[str, ...] = ()
+    """At which host each rank reaches each, row by row; empty ones: as in `addresses`."""
     ring_hosts: tuple[str, ...] = ()
     """ip:port of all ranks, in rank order, for a group of their own."""
     coordinator: str = ""
@@ -74,7 +76,7 @@ class LoadRequest:
     @classmethod
     def from_wire(cls, message: rank_pb2.LoadRequest) -> LoadRequest:
         values = {field.name: getattr(message, field.name) for field in fields(cls)}
-        for name in ("split", "weights", "policies", "addresses", "ring_hosts"):
+        for name in ("split", "weights", "policies", "addresses", "routes", "ring_hosts"):
             values[name] = tuple(values[name])
         rows = json.loads(message.rdma_devices) if message.rdma_devices else None
         values["rdma_devices"] = rows and tuple(tuple(_device(entry) for entry in row) for row in rows)

@@ -21,6 +21,8 @@ AUTO = "auto"
 
 Place = Literal["machine", "hostfile"]
 """Where ranks run: all on this machine, or started by hand as a hostfile lists them."""
+Connects = Literal["stages", "ring", "leader", "all"]
+"""Whom a rank dials: the next stage alone, the next rank of a ring, the leader, everybody."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Transport:
     """Makes a group for the sums of each stage: together with `stages`, hybrids."""
     collective: bool = False
     """A group of mx.distributed, which knows it by this name. A process joins one once: who loses its group ends."""
+    connects: Connects = "all"
+    """Whom a rank dials for it, besides what every group has: the leader dials all ranks, a stage the next one."""
     packs: bool = False
     """Can pack activations for a slow link."""
     sums_beside_cuda: bool = False
@@ -70,6 +74,17 @@ class Transport:
         """Carries stages of several ranks."""
         return self.stages and self.sums and self.divides
 
+    def pairs(self, ranks: int) -> set[tuple[int, int]]:
+        """Which rank dials which, for this transport alone."""
+        numbers = range(ranks)
+        dialled = {
+            "stages": set[tuple[int, int]](),
+            "ring": {(rank, (rank + 1) % ranks) for rank in numbers},
+            "leader": {(rank, 0) for rank in numbers},
+            "all": {(one, other) for one in numbers for other in numbers},
+        }[self.connects]
+        return {(one, other) for one, other in dialled if one != other}
+
     def carries(self, parallel: str) -> bool:
         return {"pipeline": self.stages, "tensor": self.sums, "hybrid": self.hybrids}[parallel]
 
@@ -99,6 +114,7 @@ _OWN = (
         opens="chorus.transport.grpc_link:open_grpc",
         stages=True,
         packs=True,
+        connects="stages",
         offered=("machine", "hostfile"),
         call_seconds=0.00025,
     ),
@@ -109,6 +125,7 @@ _OWN = (
         stages=True,
         sums=True,
         collective=True,
+        connects="ring",
         offered=("machine", "hostfile"),
         not_hybrid="a ring cannot be divided into a group for each stage",
         call_seconds=0.0001,
@@ -136,6 +153,7 @@ _OWN = (
         stages=True,
         sums=True,
         collective=True,
+        connects="leader",
         rdma=True,
         offered=("hostfile",),
         elsewhere="use --transport mpi, ring or grpc on Linux",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ class Met:
     card: Card
     own_ip: str
     """Which of our own addresses leads there."""
+    ip: str
+    """The address at which it answered, whatever name was dialled: gRPC's resolver knows no .local names."""
 
 
 class Registry:
@@ -86,11 +89,13 @@ async def ask(address: tuple[str, int], identity: Identity) -> Met:
     """Ask who is behind a door. Holds no thread: a coordinator asks wherever a node might be."""
     context = identity.client_context([CARDS], named=False)
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        stream, writer = await asyncio.open_connection(*address, ssl=context)
+        # Doors and MLX's groups are IPv4.
+        stream, writer = await asyncio.open_connection(*address, ssl=context, family=socket.AF_INET)
         try:
             member = identity.check_peer(writer.get_extra_info("ssl_object"))
             card = _card(await handshake.read(stream), identity)
-            return Met(member, card, str(writer.get_extra_info("sockname")[0]))
+            ends = (str(writer.get_extra_info(name)[0]) for name in ("sockname", "peername"))
+            return Met(member, card, *ends)
         finally:
             writer.close()
 

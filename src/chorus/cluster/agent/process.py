@@ -26,7 +26,7 @@ from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.peers import CARDS, Registry
 from chorus.cluster.agent.ranks import Ranks
 from chorus.cluster.agent.service import AgentService, NodeFacts, serve_control
-from chorus.cluster.discovery import Announcer
+from chorus.cluster.discovery import Announcer, address_changes
 from chorus.cluster.logs import copied_output, device_log
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.errors import ChorusError
@@ -145,6 +145,7 @@ class Agent:
         assert door is not None
         peers = asyncio.create_task(self._keep_peers()) if options.peers else None
         service: AgentService | None = None
+        watching: asyncio.Task[None] | None = None
         try:
             if self._identity is None:
                 assert options.token is not None
@@ -162,6 +163,7 @@ class Agent:
                 options.rank_port,
                 options.backend,
             )
+            watching = asyncio.create_task(_follow_addresses(facts, options.host))
             service = AgentService(facts, ranks, identity, self.files)
             shown = identity.certificate
             wanted = options.port + 1 if options.port else 0
@@ -191,9 +193,10 @@ class Agent:
                 service.close()
             if self._control:
                 await self._control.stop(grace=0.5)
-            if peers:
-                peers.cancel()
-                await asyncio.gather(peers, return_exceptions=True)
+            tasks = [task for task in (peers, watching) if task]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say_ready(self, line: str) -> None:
         log.info("%s", line)
@@ -291,6 +294,11 @@ class Agent:
                     log.warning("cannot reach %s:%d yet: %s (still trying; is a firewall in between?)", *address, why)
             self._halt.wait(RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
             tries += 1
+
+
+async def _follow_addresses(facts: NodeFacts, host: str) -> None:
+    async for found in address_changes(host, ()):
+        facts.addresses = found
 
 
 def run_agent(options: AgentOptions) -> None:

@@ -21,13 +21,16 @@ from chorus import __version__
 from chorus.cluster.agent import model_files
 from chorus.cluster.agent.ranks import NoPort, Ranks
 from chorus.cluster.logs import follow, tail
+from chorus.cluster.profile.links import Door, measure_all, reach_member
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.cluster.transfer.share import FileServer, SharedFile
 from chorus.cluster.transfer.sources import FileSource
+from chorus.config.hostfile import split_address
 from chorus.errors import CannotListen
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform import cores, device
+from chorus.platform.links import Address
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
 from chorus.platform.process.timing import WatchTimes
@@ -43,6 +46,7 @@ FIRST_WORD_SECONDS = 10.0
 """How long a coordinator that begins to watch may take to say which session."""
 DISK_SECONDS = 5.0
 """How old what is known of the disk may be."""
+MAX_PROBED = 32
 MAX_MESSAGE = 4 << 20
 MAX_LOG_LINES = 100_000
 _PROGRESS_SECONDS = 0.2
@@ -58,6 +62,8 @@ class NodeFacts:
     rank_port: int | None = None
     backend: str = ""
     draining: bool = False
+    addresses: tuple[Address, ...] = ()
+    """Where others may reach it, as it is now."""
 
 
 class AgentService(agent_pb2_grpc.AgentServicer):
@@ -217,6 +223,26 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return wire.RenewReply()
 
+    async def Probe(self, request: wire.ProbeRequest, context: grpc.aio.ServicerContext) -> wire.ProbeReply:
+        await self._check(context)
+        try:
+            doors = [_door(address) for address in request.addresses[:MAX_PROBED]]
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        look = measure_all if request.measure else reach_member
+        found = await asyncio.to_thread(look, doors, request.node_id, self._identity)
+        return wire.ProbeReply(
+            addresses=[
+                wire.ProbedAddress(
+                    problem=probe.problem,
+                    own_ip=probe.own_ip,
+                    round_trip_seconds=probe.round_trip,
+                    bytes_per_second=probe.bandwidth or 0.0,
+                )
+                for probe in found
+            ]
+        )
+
     async def _check(self, context: grpc.aio.ServicerContext) -> None:
         try:
             caller(self._identity, context, needs_coordinator=True)
@@ -244,6 +270,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             ranks=self._ranks.states(),
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
             models_folder=str(self._disk.folder),
+            addresses=[wire.NodeAddress(**vars(address)) for address in self._facts.addresses],
             certificate_request=self._renewal() if self._identity.is_due(self._facts.name) else b"",
         )
 
@@ -279,6 +306,13 @@ class Disk:
 def _free_space(folder: Path) -> int:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(existing).free
+
+
+def _door(address: str) -> Door:
+    host, port = split_address(address)
+    if port is None:
+        raise ValueError(f"{address} names no port")
+    return host, port
 
 
 def _shared_files(files: Iterable[wire.ModelFile]) -> list[SharedFile]:

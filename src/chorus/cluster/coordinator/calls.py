@@ -28,7 +28,7 @@ async def agent_at(address: tuple[str, int]) -> AsyncIterator[agent_pb2_grpc.Age
         met = await peers.ask(address, identity)
     except (OSError, JoinRefused) as error:
         raise CannotCall(f"{address[0]}:{address[1]} does not answer: {error}; is its agent running?") from error
-    target = f"{address[0]}:{met.card.control_port}"
+    target = f"{met.ip}:{met.card.control_port}"
     options = [("grpc.ssl_target_name_override", server_name(met.member.node_id))]
     async with grpc.aio.secure_channel(target, identity.channel_credentials(), options) as channel:
         yield agent_pb2_grpc.AgentStub(channel)

@@ -41,7 +41,7 @@ RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 STALE_RETRY_SECONDS = (*RETRY_SECONDS, 5.0, 10.0, 30.0)
 """For announced nodes that were never met: an announcement may outlive its node by an hour."""
 MAX_ANNOUNCED = 256
-MAX_ADDRESSES = 8
+MAX_ADDRESSES = 32
 """How many addresses of one announcement are tried, all at once; the first that answers is used."""
 MAX_ASKED = 256
 """How many addresses are asked at once."""
@@ -67,6 +67,7 @@ class ConnectedNode:
 
     met: Met
     address: Address
+    """The quickest way to its door that is known so far, by number and never by name."""
     stub: agent_pb2_grpc.AgentStub
     state: wire.Node
     heard_at: float = field(default_factory=time.time)
@@ -92,6 +93,11 @@ class ConnectedNode:
     @property
     def door(self) -> str:
         return member_address(self.node_id, *self.address)
+
+    def use(self, ip: str, bandwidth: float | None) -> None:
+        """Reach its door and its ranks at this address from now on."""
+        self.address = (ip, self.address[1])
+        self.bandwidth = bandwidth or self.bandwidth
 
     def rank_address(self, port: int) -> str:
         return member_address(self.node_id, self.address[0], port)
@@ -348,7 +354,7 @@ class Nodes:
             self._tell(address, _reason(error))
 
     async def _stay(self, address: Address, met: Met) -> None:
-        target, member = f"{address[0]}:{met.card.control_port}", met.member
+        target, member = f"{met.ip}:{met.card.control_port}", met.member
         credentials = self._identity.channel_credentials()
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", server_name(member.node_id))]
         async with grpc.aio.secure_channel(target, credentials, options) as channel:
@@ -356,11 +362,12 @@ class Nodes:
             await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)  # the first one also shakes hands
             started = time.perf_counter()
             state = await stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
-            node = ConnectedNode(met, address, stub, state, round_trip_ms=(time.perf_counter() - started) * 1e3)
+            round_trip_ms = (time.perf_counter() - started) * 1e3
+            node = ConnectedNode(met, (met.ip, address[1]), stub, state, round_trip_ms=round_trip_ms)
             if member.node_id in self._nodes:
                 return  # found at another address in this very moment
             self._nodes[member.node_id] = node
-            log.info("%s is there, at %s:%d", member.name, *address)
+            log.info("%s is there, at %s:%d", member.name, *node.address)
             await self._notify()
             measuring = asyncio.create_task(self._measure(node))
             try:
@@ -375,7 +382,8 @@ class Nodes:
 
     async def _measure(self, node: ConnectedNode) -> None:
         try:
-            node.bandwidth = await asyncio.to_thread(measure_member, node.address, node.node_id, self._identity)
+            found = await asyncio.to_thread(measure_member, node.address, node.node_id, self._identity)
+            node.bandwidth = node.bandwidth or found
         except LinkError as error:
             log.warning("%s: %s", node.name, error)
 

@@ -1,27 +1,101 @@
-"""How many bytes per second come from another node, measured at its door."""
+"""Which addresses of another node work from here, and how many bytes per second come from each, asked at its door."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import socket
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from chorus.cluster.transfer.share import FILES, PROBE_BYTES
 from chorus.errors import ChorusError
 from chorus.security import handshake
-from chorus.security.identity import Identity
+from chorus.security.identity import Identity, NotTrusted
 from chorus.security.meet import meet
 
 FIRST_PROBE_BYTES = 256 << 10
 PROBE_SECONDS = 0.05
 """An answer that took so long is believed: slow links are measured with few bytes, fast ones with more."""
+REACH_SECONDS = 3.0
+"""How long an address may take to answer."""
+LATER_SECONDS = 1.0
+"""How much later than the first one: what is slower than that is not the quickest way."""
+_ROUND_TRIPS = 3
 _PIECE = 1 << 20
+
+
+Door = tuple[str, int]
 
 
 class LinkError(ChorusError):
     """The other node could not be measured: its address and why."""
 
 
-def measure_member(address: tuple[str, int], node_id: str, identity: Identity, timeout: float = 10.0) -> float:
+@dataclass(frozen=True)
+class Probe:
+    """What became of one address of a node."""
+
+    problem: str = ""
+    """Why nobody is reached there; empty: they are."""
+    own_ip: str = ""
+    """Which of our own addresses leads there."""
+    round_trip: float = 0.0
+    bandwidth: float | None = None
+    """Bytes per second; None where nobody measured."""
+
+
+def reach_member(addresses: Sequence[Door], node_id: str, identity: Identity) -> list[Probe]:
+    """Try all addresses of a member at once: whether it is there, and how soon it answers."""
+    pool = ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="reach")
+    asked = [pool.submit(_reach, address, node_id, identity) for address in addresses]
+    try:
+        waiting, until = set(asked), time.monotonic() + REACH_SECONDS
+        while waiting and (left := until - time.monotonic()) > 0:
+            done, waiting = concurrent.futures.wait(waiting, left, concurrent.futures.FIRST_COMPLETED)
+            if any(not answer.result().problem for answer in done):
+                until = min(until, time.monotonic() + LATER_SECONDS)
+        return [_answer(answer) for answer in asked]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer(asked: Future[Probe]) -> Probe:
+    return asked.result() if asked.done() else Probe("no answer")
+
+
+def _reach(address: Door, node_id: str, identity: Identity) -> Probe:
+    try:
+        with meet(address, identity, FILES, REACH_SECONDS, node_id) as (connection, _):
+            seconds = min(_round_trip(connection) for _ in range(_ROUND_TRIPS))
+            return Probe("", str(connection.getsockname()[0]), seconds)
+    except TimeoutError:
+        return Probe("no answer")
+    except (OSError, handshake.JoinRefused, NotTrusted) as error:
+        return Probe(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def _round_trip(connection: socket.socket) -> float:
+    begin = time.perf_counter()
+    handshake.send(connection, {"probe": 1})
+    _discard(connection, 1)
+    return time.perf_counter() - begin
+
+
+def measure_all(addresses: Sequence[Door], node_id: str, identity: Identity) -> list[Probe]:
+    """Measure addresses that work, one after the other, so that none takes bytes from another's wire."""
+
+    def measured(address: Door) -> Probe:
+        try:
+            return Probe(bandwidth=measure_member(address, node_id, identity))
+        except LinkError as error:
+            return Probe(str(error))
+
+    return [measured(address) for address in addresses]
+
+
+def measure_member(address: Door, node_id: str, identity: Identity, timeout: float = 10.0) -> float:
     """Bytes per second that come from a member's door, as model files would: over TLS, with its real cost.
 
     Ever larger answers are asked for, until one takes long enough to be believed; the last one counts.

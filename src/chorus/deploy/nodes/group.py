@@ -17,6 +17,7 @@ from chorus.cluster.coordinator.process import ConnectedNode, Nodes, NodesMissin
 from chorus.cluster.coordinator.sources import WantedFiles, find_sources, nobody_has, who_has, wire_files
 from chorus.cluster.transfer.share import SharedFile
 from chorus.cluster.transfer.sources import FileSource
+from chorus.deploy.nodes.links import NoWay, Routes
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
@@ -51,6 +52,8 @@ class Deployment:
     """Makes the process of rank 0 from the followers' addresses in rank order."""
     own_files: tuple[SharedFile, ...] = ()
     """The files that rank 0 needs."""
+    routes: Routes = field(default_factory=dict)
+    """At which address ranks reach each other, where that was looked into."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class ClusterGroup(ProcessGroup):
         self._report = report
         self._session = ""
         self._orders: tuple[RankOrder, ...] = ()
+        self._routes: Routes = {}
         self._watchers: dict[asyncio.Task[str], RankOrder] = {}
         self._started_once = False
         self._limit: asyncio.Timeout | None = None
@@ -102,8 +106,11 @@ class ClusterGroup(ProcessGroup):
         nodes = await self._gather()
         # What a coordinator before this one has left there still holds memory, which the planner counts.
         await asyncio.gather(*(self._kill(node, wire.KillRequest(abandoned=True)) for node in nodes))
-        deployment = await self._deploy(nodes)
-        self._session, self._orders = uuid.uuid4().hex, deployment.orders
+        try:
+            deployment = await self._deploy(nodes)
+        except NoWay as error:
+            raise self._failure(str(error)) from None
+        self._session, self._orders, self._routes = uuid.uuid4().hex, deployment.orders, deployment.routes
         own = asyncio.create_task(self._fetch(deployment.own_files))
         try:
             async with asyncio.timeout(self._timeout) as self._limit:
@@ -181,7 +188,9 @@ class ClusterGroup(ProcessGroup):
 
     def _served_from(self, node: ConnectedNode) -> str:
         """This machine's door, as that node reaches it."""
-        return member_address(self._nodes.own_node_id, node.own_ip, self._served.source_port)
+        rank = next((order.rank for order in self._orders if order.node is node), None)
+        route = self._routes.get((rank, 0)) if rank else None
+        return member_address(self._nodes.own_node_id, route.ip if route else node.own_ip, self._served.source_port)
 
     async def _fetch(self, files: Sequence[SharedFile]) -> None:
         if self._served.parts:

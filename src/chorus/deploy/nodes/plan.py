@@ -14,6 +14,7 @@ from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.config.strategies import STRATEGIES
+from chorus.deploy.nodes.links import Routes
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule
@@ -33,7 +34,11 @@ HERE = "here"
 
 
 async def plan_for(
-    nodes: list[ConnectedNode], facts: ModelFacts, spec: EngineSpec, sharding: ShardingConfig
+    nodes: list[ConnectedNode],
+    facts: ModelFacts,
+    spec: EngineSpec,
+    sharding: ShardingConfig,
+    routes: Routes | None = None,
 ) -> Plan | None:
     """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
     ours to plan.
@@ -46,10 +51,7 @@ async def plan_for(
         told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
         log.warning("the layers are divided evenly: %s", told)
         return None
-    links = Links(
-        ETHERNET,
-        tuple((HERE, node.name, link_over(spec.transport, node.round_trip_ms, node.bandwidth)) for node in nodes),
-    )
+    links = links_between(nodes, spec.transport, routes or {})
     context = min(spec.context or CONTEXT, facts.context)
     prompt, output = min(512, context // 2), min(256, context // 4)
     work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
@@ -96,6 +98,21 @@ async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine
     measured = [Machine(**json.loads(reply.node)) for reply in others]
     named = [replace(machine, name=node.name) for machine, node in zip(measured, nodes, strict=True)]
     return [node_of(own, HERE, fraction), *named]
+
+
+def links_between(nodes: list[ConnectedNode], transport: str, routes: Routes) -> Links:
+    """From here to each node as its agent answers; on other ways, as the two ends have tried them."""
+    names = [HERE, *(node.name for node in nodes)]
+    call = catalog.get(catalog.DEFAULT).call_seconds or 0.0
+    known = {
+        (0, rank): (node.met.ip, link_over(transport, node.round_trip_ms, node.bandwidth))
+        for rank, node in enumerate(nodes, 1)
+    }
+    for (one, other), route in sorted(routes.items()):
+        if known.get((one, other), ("", None))[0] != route.ip:
+            as_call = (route.round_trip + 2 * call) * 1e3
+            known[one, other] = route.ip, link_over(transport, as_call, route.bandwidth)
+    return Links(ETHERNET, tuple((names[one], names[other], link) for (one, other), (_, link) in known.items()))
 
 
 def link_over(transport: str, round_trip_ms: float, bandwidth: float | None) -> LinkSpeed:

@@ -32,6 +32,7 @@ from chorus.deploy.front_end import (
     run_announced,
 )
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
+from chorus.deploy.nodes.links import Routes, find_routes, matrix, own_place, place_of, talking_pairs
 from chorus.deploy.nodes.plan import is_given, plan_for
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
@@ -180,6 +181,18 @@ async def ranks_on_nodes(
         held = await asyncio.to_thread(OwnParts, model, agent.files, lambda detail: group.progressed(detail), identity)
         facts = None if cut else await asyncio.to_thread(facts_of_parts, model, held)
 
+        async def look_for_routes(chosen: list[ConnectedNode], transport: str, parallel: str) -> Routes:
+            if not chosen:
+                return {}
+            report("looking for the quickest links")
+            here = own_place(identity, door_id, agent.port, options.host, chosen)
+            found = await find_routes(
+                [here, *map(place_of, chosen)], talking_pairs(transport, parallel, len(chosen) + 1)
+            )
+            for rank, node in enumerate(chosen, 1):
+                node.use(found[0, rank].ip, found[0, rank].bandwidth)
+            return found
+
         async def deploy(chosen: list[ConnectedNode]) -> Deployment:
             nonlocal predicted
             backend = common_backend(chosen) if options.nodes_choose_transport else None
@@ -189,10 +202,11 @@ async def ranks_on_nodes(
                     f"{model.path} was made for {len(parts)} ranks and there are {len(chosen) + 1} machines: "
                     "make it again for these, or serve the original model"
                 )
-            made = await plan_for(chosen, facts, first, sharding) if facts else None
+            routes = await look_for_routes(chosen, backend or first.transport, first.parallel)
+            made = await plan_for(chosen, facts, first, sharding, routes) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
-            return deployment(chosen, held.share, layers, make_spec, identity, options, made, backend, parts)
+            return deployment(chosen, held.share, layers, make_spec, identity, options, made, backend, parts, routes)
 
         served = Served(
             held.share.model,
@@ -235,11 +249,12 @@ def deployment(
     made: Plan | None = None,
     transport: str | None = None,
     parts: Sequence[SharedModel] = (),
+    routes: Routes | None = None,
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers, or its own part
     of a model that was cut before.
     """
-    ranks = len(nodes) + 1
+    ranks, ways = len(nodes) + 1, routes or {}
     spec = make_spec(())
     pipeline = spec.parallel == "pipeline"
     given = spec.split if is_given(spec, ranks) else None
@@ -254,12 +269,16 @@ def deployment(
     )
 
     def leader(addresses: tuple[str, ...]) -> Program:
-        port = options.leader_port or (_free_port(nodes[0].own_ip) if nodes else 0)
-        own = (member_address(identity.member.node_id, nodes[0].own_ip, port), *addresses) if nodes else ()
+        # One address where all ranks come to the same one, every address where they come by several cables.
+        come_to = {route.ip for pair, route in ways.items() if pair[1] == 0} or {node.own_ip for node in nodes}
+        host = come_to.pop() if len(come_to) == 1 else options.host
+        port = options.leader_port or (_free_port(host) if nodes else 0)
+        own = (member_address(identity.member.node_id, host, port), *addresses) if nodes else ()
         chosen: dict[str, Any] = {
             "identity": identity.folder,
             "model": share.model,
             "split": split if pipeline else None,
+            "routes": matrix(ways, ranks) if ways else (),
         }
         if made:
             chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
@@ -270,7 +289,7 @@ def deployment(
         return replace(program, environment={**program.environment, **options.environment})
 
     own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)
-    return Deployment(orders, leader, own)
+    return Deployment(orders, leader, own, ways)
 
 
 def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:

@@ -11,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request")
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Node(_message.Message):
     PYTHON_FIELD_NUMBER: _ClassVar[int]
     MODELS_FOLDER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -40,7 +41,20 @@ class Node(_message.Message):
     python: str
     models_folder: str
     certificate_request: bytes
-    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+    addresses: _containers.RepeatedCompositeFieldContainer[NodeAddress]
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ...) -> None: ...
+
+class NodeAddress(_message.Message):
+    __slots__ = ("ip", "interface", "kind", "bits_per_second")
+    IP_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ip: str
+    interface: str
+    kind: str
+    bits_per_second: int
+    def __init__(self, ip: _Optional[str] = ..., interface: _Optional[str] = ..., kind: _Optional[str] = ..., bits_per_second: _Optional[int] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("memory_fraction",)
@@ -260,3 +274,31 @@ class RenewRequest(_message.Message):
 class RenewReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("node_id", "addresses", "measure")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    measure: bool
+    def __init__(self, node_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., measure: bool = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedCompositeFieldContainer[ProbedAddress]
+    def __init__(self, addresses: _Optional[_Iterable[_Union[ProbedAddress, _Mapping]]] = ...) -> None: ...
+
+class ProbedAddress(_message.Message):
+    __slots__ = ("problem", "own_ip", "round_trip_seconds", "bytes_per_second")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OWN_IP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    own_ip: str
+    round_trip_seconds: float
+    bytes_per_second: float
+    def __init__(self, problem: _Optional[str] = ..., own_ip: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...

@@ -94,6 +94,11 @@ class AgentStub(object):
                 request_serializer=chorus_dot_messages_dot_proto_dot_agent__pb2.RenewRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_agent__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/chorus.agent.v1.Agent/Probe',
+                request_serializer=chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer(object):
@@ -183,6 +188,13 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """How the node reaches another one: its addresses are all tried at once, or measured one after the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -245,6 +257,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_agent__pb2.RenewRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_agent__pb2.RenewReply.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -571,6 +588,33 @@ class Agent(object):
             '/chorus.agent.v1.Agent/Renew',
             chorus_dot_messages_dot_proto_dot_agent__pb2.RenewRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_agent__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.agent.v1.Agent/Probe',
+            chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_agent__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,
