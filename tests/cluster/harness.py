@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,9 @@ class Process:
         folder: Path,
         environment: dict[str, str],
         stdin: Any = subprocess.DEVNULL,
+        inside: Sequence[str] = (),
     ) -> None:
+        """`inside` are the words of a program that runs the command elsewhere, in another namespace say."""
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log_file = folder / f"{name}-{time.monotonic_ns()}.log"
@@ -60,7 +62,7 @@ class Process:
         }
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*inside, sys.executable, *arguments],
                 stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
