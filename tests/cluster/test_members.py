@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import socket
 import ssl
@@ -14,10 +15,12 @@ from itertools import pairwise
 import pytest
 
 from chorus.cluster.agent import peers
-from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes
+from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes, NodesMissing, agent_peers
 from chorus.cluster.discovery import Announcement
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
+from chorus.security.enrol import Card
 from chorus.security.identity import Identity, make_request, own_key
+from chorus.security.member import NODE, Member
 from tests.cluster.harness import Cluster, Process, cluster
 
 SECONDS = 120.0
@@ -82,6 +85,77 @@ def test_a_node_is_found_at_whichever_of_its_addresses_answers_and_stale_announc
                 return node.name, node.address
 
     assert asyncio.run(found()) == ("one", ("127.0.0.1", port))
+
+
+def test_an_address_that_leads_back_to_this_machine_does_not_hide_the_node(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker and virtual machines give every host a bridge of the same number: our own door answers there first."""
+    answered: list[str] = []
+
+    async def ask(address: tuple[str, int], identity: Identity) -> peers.Met:
+        ours = address[0] == "172.17.0.1"
+        if not ours:
+            await _until(lambda: "172.17.0.1" in answered)
+        answered.append(address[0])
+        member = Member("mini", "test" if ours else "mini-id", NODE)
+        told = {"member": member, "card": Card(50150, 50151), "own_ip": "192.168.1.4", "ip": address[0]}
+        return peers.Met(**{field.name: told[field.name] for field in dataclasses.fields(peers.Met)})  # type: ignore[arg-type]
+
+    async def connected() -> list[str]:
+        stayed: list[str] = []
+
+        async def stay(address: tuple[str, int], met: peers.Met) -> None:
+            stayed.append(f"{met.member.node_id} at {address[0]}")
+
+        async with _coordinator(nodes) as coordinator:
+            monkeypatch.setattr(agent_peers, "ask", ask)
+            monkeypatch.setattr(coordinator, "_stay", stay)
+            coordinator._heard(_announced(nodes, "mini-id", 50150, "172.17.0.1", "192.168.1.5"))
+            await _until(lambda: stayed or len(answered) > 3)
+        return stayed[:1]
+
+    assert asyncio.run(connected()) == ["mini-id at 192.168.1.5"]
+
+
+def test_a_dead_address_keeps_nobody_from_being_let_in(nodes: Cluster, agent: Agent) -> None:
+    """It takes the connection and never says a word, for longer than anybody waits."""
+    port = agent.port
+    with socket.create_server(("127.0.0.2", port)):
+
+        async def found() -> list[str]:
+            async with _coordinator(nodes) as coordinator:
+                coordinator._heard(_announced(nodes, "real", port, "127.0.0.2", "127.0.0.1"))
+                (node,) = await coordinator.gather(1, (), SECONDS)
+                return [f"{host}: {why}" for (host, _), why in coordinator.problems().items()] + [node.address[0]]
+
+        assert asyncio.run(found()) == ["127.0.0.1"]
+
+
+def test_a_node_behind_a_local_name_is_used_by_the_address_that_answered(
+    nodes: Cluster, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system resolves such names, gRPC's own resolver does not, and MLX's groups take numbers alone."""
+    port = agent.port
+    real = socket.getaddrinfo
+
+    def resolve(host: object, *more: object, **options: object) -> object:
+        return real("127.0.0.1" if host == "studio.local" else host, *more, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    async def found() -> list[tuple[str, int]]:
+        identity = nodes.authority.coordinator("test")
+        coordinator = Nodes(nodes.authority, identity, "test", [("studio.local", port)], discover=False)
+        await coordinator.start()
+        try:
+            with contextlib.suppress(NodesMissing):
+                await coordinator.gather(1, (), 30.0)
+            return [node.address for node in coordinator.present]
+        finally:
+            await coordinator.stop()
+
+    assert asyncio.run(found()) == [("127.0.0.1", port)]
 
 
 def test_a_node_sends_heartbeats_as_often_as_its_coordinator_wants_them(nodes: Cluster, agent: Agent) -> None:

@@ -17,7 +17,7 @@ from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.coordinator.process import ConnectedNode, Nodes
 from chorus.cluster.coordinator.sources import WantedFiles, find_sources, wire_files
-from chorus.cluster.profile.links import LinkError, measure_member
+from chorus.cluster.profile.links import LinkError, measure_all, measure_member, reach_member
 from chorus.cluster.status import node_status
 from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, SharedModel, share_folder
 from chorus.cluster.transfer.sources import FileSource, choose_sources, lacking, streams
@@ -145,6 +145,28 @@ def test_measuring_a_link_is_bounded_and_an_unreachable_one_is_named(tmp_path: P
         measure_member(("127.0.0.1", door.port), own.member.node_id, asker)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LinkError, match="timed out"):
         measure_member(silent.getsockname(), own.member.node_id, asker, timeout=0.2)
+
+
+def test_all_addresses_of_a_member_are_tried_at_once_and_only_its_own_door_counts(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "authority")
+    own = authority.issue(tmp_path / "holder", "studio", NODE)
+    other = authority.issue(tmp_path / "other", "another", NODE)
+    asker = authority.issue(tmp_path / "asker", "mini", NODE)
+    with contextlib.ExitStack() as cleanup:
+        doors = [cleanup.enter_context(contextlib.closing(AgentDoor("127.0.0.1", 0))) for _ in range(2)]
+        for door, who in zip(doors, (own, other), strict=True):
+            door.set(who.server_context(PROTOCOLS), who, None, {FILES: FileServer().serve})
+            door.start()
+        silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+        addresses = [silent.getsockname(), *(("127.0.0.1", door.port) for door in doors)]
+        dead, there, not_it = reach_member(addresses, own.member.node_id, asker)
+        assert dead.problem == "no answer"
+        assert (there.problem, there.own_ip) == ("", "127.0.0.1")
+        assert there.round_trip > 0
+        assert not_it.problem
+        (measured,) = measure_all(addresses[1:2], own.member.node_id, asker)
+        assert measured.bandwidth is not None
+        assert measured.bandwidth > 0
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Three hosts with a subnet per cable, a slow network, a VPN that leads nowhere, and cables that are plugged in late."""
+"""Three hosts with a subnet per cable, a slow network, a VPN that leads nowhere, and cables that come up late."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.peers import CARDS, Registry
 from chorus.cluster.agent.ranks import Ranks
 from chorus.cluster.agent.service import AgentService, NodeFacts, serve_control
-from chorus.cluster.discovery import Announcer, address_changes
+from chorus.cluster.discovery import Announcer, address_changes, own_addresses
 from chorus.cluster.logs import copied_output, device_log
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.errors import ChorusError
@@ -162,6 +162,7 @@ class Agent:
                 output.path,
                 options.rank_port,
                 options.backend,
+                addresses=await asyncio.to_thread(own_addresses, options.host),
             )
             watching = asyncio.create_task(_follow_addresses(facts, options.host))
             service = AgentService(facts, ranks, identity, self.files)
@@ -297,7 +298,7 @@ class Agent:
 
 
 async def _follow_addresses(facts: NodeFacts, host: str) -> None:
-    async for found in address_changes(host, ()):
+    async for found in address_changes(host, facts.addresses):
         facts.addresses = found
 
 

@@ -43,6 +43,8 @@ STALE_RETRY_SECONDS = (*RETRY_SECONDS, 5.0, 10.0, 30.0)
 MAX_ANNOUNCED = 256
 MAX_ADDRESSES = 32
 """How many addresses of one announcement are tried, all at once; the first that answers is used."""
+STRANGER_SECONDS = 1.0
+"""How long the other addresses of a node may keep it waiting to be let in."""
 MAX_ASKED = 256
 """How many addresses are asked at once."""
 DIALLERS = 8
@@ -314,36 +316,55 @@ class Nodes:
         return False
 
     async def _first_to_answer(self, addresses: tuple[Address, ...]) -> tuple[Address, Met | None]:
-        """Ask all addresses at once and take the first that answers: it is the quickest way to the node."""
-        strangers: list[Address] = []
-        asked = {asyncio.create_task(self._ask(address, strangers)): address for address in addresses}
-        waiting = set(asked)
+        """Ask all addresses at once and take the first that answers, whatever becomes of the others.
+
+        Many a machine has addresses that lead nowhere from here, which is told only where none leads anywhere, or back
+        to this machine, which has a bridge of the same number: such an answer holds nobody up.
+        """
+        asked = {asyncio.create_task(self._ask(address)): address for address in addresses}
+        waiting, strangers, problems = set(asked), list[Address](), dict[Address, str]()
+        known: tuple[Address, Met | None] = addresses[0], None
         try:
             while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                # Somebody is there: an address that is silent may be so for long.
+                patience = STRANGER_SECONDS if strangers else None
+                done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
                 for task in done:
-                    if met := task.result():
-                        return asked[task], met
+                    match task.result():
+                        case Met() as met if met.member.node_id in (self.own_node_id, *self._nodes):
+                            known = asked[task], met
+                        case Met() as met:
+                            return asked[task], met
+                        case None:
+                            strangers.append(asked[task])
+                        case problem:
+                            problems[asked[task]] = problem
         finally:
             for task in waiting:
                 task.cancel()
         for address in strangers:
-            await self._let_in(address)
-        return addresses[0], None
+            if await self._let_in(address):
+                return address, None
+        if not known[1]:
+            for address, problem in problems.items():
+                self._tell(address, problem)
+        return known
 
-    async def _ask(self, address: Address, strangers: list[Address]) -> Met | None:
+    async def _ask(self, address: Address) -> Met | str | None:
+        """Who is there; None for somebody who has no certificate of ours, else why there is nobody."""
         try:
             async with self._asking:
                 return await agent_peers.ask(address, self._identity)
         except ssl.SSLCertVerificationError:
-            strangers.append(address)
+            return None
         except JoinRefused as error:
-            self._tell(address, f"{error}: has that node joined this cluster?")
+            return f"{error}: has that node joined this cluster?"
         except OSError as error:
-            self._tell(address, _reason(error))
-        return None
+            return _reason(error)
 
-    async def _let_in(self, address: Address) -> None:
+    async def _let_in(self, address: Address) -> bool:
         """Offer a certificate to somebody who has none of ours, and perhaps knows the token."""
         try:
             loop = asyncio.get_running_loop()
@@ -352,6 +373,9 @@ class Nodes:
             self._tell(address, f"{error}: is it the same token, and not a member of another cluster?")
         except OSError as error:
             self._tell(address, _reason(error))
+        else:
+            return True
+        return False
 
     async def _stay(self, address: Address, met: Met) -> None:
         target, member = f"{met.ip}:{met.card.control_port}", met.member

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
@@ -23,7 +23,7 @@ from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
 from chorus.platform.process.exits import EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
-from chorus.security.names import member_address
+from chorus.security.names import member_address, split_member
 
 log = logging.getLogger("chorus.coordinator")
 
@@ -184,7 +184,20 @@ class ClusterGroup(ProcessGroup):
         served = self._served
         wanted = [WantedFiles(order.node, order.share or served.share, order.files) for order in self._orders]
         absent = served.parts.absent if served.parts else frozenset()
-        return await find_sources(self._nodes.usable(()), wanted, served.model, self._served_from, absent)
+        found = await find_sources(self._nodes.usable(()), wanted, served.model, self._served_from, absent)
+        return [self._by_route(order, sources) for order, sources in zip(self._orders, found, strict=True)]
+
+    def _by_route(self, order: RankOrder, sources: tuple[FileSource, ...]) -> tuple[FileSource, ...]:
+        """Doors as this rank's node reaches them, where that is known; the others are where we reach them."""
+        ways = {other.node.node_id: self._routes.get((order.rank, other.rank)) for other in self._orders}
+
+        def routed(source: FileSource) -> FileSource:
+            node_id, place = split_member(source.address)
+            way = ways.get(node_id)
+            port = int(place.rpartition(":")[2])
+            return replace(source, address=member_address(node_id, way.ip, port)) if way else source
+
+        return tuple(map(routed, sources))
 
     def _served_from(self, node: ConnectedNode) -> str:
         """This machine's door, as that node reaches it."""
