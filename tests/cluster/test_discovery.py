@@ -11,7 +11,7 @@ import pytest
 
 from chorus.cluster import discovery
 from chorus.cluster.discovery import Announcer, Listener
-from tests.platform.test_links import play
+from tests.support.interfaces import play
 
 
 class Network:

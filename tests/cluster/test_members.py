@@ -21,7 +21,7 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security.enrol import Card
 from chorus.security.identity import Identity, make_request, own_key
 from chorus.security.member import NODE, Member
-from tests.cluster.harness import Cluster, Process, cluster
+from tests.cluster.harness import Cluster, Process, cluster, free_block
 
 SECONDS = 120.0
 
@@ -118,10 +118,13 @@ def test_an_address_that_leads_back_to_this_machine_does_not_hide_the_node(
     assert asyncio.run(connected()) == ["mini-id at 192.168.1.5"]
 
 
-def test_a_dead_address_keeps_nobody_from_being_let_in(nodes: Cluster, agent: Agent) -> None:
+@pytest.mark.linux("a second loopback address")
+def test_a_dead_address_keeps_nobody_from_being_let_in(nodes: Cluster) -> None:
     """It takes the connection and never says a word, for longer than anybody waits."""
-    port = agent.port
+    port = free_block()
     with socket.create_server(("127.0.0.2", port)):
+        newcomer, _ = nodes.agent("two", port=port)
+        newcomer.wait_for("waiting on")
 
         async def found() -> list[str]:
             async with _coordinator(nodes) as coordinator:

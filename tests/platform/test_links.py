@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from chorus.platform import links, system
 from chorus.platform.links import Address
+from tests.support.interfaces import play
 
 PORTS = """
 Hardware Port: Ethernet
@@ -76,13 +74,6 @@ ADDRESSES = {
     "en8": "10.0.5.1",
     "en5": "10.9.9.9",
 }
-
-
-def play(monkeypatch: pytest.MonkeyPatch, addresses: dict[str, str], down: tuple[str, ...] = ()) -> None:
-    """A machine whose interfaces have these addresses."""
-    found = {name: [SimpleNamespace(family=socket.AF_INET, address=ip)] for name, ip in addresses.items()}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: {n: SimpleNamespace(isup=n not in down) for n in found})
 
 
 def test_a_mac_tells_its_cables_apart_and_the_quickest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
