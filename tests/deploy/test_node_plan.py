@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
+from chorus.deploy.nodes.links import Route, Routes
 from chorus.deploy.nodes.plan import is_given, link_over, plan_request
-from chorus.deploy.nodes.serve import needed_files
+from chorus.deploy.nodes.serve import ClusterOptions, deployment, needed_files
 
 
 def spec(split: tuple[int, ...] | None = None) -> EngineSpec:
@@ -64,6 +67,31 @@ def test_a_node_is_sent_only_the_files_that_hold_its_layers(sharded: Path) -> No
     first = {file.name for file in needed_files(share, range(1), 4, everything=False)}
     assert first == described | {"model-0.safetensors", "model-e.safetensors"}
     assert len(needed_files(share, range(1), 4, everything=True)) == len(share.files)
+
+
+def test_the_leader_listens_where_its_ranks_come_to_it(sharded: Path) -> None:
+    """At one address as ever; where they come by several cables, at all that this machine has."""
+    nodes: list[Any] = [SimpleNamespace(own_ip="10.1.0.1"), SimpleNamespace(own_ip="10.2.0.1")]
+    identity: Any = SimpleNamespace(member=SimpleNamespace(node_id="a"), folder=Path("/i"))
+
+    def told(routes: Routes) -> EngineSpec:
+        options = ClusterOptions(leader_port=50200)
+        made = deployment(
+            nodes,
+            share_folder("m", sharded),
+            4,
+            lambda ranks: spec().model_copy(update={"ranks": ranks}),
+            identity,
+            options,
+            routes=routes,
+        )
+        return EngineSpec.model_validate_json(made.leader(("b@10.1.0.2:1", "c@10.2.0.3:1")).told or "")
+
+    one = told({(1, 0): Route("10.1.0.1"), (2, 0): Route("10.1.0.1"), (0, 1): Route("10.1.0.2")})
+    assert one.ranks[0] == "a@10.1.0.1:50200"
+    two = told({(1, 0): Route("10.1.0.1"), (2, 0): Route("10.2.0.1")})
+    assert two.ranks[0] == "a@0.0.0.0:50200"
+    assert two.routes == ("", "", "", "10.1.0.1", "", "", "10.2.0.1", "", "")
 
 
 def test_the_same_files_have_the_same_share_and_others_do_not(sharded: Path) -> None:

@@ -36,6 +36,8 @@ decides.
 
 Pair = tuple[int, int]
 """The ranks that send and receive."""
+Tried = tuple[Sequence[Address], list[Probe]]
+"""The addresses of a receiver, and what became of each."""
 
 
 class NoWay(ChorusError):
@@ -120,34 +122,40 @@ def matrix(routes: Routes, ranks: int) -> tuple[str, ...]:
 async def find_routes(places: Sequence[Place], needed: frozenset[Pair]) -> Routes:
     """The quickest way of each pair that talks, and of each rank to rank 0, where it may copy files; raises NoWay."""
     pairs = sorted(needed | {(rank, 0) for rank in range(1, len(places))})
-    reached = await asyncio.gather(*(_reach(places, pair) for pair in pairs))
-    lost = [
-        explain(pair, places, candidates, probes)
-        for pair, (candidates, probes) in zip(pairs, reached, strict=True)
-        if pair in needed and all(probe.problem for probe in probes)
-    ]
-    if lost:
+    reached = await _reach_all(places, pairs)
+    # Once more: a machine that was busy or asleep may have come too late.
+    reached |= await _reach_all(places, [pair for pair in _lost(reached) if pair in needed])
+    if lost := [explain(pair, places, *reached[pair]) for pair in _lost(reached) if pair in needed]:
         raise NoWay("; ".join(lost))
     # A machine that is measured from two sides at once would look half as quick.
     busy = [asyncio.Lock() for _ in places]
-    measured = await asyncio.gather(
-        *(_measure(places, pair, busy, *found) for pair, found in zip(pairs, reached, strict=True))
-    )
+    measured = await asyncio.gather(*(_measure(places, pair, busy, *reached[pair]) for pair in pairs))
     routes = {pair: route for pair, route in zip(pairs, measured, strict=True) if route}
     for pair in sorted(needed):
         log.info("rank %d -> rank %d over %s", *pair, routes[pair])
     return routes
 
 
-async def _reach(places: Sequence[Place], pair: Pair) -> tuple[list[Address], list[Probe]]:
-    sender, receiver = (places[rank] for rank in pair)
-    candidates = list(receiver.addresses[:MAX_PROBED])
-    doors = [(address.ip, receiver.port) for address in candidates]
-    return candidates, await sender.probe(receiver.node_id, doors, False)
+async def _reach_all(places: Sequence[Place], pairs: Sequence[Pair]) -> dict[Pair, Tried]:
+    async def reach(pair: Pair) -> Tried:
+        sender, receiver = (places[rank] for rank in pair)
+        candidates = receiver.addresses[:MAX_PROBED]
+        doors = [(address.ip, receiver.port) for address in candidates]
+        return candidates, await sender.probe(receiver.node_id, doors, False)
+
+    return dict(zip(pairs, await asyncio.gather(*map(reach, pairs)), strict=True))
+
+
+def _lost(reached: Mapping[Pair, Tried]) -> list[Pair]:
+    return [pair for pair, (_, probes) in sorted(reached.items()) if all(probe.problem for probe in probes)]
 
 
 async def _measure(
-    places: Sequence[Place], pair: Pair, busy: Sequence[asyncio.Lock], candidates: list[Address], probes: list[Probe]
+    places: Sequence[Place],
+    pair: Pair,
+    busy: Sequence[asyncio.Lock],
+    candidates: Sequence[Address],
+    probes: list[Probe],
 ) -> Route | None:
     sender, receiver = (places[rank] for rank in pair)
     working = [index for index, probe in enumerate(probes) if not probe.problem]
