@@ -70,6 +70,16 @@ bridge0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
 bridge100: flags=8822<BROADCAST,SMART,SIMPLEX,MULTICAST> mtu 1500
 \tmember: en4 flags=3<LEARNING,DISCOVER>
 """
+THUNDERBOLT = """{"SPThunderboltDataType": [
+{"_name": "thunderboltusb4_bus_0", "device_name_key": "Mac mini", "domain_uuid_key": "aaaa-1",
+ "receptacle_1_tag": {"current_speed_key": "80 Gb/s", "receptacle_id_key": "1", "link_status_key": "0x2",
+  "receptacle_status_key": "receptacle_connected"},
+ "_items": [{"_name": "Mac mini", "device_name_key": "Mac16,11", "domain_uuid_key": "bbbb-2"}]},
+{"_name": "thunderboltusb4_bus_1", "device_name_key": "Mac mini",
+ "receptacle_1_tag": {"current_speed_key": "Up to 120 Gb/s", "receptacle_id_key": "2",
+  "receptacle_status_key": "receptacle_no_devices_connected"}}
+]}
+"""
 
 MAC = Rdma(
     "Darwin",
@@ -157,7 +167,8 @@ def test_a_port_that_is_needed_and_down_is_a_warning() -> None:
 def test_a_thunderbolt_bridge_over_the_ports_is_a_warning() -> None:
     bridged = by_name(rdma_findings(replace(MAC, bridges={"bridge0": ("en2", "en9")})))["Thunderbolt bridge"]
     assert (bridged.value, bridged.status) == ("bridge0 holds en2", "warn")
-    assert "sudo ifconfig bridge0 down" in bridged.fix
+    assert "sudo ifconfig bridge0 deletem en2" in bridged.fix
+    assert "IPv4 address" in bridged.fix
     assert "Thunderbolt bridge" not in by_name(rdma_findings(replace(MAC, bridges={"bridge0": ("en9",)})))
 
 
@@ -231,6 +242,7 @@ def test_every_tool_is_asked(tools: Path) -> None:
     put(tools, "rdma_ctl", "enabled\n", expecting="status")
     put(tools, "networksetup", INTERFACES, expecting="-listallhardwareports")
     put(tools, "ifconfig", IFCONFIG)
+    put(tools, "system_profiler", THUNDERBOLT, expecting="SPThunderboltDataType")
     seen = rdma.look()
     assert seen == Rdma(
         "Darwin",
@@ -240,6 +252,9 @@ def test_every_tool_is_asked(tools: Path) -> None:
         {"rdma_en2": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"},
         rdma.parse_interfaces(INTERFACES),
         {"bridge0": ("en2", "en3")},
+        (),
+        {"lo0": ("127.0.0.1/8",)},
+        (rdma.ThunderboltPort("en2", "AAAA-1", "BBBB-2", 80), rdma.ThunderboltPort("en3", gigabits=120)),
     )
     assert "bridge0 holds en2, en3" in by_name(rdma_findings(seen))["Thunderbolt bridge"].value
 
@@ -263,3 +278,72 @@ def test_linux_asks_for_devices_alone(tools: Path, monkeypatch: pytest.MonkeyPat
     put(tools, "ibv_devices", "mlx5_0 58a2e103002a09b8\n")
     put(tools, "rdma_ctl", "enabled\n", expecting="status")
     assert rdma.look() == Rdma("Linux", devices=("mlx5_0",))
+
+
+def test_owners_of_thunderbolt_4_are_not_sent_to_recovery(tools: Path) -> None:
+    put(tools, "ibv_devices", DEVICES)
+    put(tools, "ibv_devinfo", PORTS.replace("PORT_ACTIVE", "PORT_DOWN"))
+    put(tools, "rdma_ctl", "disabled\n", expecting="status")
+    put(tools, "networksetup", INTERFACES, expecting="-listallhardwareports")
+    slow = THUNDERBOLT.replace("80 Gb/s", "40 Gb/s").replace("Up to 120 Gb/s", "Up to 40 Gb/s")
+    put(tools, "system_profiler", slow, expecting="SPThunderboltDataType")
+    found = rdma_findings(rdma.look(), WANTED)
+    assert [finding for finding in found if "Recovery" in finding.fix] == []
+    assert "needs Thunderbolt 5" in by_name(found)["RDMA"].fix
+
+
+ADDRESSED = """\
+en0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
+\tinet 192.168.1.5 netmask 0xffffff00 broadcast 192.168.1.255
+en2: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
+\tinet6 fe80::1%en2 prefixlen 64 scopeid 0x8
+"""
+
+
+def on_a_cabled_mac(tools: Path, ifconfig: str) -> Rdma:
+    put(tools, "ibv_devices", DEVICES)
+    put(tools, "ibv_devinfo", PORTS)
+    put(tools, "rdma_ctl", "enabled\n", expecting="status")
+    put(tools, "networksetup", INTERFACES, expecting="-listallhardwareports")
+    put(tools, "ifconfig", ifconfig)
+    put(tools, "system_profiler", THUNDERBOLT, expecting="SPThunderboltDataType")
+    return rdma.look()
+
+
+def test_a_port_without_an_address_of_its_own_is_a_warning(tools: Path) -> None:
+    found = by_name(rdma_findings(on_a_cabled_mac(tools, ADDRESSED)))["rdma_en2"]
+    assert (found.value, found.status) == ("Thunderbolt 1 (en2), port active, without an IPv4 address", "warn")
+    assert "add a service for Thunderbolt 1" in found.fix
+
+
+def test_a_cable_is_told_by_both_its_ends_and_what_is_in_its_way(tools: Path) -> None:
+    own = "\tinet 10.0.1.1 netmask 0xfffffffc broadcast 10.0.1.3\n"
+    ready = on_a_cabled_mac(tools, ADDRESSED + own)
+    assert rdma.ports(ready) == (rdma.RdmaPort("rdma_en2", "AAAA-1", "BBBB-2"),)
+    assert rdma.meeting_addresses(ready) == ("192.168.1.5/24", "10.0.1.1/30")
+    assert rdma.ports(replace(ready, addresses={}))[0].obstacle == "en2 has no IPv4 address"
+    assert rdma.ports(replace(ready, bridges={"bridge0": ("en2",)}))[0].obstacle == "en2 is a member of bridge0"
+    assert rdma.ports(replace(ready, ports={}))[0].obstacle == "its port is not active"
+    slow = (replace(ready.thunderbolt[0], gigabits=40),)
+    assert "40 Gbit/s" in rdma.ports(replace(ready, thunderbolt=slow))[0].obstacle
+
+
+def test_meeting_over_thunderbolt_is_a_warning(tools: Path) -> None:
+    seen = on_a_cabled_mac(tools, ADDRESSED + "\tinet 10.0.1.1 netmask 0xfffffffc broadcast 10.0.1.3\n")
+    for place, status in (("10.0.1.2:5000", "warn"), ("10.0.1.2, at a port", "warn"), ("192.168.1.9:5000", "ok")):
+        found = by_name(rdma_findings(seen, replace(WANTED, coordinator=place)))["jaccl coordinator"]
+        assert (place, found.status) == (place, status)
+
+
+def test_variables_that_mlx_would_read_are_told() -> None:
+    found = by_name(rdma_findings(MAC, variables={"MLX_METAL_FAST_SYNCH": "1", "JACCL_RANK": "0"}))
+    assert "unreliable" in found["MLX_METAL_FAST_SYNCH"].fix
+    assert found["JACCL_RANK"].status == "warn"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no json", "[]", "{}", '{"SPThunderboltDataType": 3}', '{"SPThunderboltDataType": [3, {}]}', "[" * 10**5],
+)
+def test_a_tool_that_answers_nonsense_names_no_ports(text: str) -> None:
+    assert rdma.parse_thunderbolt(text, {"en2": "Thunderbolt 1"}) == ()

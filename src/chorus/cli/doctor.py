@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import socket
 import subprocess
 import sys
@@ -74,8 +75,11 @@ def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
     try:
         settings = load_settings(config, {"cluster": {"rank": rank}})
     except ConfigError as error:
-        return [Finding("configuration", str(error), "warn", "chorus config check"), *rdma_findings(look())]
-    return rdma_findings(look(), wanted_of(settings, _own_names()))
+        return [
+            Finding("configuration", str(error), "warn", "chorus config check"),
+            *rdma_findings(look(), variables=os.environ),
+        ]
+    return rdma_findings(look(), wanted_of(settings, _own_names()), os.environ)
 
 
 def wanted_of(settings: Settings, own_names: set[str]) -> WantedRdma | None:

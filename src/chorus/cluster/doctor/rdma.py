@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chorus.cluster.doctor.checks import Finding, Status
 from chorus.platform.rdma import FIRST_MACOS, Rdma, interface_of
 from chorus.transport import catalog
+from chorus.transport.cables import FAST_SYNC, JACCL_FIRST
 
 _ENABLE = "start this Mac in Recovery Mode, run `rdma_ctl enable` in its Terminal, then restart"
 _UPDATE = "update this Mac to macOS 26.2 or newer, and the others of the cluster too"
@@ -33,16 +35,18 @@ class WantedRdma:
         return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-def rdma_findings(seen: Rdma, wanted: WantedRdma | None = None) -> list[Finding]:
+def rdma_findings(
+    seen: Rdma, wanted: WantedRdma | None = None, variables: Mapping[str, str] | None = None
+) -> list[Finding]:
     """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
     found = [availability(seen, wanted is not None)]
-    if seen.system == "Darwin" and seen.devices:
+    if seen.system == "Darwin" and seen.devices and not seen.only_slow_ports:
         needed = wanted.names if wanted else ()
         found += [port(seen, device, device in needed) for device in seen.devices]
         found += bridge(seen)
     if wanted is not None:
-        found += [*named_devices(seen, wanted), *meeting(wanted)]
-    return found
+        found += [*named_devices(seen, wanted), *meeting(seen, wanted)]
+    return [*found, *inherited(variables or {})]
 
 
 def availability(seen: Rdma, wanted: bool) -> Finding:
@@ -57,19 +61,32 @@ def port(seen: Rdma, device: str, needed: bool) -> Finding:
     interface = interface_of(device)
     belongs = f"{seen.interfaces[interface]} ({interface})" if interface in seen.interfaces else interface
     state = seen.ports.get(device)
+    cable = next((each for each in seen.thunderbolt if each.interface == interface), None)
+    if cable and cable.other_end and cable.too_slow:
+        fix = "RDMA needs a cable and a Mac with Thunderbolt 5 at both ends"
+        return Finding(device, f"{belongs}, its cable carries {cable.gigabits} Gbit/s", "warn" if needed else "ok", fix)
     if state == "PORT_ACTIVE":
-        return Finding(device, f"{belongs}, port active")
+        if seen.addresses.get(interface) or not seen.addresses or seen.bridge_of(interface):
+            return Finding(device, f"{belongs}, port active")
+        fix = (
+            f"in System Settings, Network, add a service for {seen.interfaces.get(interface, interface)} and give it "
+            "an IPv4 address, with a network of its own for each cable"
+        )
+        return Finding(device, f"{belongs}, port active, without an IPv4 address", "warn", fix)
     shown = f"{belongs}, port {'state unknown' if state is None else state.removeprefix('PORT_').lower()}"
     fix = "connect a Mac with Thunderbolt 5 that has RDMA enabled too"
     return Finding(device, shown, "warn", fix) if needed else Finding(device, f"{shown}: nothing connected to it")
 
 
 def bridge(seen: Rdma) -> Iterator[Finding]:
-    """A port inside a bridge forwards for it, and RDMA between two Macs then fails or turns slow."""
+    """A port inside a bridge has no address of its own, without which RDMA does not begin."""
     own = {interface_of(device) for device in seen.devices or ()}
     for name, members in seen.bridges.items():
         if shared := [member for member in members if member in own]:
-            fix = f"sudo ifconfig {name} down, and remove the Thunderbolt Bridge in System Settings, Network"
+            fix = (
+                "take these ports out of the Thunderbolt Bridge in System Settings, Network (until the next restart: "
+                f"sudo ifconfig {name} deletem {shared[0]}), and give each a service of its own with an IPv4 address"
+            )
             yield Finding("Thunderbolt bridge", f"{name} holds {', '.join(shared)}", "warn", fix)
 
 
@@ -94,12 +111,39 @@ def named_devices(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
     yield Finding(name, f"rank {wanted.rank} uses {', '.join(wanted.names)}")
 
 
-def meeting(wanted: WantedRdma) -> Iterator[Finding]:
+def meeting(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
     if wanted.coordinator is None:
         fix = "set MLX_JACCL_COORDINATOR to an address and port of rank 0, e.g. 192.168.1.10:32323"
         yield Finding(f"{_TRANSPORT.name} coordinator", "not given, and the hostfile has no addresses", "missing", fix)
+    elif interface := _thunderbolt_to(seen, wanted.coordinator):
+        fix = "meet on Ethernet or Wi-Fi: IP beside RDMA on one cable was seen to break RDMA's beginning"
+        yield Finding(f"{_TRANSPORT.name} coordinator", f"{wanted.coordinator}, over {interface}", "warn", fix)
     else:
         yield Finding(f"{_TRANSPORT.name} coordinator", wanted.coordinator)
+
+
+def inherited(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables of this shell that MLX would read."""
+    if variables.get(FAST_SYNC, "0") not in ("", "0"):
+        fix = f"unset {FAST_SYNC}: MLX calls it unreliable, and a GPU that it locks up stays so until a restart"
+        yield Finding(FAST_SYNC, variables[FAST_SYNC], "warn", fix)
+    for name in JACCL_FIRST:
+        if name in variables:
+            yield Finding(name, variables[name], "warn", f"unset {name}: ranks of Chorus ignore it")
+
+
+def _thunderbolt_to(seen: Rdma, coordinator: str) -> str | None:
+    """The Thunderbolt interface in whose network an address lies; None where there is none, or it is a name."""
+    host = coordinator.partition(",")[0]
+    try:
+        address = ipaddress.ip_address(host.rpartition(":")[0] or host)
+    except ValueError:
+        return None
+    own = {port.interface for port in seen.thunderbolt}
+    for interface, many in seen.addresses.items():
+        if interface in own and any(address in ipaddress.ip_interface(text).network for text in many):
+            return interface
+    return None
 
 
 def _obstacle(seen: Rdma) -> tuple[str, str] | None:
@@ -114,6 +158,8 @@ def _obstacle(seen: Rdma) -> tuple[str, str] | None:
             else f"{tool} shows {', '.join(seen.devices) or 'no devices'}"
         )
         return f"{_TRANSPORT.name} runs on macOS only; {listed}", _TRANSPORT.elsewhere
+    if seen.only_slow_ports:
+        return "this Mac has no Thunderbolt 5", _TRANSPORT.without_hardware
     if seen.macos < FIRST_MACOS:
         return f"macOS {'.'.join(map(str, seen.macos)) or 'of unknown version'} has none", _UPDATE
     if tool in seen.silent:
