@@ -8,7 +8,7 @@ import pytest
 
 from chorus.messages.rank import Drop, Feed, Fork, Step, step_from_wire, step_to_wire
 from chorus.transport.channel import open_server
-from chorus.transport.collective import check_devices
+from chorus.transport.collective import join_jaccl
 from chorus.transport.frames import decode, encode
 from chorus.transport.grpc_link import FrameSender, GrpcLink, tensor_service
 from chorus.transport.links import Inbox, LinkLost
@@ -78,4 +78,4 @@ def test_a_step_survives_the_wire() -> None:
 )
 def test_a_wrong_device_matrix_is_told_before_anybody_waits(devices: list[list[str | None]], error: str) -> None:
     with pytest.raises(CannotJoin, match=error):
-        check_devices(devices)
+        join_jaccl(0, devices, "127.0.0.1:1")

@@ -19,7 +19,8 @@ BACKENDS = catalog.spellings()
 """What hostfiles and variables call a transport, and what we do."""
 
 RdmaDevice = str | tuple[str, ...] | None
-"""The RDMA device towards one other rank, several of them, or None towards oneself."""
+"""The RDMA device towards one other rank, several of them, or None: towards oneself, and in a ring towards all but the
+neighbours."""
 
 _HOST_KEYS = ("ssh", "ips", "rdma")
 _FILE_KEYS = ("backend", "envs", "hosts")
@@ -176,6 +177,9 @@ def _rdma(row: Any, key: str, rank: int, ranks: int) -> tuple[RdmaDevice, ...]:
     for other, device in enumerate(row):
         if other == rank and device is not None:
             raise HostfileError(f"{key}[{other}]", f"expected null, a rank's place for itself, got {_shown(device)}")
+        beside = abs(other - rank) in (1, ranks - 1)
+        if device is None and not beside:
+            continue
         if other != rank and not (device and all(isinstance(name, str) and name for name in _several(device))):
             raise HostfileError(f"{key}[{other}]", f"expected an RDMA device like rdma_en5, got {_shown(device)}")
     return tuple(tuple(device) if isinstance(device, list) else device for device in row)

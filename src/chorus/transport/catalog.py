@@ -45,7 +45,11 @@ class Transport:
     sums_beside_cuda: bool = False
     """Its sums wait for what a CUDA GPU computes."""
     rdma: bool = False
-    """Moves over RDMA devices, which a hostfile must name for every pair of ranks."""
+    """Moves over RDMA devices: a hostfile names them, or the cables between the machines tell."""
+    restarts: int | None = None
+    """How often in a row ranks may be started again, where a group that did not form uses up what only a restart of the
+    machine gives back; None: as often as any.
+    """
     offered: tuple[Place, ...] = ()
     """Where help texts and advice name it."""
     launcher: str = ""
@@ -67,7 +71,7 @@ class Transport:
     call_seconds: float | None = None
     """What passing activations on costs besides the wire, on each side's processor."""
     sum_seconds: float | None = None
-    """What a small sum over all ranks costs besides the wire."""
+    """What a small sum over all ranks costs besides the wire and besides what it costs a Mac's GPU to wait for it."""
 
     @property
     def hybrids(self) -> bool:
@@ -155,13 +159,14 @@ _OWN = (
         collective=True,
         connects="leader",
         rdma=True,
+        restarts=1,
         offered=("hostfile",),
         elsewhere="use --transport mpi, ring or grpc on Linux",
         without_hardware="it needs Thunderbolt 5: on Macs with Thunderbolt 4 use --transport ring",
         spellings=("jaccl-ring",),
         not_hybrid="a jaccl group cannot be divided into one for each stage",
-        call_seconds=0.00001,
-        sum_seconds=0.00001,
+        call_seconds=0.0004,
+        sum_seconds=0.00005,
     ),
     # NVIDIA's collectives between GPUs.
     Transport(

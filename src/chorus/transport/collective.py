@@ -20,14 +20,12 @@ from pathlib import Path
 import mlx.core as mx
 
 from chorus.platform.process.timing import WatchTimes
-from chorus.transport import frames
+from chorus.transport import cables, catalog, frames
 from chorus.transport.grpc_link import FrameSender, sender_to_next
 from chorus.transport.links import Inbox, TokenPath, Traffic
 from chorus.transport.meeting import CannotJoin, Connection, DeviceMatrix, Meeting
 
 log = logging.getLogger("chorus.transport")
-
-"""A group forms in a moment or, when a rank is missing, never."""
 
 
 class CollectiveLink:
@@ -113,7 +111,10 @@ def open_mpi(meeting: Meeting, inbox: Inbox) -> Connection:
 
 def open_jaccl(meeting: Meeting, inbox: Inbox) -> Connection:
     if not meeting.rdma_devices:
-        raise CannotJoin("jaccl needs the RDMA devices of every rank: give a hostfile that has them")
+        raise CannotJoin(
+            "jaccl needs the RDMA devices of every rank: give a hostfile that has them (mlx.distributed_config writes "
+            "one), or use `chorus serve --cluster`, which finds them"
+        )
     return _connected(join_jaccl(meeting.rank, meeting.rdma_devices, meeting.coordinator), meeting, inbox)
 
 
@@ -149,8 +150,13 @@ def join_mpi(rank: int, size: int) -> mx.distributed.Group:
 
 def join_jaccl(rank: int, devices: DeviceMatrix, coordinator: str) -> mx.distributed.Group:
     """RDMA over Thunderbolt. `devices[i][j]` is the device, or the list of devices, by which rank i reaches rank j."""
-    check_devices(devices)
-    settings = {"MLX_RANK": str(rank), "MLX_JACCL_COORDINATOR": coordinator, "MLX_METAL_FAST_SYNCH": "1"}
+    try:
+        shape = cables.shape_of(devices)
+    except cables.NotCabled as error:
+        raise CannotJoin(str(error)) from None
+    settings = {"MLX_RANK": str(rank), "MLX_JACCL_COORDINATOR": coordinator}
+    if shape == "ring":
+        settings["MLX_JACCL_RING"] = "1"
     return _init("jaccl", settings, {"MLX_IBV_DEVICES": devices})
 
 
@@ -172,28 +178,32 @@ def split_group(world: mx.distributed.Group, part: int, rank: int) -> mx.distrib
     return group
 
 
-def check_devices(devices: DeviceMatrix) -> None:
-    """A square of names with nothing on the diagonal, or jaccl would wait for ever."""
-    size = len(devices)
-    for rank, row in enumerate(devices):
-        if len(row) != size:
-            raise CannotJoin(f"the RDMA devices of rank {rank} are {len(row)} for {size} ranks: give one per peer")
-        for peer, device in enumerate(row):
-            if (peer == rank) != (device is None):
-                wrong = "itself by a device" if peer == rank else f"rank {peer} by no device"
-                raise CannotJoin(f"rank {rank} reaches {wrong}: the matrix has null on its diagonal and only there")
+def _prepare(settings: Mapping[str, str]) -> None:
+    for name, value in cables.environment(settings, os.environ).items():
+        if value is not None:
+            os.environ[name] = value
+            continue
+        text = os.environ.pop(name)
+        if name in cables.JACCL_FIRST:
+            log.warning("%s=%s is ignored: the plan says how ranks meet", name, text)
+    if os.environ.get(cables.FAST_SYNC, "0") not in ("", "0"):
+        log.warning(
+            "%s is set: MLX calls it unreliable, and a GPU that it locks up stays so until the Mac is restarted",
+            cables.FAST_SYNC,
+        )
 
 
 def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]) -> mx.distributed.Group:
     """Named and strict: MLX would otherwise fall back to a group of one in silence."""
+    settings = dict(settings)
     with contextlib.ExitStack() as cleanup:
         for variable, content in files.items():
             descriptor, name = tempfile.mkstemp(prefix=f"chorus-{backend}-", suffix=".json")
             cleanup.callback(Path(name).unlink)
             with os.fdopen(descriptor, "w") as file:
                 json.dump(content, file)
-            os.environ[variable] = name
-        os.environ.update(settings)
+            settings[variable] = name
+        _prepare(settings)
         seconds = WatchTimes.told().join_seconds
         log.info("joining the %s group, for at most %g s", backend, seconds)
         # MLX waits for its peers without a deadline and keeps Python's lock meanwhile: only this timer still runs.
@@ -201,6 +211,7 @@ def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]
         try:
             return mx.distributed.init(strict=True, backend=backend)
         except (RuntimeError, ValueError) as error:
-            raise CannotJoin(f"the {backend} group did not form: {error}") from error
+            advice = cables.remedy(str(error)) if catalog.get(backend).rdma else ""
+            raise CannotJoin(f"the {backend} group did not form: {error}{advice and f'; {advice}'}") from error
         finally:
             faulthandler.cancel_dump_traceback_later()
