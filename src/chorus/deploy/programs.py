@@ -61,7 +61,11 @@ def rank_programs(spec: EngineSpec) -> list[Program]:
     if spec.parallel == "hybrid":
         _check_hybrid(spec)
     leader = Program(
-        "engine", python("-m", "chorus.engine", "-"), failure_file=spec.failure_file, told=spec.model_dump_json()
+        "engine",
+        python("-m", "chorus.engine", "-"),
+        failure_file=spec.failure_file,
+        told=spec.model_dump_json(),
+        restarts=catalog.get(spec.transport).restarts if spec.ranks else None,
     )
     followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
     if (launcher := catalog.get(spec.transport).launcher) and followers:

@@ -47,6 +47,8 @@ class Program:
     """The line that it reads from standard input: needs no disk, and comes again with every start."""
     processes: int = 1
     """How many of ours it starts by itself, where it is not one of ours."""
+    restarts: int | None = None
+    """How often in a row it may be started again at most; None: as often as anything."""
 
     def reason(self) -> str:
         if self.failure_file and self.failure_file.is_file():
@@ -87,6 +89,11 @@ class ProcessGroup:
 
     def program(self, name: str) -> Program:
         return next(program for program in self._programs if program.name == name)
+
+    @property
+    def restarts(self) -> int | None:
+        """How often in a row all of it may be started again at most."""
+        return min((program.restarts for program in self._programs if program.restarts is not None), default=None)
 
     @property
     def serves(self) -> bool:
@@ -217,7 +224,7 @@ class Supervisor:
                 life = group.life(time.monotonic())
             except CannotStartNow as error:
                 code, reason, life = EXIT_CANNOT_START, str(error), NEVER_SERVED
-            pause = restarts.pause(code, time.monotonic(), life)
+            pause = restarts.pause(code, time.monotonic(), life, group.restarts)
             if pause is None:
                 raise GaveUp(
                     reason

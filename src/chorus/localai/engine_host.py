@@ -148,7 +148,9 @@ class EngineHost:
                 return await self._enter(HostState.FAILED, f"the ranks cannot be started: {error}")
             served, reason = await self._run_once()
             now = time.monotonic()
-            pause = restarts.pause(EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now))
+            pause = restarts.pause(
+                EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now), self._group.restarts
+            )
             if pause is None:
                 again = f" ({restarts.lost} times started again)" if restarts.lost else ""
                 return await self._enter(HostState.FAILED, f"{reason}{again}")

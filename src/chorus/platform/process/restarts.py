@@ -42,8 +42,8 @@ class Restarts:
         self._refused: list[float] = []
         self._ran = False
 
-    def pause(self, code: int, now: float, life: Life = NEVER_SERVED) -> float | None:
-        """Seconds until the next start; None: give up.
+    def pause(self, code: int, now: float, life: Life = NEVER_SERVED, most: int | None = None) -> float | None:
+        """Seconds until the next start; None: give up. `most` is how often in a row, where fewer than usual are right.
 
         What could never start will not on a second try. What has run before may only wait for its port, or a node.
         What is lost is started again at once; lost again before it has settled, after ever longer pauses.
@@ -55,14 +55,14 @@ class Restarts:
             self._lost = 0
         if code == EXIT_CANNOT_START:
             self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
-            if not self._ran or len(self._refused) >= len(policy.pauses):
+            if not self._ran or len(self._refused) >= _least(len(policy.pauses), most):
                 return None
             self._refused.append(now)
             return policy.pauses[len(self._refused) - 1]
         self.has_run()
         self._lost += 1
         pauses = (0.0, *policy.pauses)
-        return pauses[self._lost - 1] if self._lost <= len(pauses) else None
+        return pauses[self._lost - 1] if self._lost <= _least(len(pauses), most) else None
 
     def has_run(self) -> None:
         """It has come up, so that it may again."""
@@ -73,6 +73,10 @@ class Restarts:
     def lost(self) -> int:
         """How often in a row it was lost before it had settled."""
         return self._lost
+
+
+def _least(usual: int, most: int | None) -> int:
+    return usual if most is None else min(usual, most)
 
 
 def describe_exit(code: int) -> str:
