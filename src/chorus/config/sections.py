@@ -117,7 +117,7 @@ class Limits(Section):
     request_timeout_seconds: float = Field(default=600, gt=0)
     keep_alive_seconds: float = Field(default=15, gt=0)
     connect_timeout_seconds: float = Field(default=10, gt=0)
-    describe_timeout_seconds: float = Field(default=2, gt=0)
+    describe_timeout_seconds: float = Field(default=10, gt=0)
     shutdown_grace_seconds: float = Field(default=5, ge=0, le=600)
     max_connections: int = Field(default=1024, ge=16)
     max_strangers: int = Field(default=256, ge=16)
