@@ -106,7 +106,7 @@ def test_options_win_over_flags_and_flags_over_the_environment(tmp_path: Path) -
 
 def test_jaccl_means_tensor_parallel_unless_told_otherwise(tmp_path: Path) -> None:
     file = f"hostfile:{hostfile(tmp_path, 2)}"
-    assert plan(tmp_path, file, "distributed_backend:jaccl").settings.engine.parallel == "tensor"
+    assert plan(tmp_path, file, "distributed_backend:jaccl").settings.engine.served_parallel == "tensor"
     assert plan(tmp_path, file, "distributed_backend:ring").settings.engine.served_parallel == "pipeline"
     chosen = plan(tmp_path, file, "distributed_backend:jaccl", "parallel:pipeline")
     assert chosen.settings.engine.parallel == "pipeline"

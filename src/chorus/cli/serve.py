@@ -178,6 +178,8 @@ def _serve_over_nodes(
         logs=log_dir or paths.log_dir(),
         start_timeout_seconds=settings.engine.start_timeout_seconds,
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
+        coordinator=settings.cluster.coordinator,
+        rdma_devices=settings.rdma_devices,
         timing=settings.watch,
     )
     serve_over_nodes(settings, insecure, options, ready_file)

@@ -30,6 +30,13 @@ def mlx_distributed(
     backend: Annotated[
         str, typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help=f"{', '.join(catalog.by_hand())}: how tensors travel.")
     ] = catalog.by_hand()[0],
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Rank 0 with --model: pipeline (runs of layers) or tensor (slices of all layers), which "
+            f"{catalog.over_rdma().name} means without it."
+        ),
+    ] = None,
     addr: Annotated[
         str, typer.Option(envvar="MLX_DISTRIBUTED_ADDR", help="Rank 0: where the API listens.")
     ] = "localhost:50051",
@@ -67,7 +74,17 @@ def mlx_distributed(
         lead(addr, backend, hostfile, coordinator, trust_remote_code=trust_remote_code)
     elif rank == 0 and model is not None:
         lead_with_api(
-            model, addresses, transport, addr, coordinator, hosts, start_timeout, threads, trust_remote_code, log_level
+            model,
+            addresses,
+            transport,
+            parallel,
+            addr,
+            coordinator,
+            hosts,
+            start_timeout,
+            threads,
+            trust_remote_code,
+            log_level,
         )
     else:
         follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, dict(hosts.envs))

@@ -144,9 +144,12 @@ class AskedDivision(Section):
 
     @property
     def served_parallel(self) -> Literal["pipeline", "tensor", "hybrid"]:
-        """What ranks are started for: where it was left open, weights mean tensor and anything else a pipeline."""
+        """What ranks are started for: where it was left open, weights mean tensor and anything else a pipeline. Who
+        chooses RDMA and says no more wants every machine on every token: that is what such a link is for.
+        """
         if self.parallel == "auto":
-            return "tensor" if self.weights else "pipeline"
+            over_rdma = self.transport == catalog.over_rdma().name and not self.split
+            return "tensor" if self.weights or over_rdma else "pipeline"
         return "pipeline" if self.parallel == "single" else self.parallel
 
     @field_validator("split", "weights", mode="before")

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from chorus.config.hostfile import RdmaDevice
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import (
     ApiConfig,
@@ -44,6 +45,12 @@ class Settings(BaseSettings):
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()
     watch: WatchTimes = DEFAULTS
+
+    @property
+    def rdma_devices(self) -> tuple[tuple[RdmaDevice, ...], ...] | None:
+        """Which RDMA device each rank reaches each other rank by; None unless all devices say so."""
+        rows = tuple(device.rdma for device in self.devices)
+        return rows if rows and all(rows) else None
 
     @classmethod
     def settings_customise_sources(

@@ -64,6 +64,7 @@ def lead_with_api(
     model: str,
     addresses: tuple[str, ...],
     transport: str,
+    parallel: str | None,
     addr: str,
     coordinator: str | None,
     hosts: Hostfile,
@@ -77,7 +78,12 @@ def lead_with_api(
     overrides = {
         "model": model,
         "api": {"host": host, "port": port or DEFAULT_PORT},
-        "engine": {"transport": transport, "threads": threads, "trust_remote_code": trust_remote_code or None},
+        "engine": {
+            "transport": transport,
+            "parallel": parallel,
+            "threads": threads,
+            "trust_remote_code": trust_remote_code or None,
+        },
         "log": {"level": log_level},
     }
     settings = load_settings(None, overrides, environment={})

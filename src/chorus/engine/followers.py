@@ -158,6 +158,10 @@ class FollowerGroup:
             follower.start(self._lose)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
+    @property
+    def sum_seconds(self) -> float | None:
+        return self._side.sum_seconds
+
     def _lose(self) -> None:
         """A rank has failed. Called from the thread that reads its answers."""
         self._lost.set()

@@ -73,6 +73,11 @@ class Followers(Protocol):
     farewell: Callable[[str], None]
     """Called with the reason before this process is left in the middle of a collective."""
 
+    @property
+    def sum_seconds(self) -> float | None:
+        """What a small sum over the ranks took when they met; None where nothing is summed."""
+        ...
+
     def send(self, step: Step) -> None: ...
     def receive(self, step: Step) -> list[mx.array] | None:
         """What the stage before ours computed for this step; None where ours is the first."""
@@ -101,6 +106,8 @@ class NoFollowers:
     followers: tuple[Follower, ...] = ()
     stages = depth = 1
     lookahead = True
+
+    sum_seconds = None
 
     def __init__(self) -> None:
         self.farewell: Callable[[str], None] = lambda reason: None

@@ -24,6 +24,7 @@ from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2
+from chorus.planning.measured import remember_sum
 from chorus.planning.split import SplitError
 from chorus.platform.memory import resident_memory
 from chorus.platform.metal import GpuLost
@@ -33,6 +34,7 @@ from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
+from chorus.security.names import split_member
 from chorus.text.grammar.client import Constraint, Grammars
 from chorus.transport import catalog
 
@@ -187,6 +189,14 @@ def run(spec: EngineSpec) -> int:
     return 0
 
 
+def remember_sums(spec: EngineSpec, seconds: float | None) -> None:
+    """For the next plan over these nodes; ranks without an identity are not planned from measurements."""
+    members = [split_member(address)[0] for address in spec.ranks[1:]]
+    if seconds and all(members):
+        log.info("a small sum over the ranks takes %.2f ms", seconds * 1e3)
+        remember_sum(spec.transport, members, seconds)
+
+
 def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
@@ -216,6 +226,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         warm_up(leader)
         if spec.lanes is None and group.stages > 1:
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
+    remember_sums(spec, group.followers.sum_seconds)
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
     cache_tokens = group.cache_tokens(runner, spec.memory_fraction, limits.context)
     leader.scheduler.limits = within_memory(limits, cache_tokens)

@@ -76,7 +76,7 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> EngineLaunch:
 
 def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
     """What ranks on other machines need besides: the model's name, and how to meet."""
-    settings, devices = plan.settings, plan.settings.devices
+    settings = plan.settings
     plaintext = not all(is_private(address) for address in plan.ranks)
     if plaintext:
         log.warning("ranks on other machines are met in plain text: use a network that you trust")
@@ -86,6 +86,6 @@ def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
         "model": model.id,
         "insecure": plaintext,
         "coordinator": settings.cluster.coordinator,
-        "rdma_devices": tuple(device.rdma for device in devices) if all(device.rdma for device in devices) else None,
+        "rdma_devices": settings.rdma_devices,
         "threads": settings.engine.threads or cores.threads_per_rank(cores.usable_cores(), ranks_here),
     }

@@ -11,10 +11,9 @@ from typing import Any
 
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import HostEntry
-from chorus.config.origins import DEFAULT
 from chorus.config.sections import DeviceConfig
 from chorus.config.settings import Settings
-from chorus.config.sources import LoadedSettings, load
+from chorus.config.sources import load
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import FixedSampling, Options, parse_options
@@ -76,7 +75,7 @@ def plan_load(
         loaded = load(None, overrides, environment, folder)
     except ConfigError as error:
         raise LoadFailed(_explain(error, hostfile)) from None
-    settings = _tensor_over_rdma(loaded)
+    settings = loaded.settings
     distrusted = settings.engine.trust_remote_code and not trust_remote_code
     if distrusted:
         settings = settings.model_copy(
@@ -151,14 +150,6 @@ def _merged(*trees: Tree) -> dict[str, dict[str, Any]]:
 def _explain(error: ConfigError, hostfile: str | None) -> str:
     message = str(error).replace("command line: ", "model options: ", 1)
     return message if not hostfile or str(hostfile) in message else f"{message} (hostfile {hostfile})"
-
-
-def _tensor_over_rdma(loaded: LoadedSettings) -> Settings:
-    """Who chooses RDMA and says no more wants every machine on every token: that is what such a link is for."""
-    settings, engine = loaded.settings, loaded.settings.engine
-    if engine.transport != catalog.over_rdma().name or engine.split or loaded.origins["engine.parallel"] != DEFAULT:
-        return settings
-    return settings.model_copy(update={"engine": engine.model_copy(update={"parallel": "tensor"})})
 
 
 def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:

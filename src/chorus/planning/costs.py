@@ -61,6 +61,9 @@ class LinkSpeed:
     """Seconds of a small sum over all ranks; None where no collective can run."""
 
 
+METAL_SUM_SECONDS = 0.00036
+"""What a sum costs a Mac's GPU besides the sum itself: MLX's collectives run on the CPU, and crossing over takes about
+180 µs each way (ml-explore/mlx#4438)."""
 LOOPBACK = LinkSpeed(latency=0.0003, bandwidth=2e9, all_reduce=0.0005)
 ETHERNET = LinkSpeed(latency=0.0006, bandwidth=110e6, all_reduce=0.0008)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from chorus.config.file import ConfigError
 from chorus.config.older_projects import LOCAL_NAMES
 from chorus.config.sections import Capabilities, DeviceConfig
-from chorus.planning.costs import ETHERNET, LOOPBACK, Links, LinkSpeed, Machine
+from chorus.planning.costs import ETHERNET, LOOPBACK, METAL_SUM_SECONDS, Links, LinkSpeed, Machine
 from chorus.platform import mac_memory
 from chorus.platform.device import Backend
 
@@ -25,9 +25,10 @@ LINK_KINDS = {
     "wifi": LinkSpeed(latency=0.003, bandwidth=30e6, all_reduce=0.006),
     "ethernet": ETHERNET,
     "10g": LinkSpeed(latency=0.0004, bandwidth=1.1e9, all_reduce=0.0006),
-    "thunderbolt": LinkSpeed(latency=0.0004, bandwidth=3e9, all_reduce=0.0005),
-    "rdma": LinkSpeed(latency=0.0001, bandwidth=5e9, all_reduce=0.00003),
+    "thunderbolt": LinkSpeed(latency=0.0004, bandwidth=2e9, all_reduce=0.0004 + METAL_SUM_SECONDS),
+    "rdma": LinkSpeed(latency=0.0004, bandwidth=3.5e9, all_reduce=0.00005 + METAL_SUM_SECONDS),
 }
+"""Published measurements where nobody has measured these machines: docs/tensor.md has the sources."""
 _GB = 10**9
 _NODE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<memory>\d+(?:\.\d+)?)\s*(?:GB?)?(?::(?P<cores>\d+))?", re.IGNORECASE)
 

@@ -20,7 +20,7 @@ from chorus.rank.join import connect, layout_of
 from chorus.rank.load import LoadedShard, load_shard, load_slices, own_folder
 from chorus.rank.pipeline.token_relay import TokenRelay, placeholder
 from chorus.rank.runner import Runner
-from chorus.rank.tensor.divide import TensorPlan, from_leader
+from chorus.rank.tensor.divide import TensorPlan, from_leader, wait_for_peers
 from chorus.transport.links import Inbox, Link, TokenPath, Traffic
 from chorus.transport.security import PRIVATE, Security
 
@@ -31,6 +31,8 @@ class LeadingSide(Protocol):
     """How many steps may be on their way through the stages at once."""
     lookahead: bool
     """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
+    sum_seconds: float | None
+    """What a small sum over the ranks took when they met; None until then, and where nothing is summed."""
 
     def receive(self, step: Step) -> list[mx.array] | None:
         """What the stage before ours computed for this step; None where ours is the first."""
@@ -101,6 +103,8 @@ class PipelinePart:
 
 class PipelineLeader:
     """Takes activations from the stage before; sampled tokens go to the first stage where there is a way for them."""
+
+    sum_seconds: float | None = None
 
     def __init__(self, part: PipelinePart) -> None:
         self.stages = part.stages
@@ -189,8 +193,11 @@ class TensorLeader:
 
     def __init__(self, part: TensorPart) -> None:
         self._peers = part.peers
+        self.sum_seconds: float | None = None
 
     def receive(self, step: Step) -> list[mx.array] | None:
+        if self.sum_seconds is None and step.feeds:
+            self.sum_seconds = wait_for_peers(self._peers)
         return None
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
@@ -210,6 +217,7 @@ class TensorFollower:
         self._runner = Runner(part.shard.stage)
         self._peers = part.peers
         self._tokens = GraphTokens()
+        self._met = False
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -220,6 +228,9 @@ class TensorFollower:
         return Traffic()
 
     def run(self, step: Step) -> None:
+        if not self._met and step.feeds:
+            wait_for_peers(self._peers)
+            self._met = True
         outputs = self._runner.run(step, self._tokens.of(step))
         if step.logits:
             tokens = from_leader(mx.zeros((len(step.feeds),), mx.uint32), self._peers, after=outputs)

@@ -29,7 +29,7 @@ from chorus.config.hostfile import split_address
 from chorus.errors import CannotListen
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
-from chorus.platform import cores, device
+from chorus.platform import cores, device, rdma
 from chorus.platform.links import Address
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
@@ -87,7 +87,10 @@ class AgentService(agent_pb2_grpc.AgentServicer):
 
     async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Node:
         await self._check(context)
-        return self._node()
+        node = self._node()
+        if request.cables:
+            tell_cables(node, await asyncio.to_thread(rdma.look))
+        return node
 
     async def Profile(self, request: wire.ProfileRequest, context: grpc.aio.ServicerContext) -> wire.ProfileReply:
         await self._check(context)
@@ -278,6 +281,11 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         if not self._request:
             self._request = make_request(own_key(self._identity.folder), self._facts.name)
         return self._request
+
+
+def tell_cables(node: wire.Node, seen: rdma.Rdma) -> None:
+    node.rdma_ports.extend(wire.RdmaPort(**asdict(port)) for port in rdma.ports(seen))
+    node.meeting_addresses.extend(rdma.meeting_addresses(seen))
 
 
 class Disk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc.aio
@@ -18,8 +19,10 @@ from chorus.deploy.nodes.links import Routes
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule
-from chorus.planning.costs import ETHERNET, Links, LinkSpeed, Machine, Workload
+from chorus.planning.costs import ETHERNET, METAL_SUM_SECONDS, Links, LinkSpeed, Machine, Workload
 from chorus.planning.facts import ModelFacts
+from chorus.planning.measured import known_sum
+from chorus.planning.nodes import LINK_KINDS
 from chorus.planning.plan import Plan, PlanError
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest, WantedParallel
@@ -51,7 +54,7 @@ async def plan_for(
         told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
         log.warning("the layers are divided evenly: %s", told)
         return None
-    links = links_between(nodes, spec.transport, routes or {})
+    links = links_between(nodes, spec.transport, routes or {}, machines)
     context = min(spec.context or CONTEXT, facts.context)
     prompt, output = min(512, context // 2), min(256, context // 4)
     work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
@@ -100,27 +103,41 @@ async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine
     return [node_of(own, HERE, fraction), *named]
 
 
-def links_between(nodes: list[ConnectedNode], transport: str, routes: Routes) -> Links:
-    """From here to each node as its agent answers; on other ways, as the two ends have tried them."""
+def links_between(
+    nodes: list[ConnectedNode], transport: str, routes: Routes, machines: Sequence[Machine] = ()
+) -> Links:
+    """From here to each node as its agent answers; on other ways, as the two ends have tried them. What sums over these
+    nodes took when they ran last goes over every estimate.
+    """
     names = [HERE, *(node.name for node in nodes)]
     call = catalog.get(catalog.DEFAULT).call_seconds or 0.0
+    metal = any(machine.backend == "metal" for machine in machines)
     known = {
-        (0, rank): (node.met.ip, link_over(transport, node.round_trip_ms, node.bandwidth))
+        (0, rank): (node.met.ip, link_over(transport, node.round_trip_ms, node.bandwidth, metal))
         for rank, node in enumerate(nodes, 1)
     }
     for (one, other), route in sorted(routes.items()):
         if known.get((one, other), ("", None))[0] != route.ip:
             as_call = (route.round_trip + 2 * call) * 1e3
-            known[one, other] = route.ip, link_over(transport, as_call, route.bandwidth)
-    return Links(ETHERNET, tuple((names[one], names[other], link) for (one, other), (_, link) in known.items()))
+            known[one, other] = route.ip, link_over(transport, as_call, route.bandwidth, metal)
+    usual = LINK_KINDS["rdma"] if catalog.get(transport).rdma else ETHERNET
+    pairs = {(names[one], names[other]): link for (one, other), (_, link) in known.items()}
+    if seconds := known_sum(transport, [node.node_id for node in nodes]):
+        usual = replace(usual, all_reduce=seconds)
+        pairs = {pair: replace(link, all_reduce=seconds) for pair, link in pairs.items()}
+    return Links(usual, tuple((one, other, link) for (one, other), link in pairs.items()))
 
 
-def link_over(transport: str, round_trip_ms: float, bandwidth: float | None) -> LinkSpeed:
+def link_over(transport: str, round_trip_ms: float, bandwidth: float | None, metal: bool = False) -> LinkSpeed:
     """The link to a node: as fast as was measured when it came, with the latency of its agent's answers.
 
-    Those come over gRPC, so what a call costs there is in them and what it costs with this transport is not.
+    Those come over gRPC, so what a call costs there is in them and what it costs with this transport is not. Of RDMA
+    they tell nothing: it has published figures until the cluster has run.
     """
     row, measured = catalog.get(transport), round_trip_ms / 2e3
+    if row.rdma:
+        return LINK_KINDS["rdma"]
     latency = max(0.0, measured + (row.call_seconds or 0.0) - (catalog.get(catalog.DEFAULT).call_seconds or 0.0))
-    sums = None if row.sum_seconds is None else measured + row.sum_seconds
+    crossing = METAL_SUM_SECONDS if metal else 0.0
+    sums = None if row.sum_seconds is None else measured + row.sum_seconds + crossing
     return LinkSpeed(latency, bandwidth or ETHERNET.bandwidth, sums)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from chorus.deploy.front_end import (
     listen,
     run_announced,
 )
+from chorus.deploy.nodes.cables import Matrix, Way, find_way
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
 from chorus.deploy.nodes.links import Routes, find_routes, matrix, own_place, place_of, talking_pairs
 from chorus.deploy.nodes.plan import is_given, plan_for
@@ -72,6 +72,10 @@ class ClusterOptions:
     start_timeout_seconds: float = 600.0
     nodes_choose_transport: bool = False
     """Where this side has no preference, the one that all nodes were started with holds."""
+    coordinator: str | None = None
+    """host:port where ranks meet, for transports that need one place for it; None: it is found."""
+    rdma_devices: Matrix | None = None
+    """Over RDMA: which device each rank reaches each other rank by; None: the cables between the machines tell."""
     timing: WatchTimes = DEFAULTS
 
 
@@ -197,16 +201,22 @@ async def ranks_on_nodes(
             nonlocal predicted
             backend = common_backend(chosen) if options.nodes_choose_transport else None
             report("planning")
+            wanted = first.model_copy(update={"transport": backend}) if backend else first
+            is_chosen = backend is not None or not options.nodes_choose_transport
+            keep_order = cut is not None or is_given(first, len(chosen) + 1)
+            way = await find_way(chosen, wanted, is_chosen, options.rdma_devices, keep_order)
+            chosen = way.nodes
             if cut and len(parts) != len(chosen) + 1:
                 raise GaveUp(
                     f"{model.path} was made for {len(parts)} ranks and there are {len(chosen) + 1} machines: "
                     "make it again for these, or serve the original model"
                 )
-            routes = await look_for_routes(chosen, backend or first.transport, first.parallel)
-            made = await plan_for(chosen, facts, first, sharding, routes) if facts else None
+            routes = await look_for_routes(chosen, way.transport, first.parallel)
+            planned = first.model_copy(update={"transport": way.transport})
+            made = await plan_for(chosen, facts, planned, sharding, routes) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
-            return deployment(chosen, held.share, layers, make_spec, identity, options, made, backend, parts, routes)
+            return deployment(way, held.share, layers, make_spec, identity, options, made, parts, routes)
 
         served = Served(
             held.share.model,
@@ -240,20 +250,20 @@ async def ranks_on_nodes(
 
 
 def deployment(
-    nodes: list[ConnectedNode],
+    way: Way,
     share: SharedModel,
     layers: int,
     make_spec: Callable[[tuple[str, ...]], EngineSpec],
     identity: Identity,
     options: ClusterOptions,
     made: Plan | None = None,
-    transport: str | None = None,
     parts: Sequence[SharedModel] = (),
     routes: Routes | None = None,
 ) -> Deployment:
     """Rank 0 here, the nodes after it in their order; each is sent only the files that hold its layers, or its own part
     of a model that was cut before.
     """
+    nodes = way.nodes
     ranks, ways = len(nodes) + 1, routes or {}
     spec = make_spec(())
     pipeline = spec.parallel == "pipeline"
@@ -272,20 +282,22 @@ def deployment(
         # One address where all ranks come to the same one, every address where they come by several cables.
         come_to = {route.ip for pair, route in ways.items() if pair[1] == 0} or {node.own_ip for node in nodes}
         host = come_to.pop() if len(come_to) == 1 else options.host
-        port = options.leader_port or (_free_port(host) if nodes else 0)
+        port = options.leader_port or (free_port(host) if nodes else None) or 0
         own = (member_address(identity.member.node_id, host, port), *addresses) if nodes else ()
         chosen: dict[str, Any] = {
             "identity": identity.folder,
             "model": share.model,
             "split": split if pipeline else None,
             "routes": matrix(ways, ranks) if ways else (),
+            "transport": way.transport,
+            "rdma_devices": way.rdma_devices,
+            "coordinator": options.coordinator or way.new_meeting_place(),
         }
         if made:
             chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
         if made and not pipeline:
             chosen["weights"] = made.split
-        final = make_spec(own).model_copy(update={**chosen, **({"transport": transport} if transport else {})})
-        program = rank_programs(final)[0]
+        program = rank_programs(make_spec(own).model_copy(update=chosen))[0]
         return replace(program, environment={**program.environment, **options.environment})
 
     own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)
@@ -319,11 +331,6 @@ def needed_files(share: SharedModel, layers: range, total: int, everything: bool
     return tuple(
         file for file in share.files if wanted is None or not file.name.endswith(".safetensors") or file.name in wanted
     )
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _free_door(host: str, port: int) -> int:

@@ -7,11 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cables",)
+    CABLES_FIELD_NUMBER: _ClassVar[int]
+    cables: bool
+    def __init__(self, cables: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses")
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +29,8 @@ class Node(_message.Message):
     MODELS_FOLDER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
+    MEETING_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -42,7 +46,9 @@ class Node(_message.Message):
     models_folder: str
     certificate_request: bytes
     addresses: _containers.RepeatedCompositeFieldContainer[NodeAddress]
-    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ...) -> None: ...
+    rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
+    meeting_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("ip", "interface", "kind", "bits_per_second")
@@ -55,6 +61,18 @@ class NodeAddress(_message.Message):
     kind: str
     bits_per_second: int
     def __init__(self, ip: _Optional[str] = ..., interface: _Optional[str] = ..., kind: _Optional[str] = ..., bits_per_second: _Optional[int] = ...) -> None: ...
+
+class RdmaPort(_message.Message):
+    __slots__ = ("device", "own_end", "other_end", "obstacle")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    OWN_END_FIELD_NUMBER: _ClassVar[int]
+    OTHER_END_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    own_end: str
+    other_end: str
+    obstacle: str
+    def __init__(self, device: _Optional[str] = ..., own_end: _Optional[str] = ..., other_end: _Optional[str] = ..., obstacle: _Optional[str] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("memory_fraction",)

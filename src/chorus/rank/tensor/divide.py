@@ -7,6 +7,8 @@ as it is. Architectures without a rule of ours run through mlx-lm's own `shard`,
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ import mlx.nn as nn
 
 from chorus.models.architectures import TensorRule, tensor_rule
 from chorus.planning.split import SplitError
+from chorus.platform import device
 from chorus.rank.tensor import modules, shares
 from chorus.rank.tensor.cuts import Cut, take
 from chorus.rank.tensor.parts import (
@@ -121,6 +124,26 @@ def from_leader(
     """
     own = array if group.rank() == leader else mx.zeros_like(array)
     return mx.distributed.all_sum(mx.depends([own], list(after))[0], group=group)
+
+
+TRIED_SUMS = 8
+TRIED_WIDTH = 2048
+
+
+def wait_for_peers(group: mx.distributed.Group) -> float:
+    """Wait until every rank has come so far; answers the seconds of a small sum between the device and its peers.
+
+    A Mac ends a GPU's work that waits for more than about five seconds, and a rank that has loaded early would wait
+    longer for the others: so the first wait is the CPU's alone.
+    """
+    alone = mx.cpu if device.backend() == "metal" else mx.default_device()
+    mx.eval(mx.distributed.all_sum(mx.zeros((1,), stream=alone), group=group, stream=alone))
+    values, quickest = mx.zeros((TRIED_WIDTH,)), math.inf
+    for _ in range(TRIED_SUMS):
+        begin = time.perf_counter()
+        mx.eval(mx.distributed.all_sum(values + 1, group=group) * 2)
+        quickest = min(quickest, time.perf_counter() - begin)
+    return quickest
 
 
 def _divide_vocabulary(model: nn.Module, rule: TensorRule, share: RankShare) -> Iterator[Change]:
