@@ -22,8 +22,9 @@ from chorus.transport import catalog
 _SECONDS_EACH = 0.4
 _FEWEST_RUNS = 3
 _ROWS = 256
-_PACKED_ROWS = 16
-"""Fewer: where packed products are slow, many rows would take minutes."""
+_PACKED_ROWS = {"cpu": 16, "metal": 512, "cuda": 512}
+"""As many as a prompt's chunk has: GPUs take another kernel for few rows. On a CPU one kernel takes them all, so slowly
+that many would take minutes."""
 _WIDTH = {"cpu": 1536, "metal": 4096, "cuda": 4096}
 _MATRICES = 24
 _SMALL = 64
@@ -71,7 +72,7 @@ def measure(threads: int | None) -> Rates:
         device_memory=own_device_memory(mx),
         flops=_flops(mx, plain, width, dtype, _ROWS),
         bandwidth=_bandwidth(mx, plain, width, dtype, bytes_plain),
-        packed_flops=_flops(mx, quantized, width, dtype, _PACKED_ROWS),
+        packed_flops=_flops(mx, quantized, width, dtype, _PACKED_ROWS[prepared.backend]),
         packed_bandwidth=_bandwidth(mx, quantized, width, dtype, bytes_packed),
         layer_seconds=_layer_seconds(mx, dtype),
         collectives=tuple(name for name in catalog.collectives() if mx.distributed.is_available(name)),
