@@ -65,7 +65,7 @@ def wire(machines: Sequence[Cabled], keep_order: bool = False) -> Wiring:
     if len(cables) == size * (size - 1) // 2 and 2 <= size <= MESH_RANKS:
         return Wiring("mesh", tuple(range(size)), _matrix(cables, tuple(range(size)), most=1))
     order = tuple(range(size)) if keep_order else _ring(size, cables)
-    if order is None or not all(_pair(a, b) in cables for a, b in _neighbours(order)):
+    if order is None or size < 2 or not all(_pair(a, b) in cables for a, b in _neighbours(order)):
         raise NotCabled(_missing(machines, cables))
     return Wiring("ring", order, _matrix(cables, order, most=RING_CABLES))
 
@@ -210,6 +210,8 @@ def _ring(size: int, cables: _Cables) -> tuple[int, ...] | None:
 
 def _missing(machines: Sequence[Cabled], cables: _Cables) -> str:
     """What is in the way: a port that cannot be used, else the first pair without a cable."""
+    if len(machines) < 2:
+        return "RDMA needs two machines"
     for machine in machines:
         for port in machine.ports:
             if port.obstacle:
