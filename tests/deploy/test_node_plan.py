@@ -12,6 +12,7 @@ import pytest
 from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
+from chorus.deploy.nodes.cables import Way
 from chorus.deploy.nodes.links import Route, Routes
 from chorus.deploy.nodes.plan import is_given, link_over, plan_request
 from chorus.deploy.nodes.serve import ClusterOptions, deployment, needed_files
@@ -77,7 +78,7 @@ def test_the_leader_listens_where_its_ranks_come_to_it(sharded: Path) -> None:
     def told(routes: Routes) -> EngineSpec:
         options = ClusterOptions(leader_port=50200)
         made = deployment(
-            nodes,
+            Way("grpc", nodes),
             share_folder("m", sharded),
             4,
             lambda ranks: spec().model_copy(update={"ranks": ranks}),
