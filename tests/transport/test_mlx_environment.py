@@ -12,12 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from chorus.deploy.nodes.cables import Seen, choose_way, seen_at
 from mlx._distributed_utils import common, config
 
 from chorus.config.engine import EngineSpec
 from chorus.config.hostfile import HostfileError, parse_hostfile
 from chorus.config.sources import load_settings
+from chorus.deploy.nodes.cables import Seen, choose_way, seen_at
 from chorus.deploy.rendezvous import rank_addresses
 from chorus.engine.group import _load_request
 from chorus.messages.load import Greeting
