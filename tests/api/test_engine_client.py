@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -186,6 +187,35 @@ def test_describe_answers_beside_the_session(engine: ScriptedEngine) -> None:
         assert (description.state, description.vocabulary) == (pb.READY, 512)
 
     with_client(engine, act)
+
+
+def test_an_engine_that_is_slow_to_greet_is_waited_for(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """On a busy machine it may take a while until an engine answers a connection that its system took."""
+    engine.start()
+    late = short(tmp_path) / "late.sock"
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def greet_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        behind = await asyncio.open_unix_connection(engine.address.removeprefix("unix:"))
+        await asyncio.gather(relay(reader, behind[1]), relay(behind[0], writer))
+
+    async def asked() -> pb.Description:
+        server = await asyncio.start_unix_server(greet_late, late)
+        client = EngineClient(f"unix:{late}")
+        try:
+            return await client.describe(DEADLINE)
+        finally:
+            await client.close()
+            server.close()
+
+    assert asyncio.run(asked()).state == pb.READY
 
 
 def test_closing_the_client_fails_what_is_open(engine: ScriptedEngine) -> None:

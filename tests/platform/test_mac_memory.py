@@ -100,7 +100,7 @@ MACS = [
         layers=24,
         numbers_per_token=2 * 2 * 64,
     ),
-    # Mac mini, M4, macOS 26.5: github.com/mrinebold/msrHermes, docs/ENVIRONMENT_REPORT.md (vm_stat); its working set:
+    # Mac mini, M4, macOS 26.5: github.com/mrinebold/msrHermes, its ENVIRONMENT_REPORT.md (vm_stat); its working set:
     # github.com/exo-explore/exo/pull/1672 (M4, 10.67 GB), llama-cpp-python issue 687 (10922.67 MB).
     Mac(
         gigabytes=16,

@@ -181,7 +181,7 @@ JACCL_RULES = (
     ),
     Rule(
         "MLX_METAL_FAST_SYNCH is not set: it may lock up the GPU until a restart",
-        "docs/src/usage/distributed.rst",
+        "mlx/docs/src/usage/distributed.rst",
         lambda e: "MLX_METAL_FAST_SYNCH" not in e.variables,
     ),
 )

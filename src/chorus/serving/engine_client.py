@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 # A restarted engine is back on the same socket within seconds; gRPC's own back-off would wait up to two minutes.
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name the time that one attempt has: an engine on a busy machine takes a while to greet.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),
 )
