@@ -154,7 +154,7 @@ def test_a_node_is_believed_within_reason() -> None:
 def test_the_planner_gets_what_was_measured_on_the_way_that_is_used() -> None:
     def node(name: str) -> Any:
         met = SimpleNamespace(ip=f"wifi-of-{name}")
-        return SimpleNamespace(name=name, met=met, round_trip_ms=8.0, bandwidth=2e7)
+        return SimpleNamespace(name=name, node_id=name, met=met, round_trip_ms=8.0, bandwidth=2e7)
 
     nodes = [node("a"), node("b")]
     as_ever = links_between(nodes, "grpc", {})

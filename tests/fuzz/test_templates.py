@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chorus.text.chat_template import ChatTemplates
 from chorus.text.errors import TemplateError, TextError, TokenizerError
 from chorus.text.tokenizer import Tokenizer
 from tests.fuzz.foreign import values
@@ -113,8 +114,12 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def prompted(tokenizer: Tokenizer, template: str, **arguments: Any) -> None:
-    tokenizer._tokenizer.chat_template = template
+def use(tokenizer: Tokenizer, template: str) -> None:
+    tokenizer._tokenizer._templates = ChatTemplates({"default": template}, {})
+
+
+def prompted(tokenizer: Tokenizer, template: str, arguments: dict[str, Any] | None = None) -> None:
+    use(tokenizer, template)
     with suppress(TextError):
         assert all(isinstance(token, int) for token in tokenizer.chat_prompt(MESSAGES, template_arguments=arguments))
 
@@ -130,7 +135,7 @@ def test_a_template_gives_a_prompt_or_is_refused(tokenizer: Tokenizer, template:
     )
 )
 def test_arguments_of_a_client_give_a_prompt_or_are_refused(tokenizer: Tokenizer, arguments: dict[str, Any]) -> None:
-    prompted(tokenizer, "{{ x }}{% for m in messages %}{{ m.content }}{{ x | tojson }}{% endfor %}", **arguments)
+    prompted(tokenizer, "{{ x }}{% for m in messages %}{{ m.content }}{{ x | tojson }}{% endfor %}", arguments)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_arguments_of_a_client_give_a_prompt_or_are_refused(tokenizer: Tokenizer
     ],
 )
 def test_a_template_that_does_what_it_must_not_is_refused(tokenizer: Tokenizer, template: str) -> None:
-    tokenizer._tokenizer.chat_template = template
+    use(tokenizer, template)
     with pytest.raises((TemplateError, TextError)):
         tokenizer.chat_prompt(MESSAGES)
 
