@@ -15,12 +15,11 @@ import chorus
 from chorus.cluster.profile.kernels import Rates
 from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
-from chorus.platform import cores, device, memory, system
+from chorus.platform import cores, device, memory
 from chorus.platform.chip import chip, gpu_cores
 from chorus.platform.device import Backend
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir, models_dir
-from chorus.platform.rdma import parse_devices
 
 PROFILE_FILE = "profile.json"
 MEASURE_SECONDS = 180.0
@@ -44,7 +43,6 @@ class Profile:
     rates: Rates
     working_set: int
     """What arrays may take in all: of a Mac's GPU, as its owner has set it by now."""
-    rdma_devices: tuple[str, ...]
 
     def usable_memory(self, fraction: float) -> int:
         """Bytes that a rank may take: a fraction of what is there, and no more than is free now."""
@@ -82,7 +80,6 @@ def _described(threads: int, rates: Rates) -> Profile:
         threads=threads,
         rates=rates,
         working_set=memory.working_set(device.backend(), rates.device_memory),
-        rdma_devices=rdma_devices(),
     )
 
 
@@ -99,14 +96,6 @@ def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -
         packed_bandwidth=rates.packed_bandwidth,
         layer_seconds=rates.layer_seconds,
     )
-
-
-def rdma_devices() -> tuple[str, ...]:
-    """RDMA devices as `ibv_devices` lists them; none where that command is missing or does not answer."""
-    try:
-        return parse_devices(system.tool_output("ibv_devices") or "")
-    except subprocess.TimeoutExpired:
-        return ()
 
 
 def _rates(threads: int, refresh: bool) -> Rates:
