@@ -36,7 +36,7 @@ PROMPTS = [
     "1, 1, 2, 3, 5, 8,",
 ]
 TOKENS = 10
-ALONE = 4
+ALONE = 2
 """So many prompts are also asked one after the other; all of them at once, as one batch."""
 
 TEXT = "The river rises in the hills, turns the old mill, and reaches the sea after three days. " * 4
