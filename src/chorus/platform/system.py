@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 TOOL_SECONDS = 10.0
+MAC, LINUX = "Darwin", "Linux"
 
 
 def name() -> str:
@@ -15,11 +16,11 @@ def name() -> str:
 
 
 def is_mac() -> bool:
-    return name() == "Darwin"
+    return name() == MAC
 
 
 def is_linux() -> bool:
-    return name() == "Linux"
+    return name() == LINUX
 
 
 def machine() -> str:

@@ -17,7 +17,7 @@ from tests.cluster.harness import Process
 from tests.e2e.hosts.namespaces import attempt, must
 from tests.support.tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.linux("network namespaces"), pytest.mark.timeout(600)]
 
 MARK = "chcab"
 HOLD_VPN = """

@@ -100,7 +100,7 @@ def package(name: str, installed: str | None, pinned: str | None) -> Finding:
 def platform_wheel(system_name: str, wheels: Mapping[str, str | None]) -> Finding:
     """The wheels own the same files, so the one installed last has overwritten the other."""
     here = [f"{name} {version}" for name, version in wheels.items() if version]
-    if system_name == "Darwin":
+    if system_name == system.MAC:
         return Finding("mlx wheel", "Metal, part of mlx")
     if not here:
         fix = f"pip install '{DISTRIBUTION}[cpu]' (or [cuda13] with an NVIDIA GPU)"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from chorus.cluster.doctor.checks import Finding, Status
 from chorus.platform.rdma import FIRST_MACOS, Rdma, interface_of
+from chorus.platform.system import MAC
 from chorus.transport import catalog
 from chorus.transport.cables import FAST_SYNC, JACCL_FIRST
 
@@ -40,7 +41,7 @@ def rdma_findings(
 ) -> list[Finding]:
     """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
     found = [availability(seen, wanted is not None)]
-    if seen.system == "Darwin" and seen.devices and not seen.only_slow_ports:
+    if seen.system == MAC and seen.devices and not seen.only_slow_ports:
         needed = wanted.names if wanted else ()
         found += [port(seen, device, device in needed) for device in seen.devices]
         found += bridge(seen)
@@ -149,7 +150,7 @@ def _thunderbolt_to(seen: Rdma, coordinator: str) -> str | None:
 def _obstacle(seen: Rdma) -> tuple[str, str] | None:
     """The first thing in the way of RDMA, and what to do about it."""
     tool = "ibv_devices"
-    if seen.system != "Darwin":
+    if seen.system != MAC:
         listed = (
             f"{tool} did not answer"
             if tool in seen.silent
