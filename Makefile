@@ -8,7 +8,7 @@ NEWER := python3.14 python3.13 python3.12 python3.11
 PYTHON ?= $(or $(shell for p in python3 $(NEWER) $(addprefix /opt/homebrew/bin/,$(NEWER)); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done),python3)
 # More than the cores that are left over: many tests wait for processes to start.
-JOBS ?= 4
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 # What this platform needs besides the package itself: nothing on a Mac, CUDA wheels where a driver answers.
