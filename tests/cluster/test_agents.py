@@ -46,7 +46,8 @@ class Running:
 
 
 def ranks_of(agent: Process) -> list[psutil.Process]:
-    return those_running(agent.children(), "chorus.rank")
+    # Its own children only: a compiler that a rank starts has the rank's command line for a moment.
+    return those_running(psutil.Process(agent.process.pid).children(), "chorus.rank")
 
 
 @pytest.fixture(scope="module")

@@ -35,3 +35,4 @@ def test_a_free_port_is_free() -> None:
     port = listening_port()
     assert port_is_free(port)
     assert _free_door("127.0.0.1", port) == port
+    assert _free_door("127.0.0.1", 0) == 0, "any port is the system's to choose: the next one may be taken"

@@ -335,4 +335,4 @@ def needed_files(share: SharedModel, layers: range, total: int, everything: bool
 
 def _free_door(host: str, port: int) -> int:
     """The usual port, or 0 for any where an agent of this machine has it."""
-    return free_port(host, port) or 0
+    return port if port and free_port(host, port) else 0
