@@ -22,6 +22,7 @@ from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import SplitError, choose_split, layers_of
 from chorus.platform import device, mac_memory
 from chorus.platform.memory import cache_share, left_for_cache
+from chorus.platform.sizes import size
 from chorus.rank.load import LoadedShard, LoadError, load_shard, own_folder, stored_layers
 from chorus.rank.parallel import Part, take_part
 from chorus.rank.pipeline.stage import check_boundaries
@@ -97,11 +98,10 @@ def check_ordinary(room: CacheRoom, context: int) -> None:
     wanted = min(context, ORDINARY_TOKENS)
     if room.tokens >= wanted:
         return
-    size, needed = mac_memory.size, wanted * room.cost
     remedy = mac_memory.REMEDY if room.backend == "metal" else "free memory there, or choose a smaller model"
     raise LoadError(
         f"{room.rank} has {size(room.left)} left for keys and values beside {size(room.weights)} of weights, enough "
-        f"for {room.tokens} tokens; an ordinary request of {wanted} takes {size(needed)}: {remedy}"
+        f"for {room.tokens} tokens; an ordinary request of {wanted} takes {size(wanted * room.cost)}: {remedy}"
     )
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import subprocess
-from types import TracebackType
 
 from chorus.platform import system
 
@@ -43,12 +42,3 @@ class Awake:
         if caffeinate:
             caffeinate.kill()  # it holds nothing but its wish
             caffeinate.wait(_END_SECONDS)
-
-    def __enter__(self) -> Awake:
-        self.hold()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 from chorus.platform import system
@@ -25,9 +24,6 @@ def gpu_cores() -> int | None:
     """Cores of the GPU; None where the system does not say, and only macOS does."""
     if not system.is_mac():
         return None
-    try:
-        told = system.tool_output("ioreg", "-rc", "AGXAccelerator", "-d", "1")
-    except subprocess.TimeoutExpired:
-        return None
-    found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', told or "")
+    told = system.told("ioreg", "-rc", "AGXAccelerator", "-d", "1")
+    found = re.search(r'"gpu-core-count"\s*=\s*(\d+)', told)
     return int(found[1]) if found else None

@@ -35,7 +35,7 @@ def prefill_chunk() -> int:
 
 
 def choose_backend(name: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
-    if name == "Darwin":
+    if name == system.MAC:
         return "metal" if machine == "arm64" else "cpu"
     hidden = environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     return "cuda" if cuda_wheel and gpu and not hidden else "cpu"

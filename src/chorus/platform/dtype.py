@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from chorus.platform.device import Backend
+from chorus.platform.sizes import size
 
 _UNPACKED = ", unpacked"
 _METAL_PACKED = "Metal computes with packed weights"
@@ -62,11 +63,11 @@ def choose_dtype(
     if dtype == "stored" or not quantized:
         return DtypePolicy(dtype, False, why)
     if backend == "metal":
-        return DtypePolicy(dtype, False, f"{why}; {_METAL_PACKED} ({_size(stored_bytes)})")
+        return DtypePolicy(dtype, False, f"{why}; {_METAL_PACKED} ({size(stored_bytes)})")
     needed = dequantized_float32_bytes if dtype == "float32" else dequantized_bf16_bytes
     if needed <= budget:
-        return DtypePolicy(dtype, True, f"{why}; unpacked to {_size(needed)} of {_size(budget)}")
-    kept = f"kept quantized ({_size(stored_bytes)}): unpacked it would be {_size(needed)} of {_size(budget)}"
+        return DtypePolicy(dtype, True, f"{why}; unpacked to {size(needed)} of {size(budget)}")
+    kept = f"kept quantized ({size(stored_bytes)}): unpacked it would be {size(needed)} of {size(budget)}"
     if wanted == "auto" and backend == "cuda":
         return DtypePolicy("stored", False, f"{why}, but {kept}")
     return DtypePolicy(dtype, False, f"{why}; {kept}")
@@ -92,7 +93,3 @@ def _why(backend: Backend, quantized: bool) -> str:
     if backend == "cuda" and quantized:
         return "on CUDA bfloat16 beats quantized weights at every batch size"
     return f"{backend} runs weights as stored"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

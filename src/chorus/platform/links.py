@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 import socket
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -47,7 +45,7 @@ def plugged() -> frozenset[tuple[str, str]]:
         (name, address.address)
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
-        if address.family == socket.AF_INET and name.partition(":")[0] in up
+        if address.family == socket.AF_INET and _base(name) in up
     )
 
 
@@ -74,7 +72,7 @@ def slower(one: Kind, other: Kind) -> Kind:
 
 def _kinds(names: list[str]) -> dict[str, tuple[Kind, int]]:
     if system.is_mac():
-        ports, settings = _told("networksetup", "-listallhardwareports"), _told("ifconfig")
+        ports, settings = system.told("networksetup", "-listallhardwareports"), system.told("ifconfig")
         return {name: (mac_kind(name, ports, settings), mac_speed(name, settings)) for name in names}
     return {name: (linux_kind(_SYSFS / base), linux_speed(_SYSFS / base)) for name in names for base in [_base(name)]}
 
@@ -82,12 +80,6 @@ def _kinds(names: list[str]) -> dict[str, tuple[Kind, int]]:
 def _base(name: str) -> str:
     """Without the label of a second address, as in eth0:1."""
     return name.partition(":")[0]
-
-
-def _told(*command: str) -> str:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return system.tool_output(*command) or ""
-    return ""
 
 
 def mac_kind(interface: str, ports: str, settings: str) -> Kind:

@@ -7,12 +7,12 @@ a share of the machine's memory: what the GPU may hold, its working set, is less
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import dataclass
 
 import psutil
 
 from chorus.platform import system
+from chorus.platform.sizes import size
 
 GIB = 1 << 30
 RESERVE = 2 * GIB
@@ -64,7 +64,7 @@ def read_figures() -> MacFigures:
     return MacFigures(
         total=total,
         level=level if known else None,
-        taken=None if known else _pages_taken(),
+        taken=None if known else pages_taken(system.told("vm_stat")),
         raised=min(raised << 20, total),
     )
 
@@ -111,17 +111,6 @@ def pages_taken(vm_stat: str) -> int | None:
     if page is None or not all(counts):
         return None
     return int(page[1]) * sum(int(count[1]) for count in counts if count)
-
-
-def size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
-
-
-def _pages_taken() -> int | None:
-    try:
-        return pages_taken(system.tool_output("vm_stat") or "")
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _number(text: str | None) -> int | None:

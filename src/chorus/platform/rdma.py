@@ -95,7 +95,7 @@ def look(seconds: float = TOOL_SECONDS) -> Rdma:
 
     listed = ask("ibv_devices")
     devices = None if listed is None else parse_devices(listed)
-    if system != "Darwin":
+    if system != this_system.MAC:
         return Rdma(system, devices=devices, silent=tuple(silent))
     interfaces = parse_interfaces(ask("networksetup", "-listallhardwareports") or "")
     network = ask("ifconfig") or ""

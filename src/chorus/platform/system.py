@@ -72,10 +72,15 @@ def run_tool(*command: str, seconds: float = TOOL_SECONDS) -> subprocess.Complet
     )
 
 
+def told(*command: str) -> str:
+    """What a tool printed, for whom it is all the same why it said nothing: it is not there or did not answer."""
+    try:
+        return tool_output(*command) or ""
+    except subprocess.TimeoutExpired:
+        return ""
+
+
 def sysctl(key: str) -> str | None:
     """One value of a Mac's kernel; None where it has none of that name or does not answer."""
-    try:
-        text = tool_output("sysctl", "-n", key)
-    except subprocess.TimeoutExpired:
-        return None
-    return None if text is None or "unknown oid" in text or not text.strip() else text.strip()
+    text = told("sysctl", "-n", key).strip()
+    return text if text and "unknown oid" not in text else None

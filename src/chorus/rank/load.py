@@ -22,6 +22,7 @@ from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform import mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import device_memory, mac_budget
+from chorus.platform.sizes import size
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
@@ -188,8 +189,7 @@ def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None
     needed = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     if needed > budget.room:
         raise LoadError(
-            f"the weights of {path.name} take {mac_memory.size(needed)} here, and there are {budget}: "
-            f"{mac_memory.REMEDY}"
+            f"the weights of {path.name} take {size(needed)} here, and there are {budget}: {mac_memory.REMEDY}"
         )
 
 
