@@ -125,7 +125,8 @@ def test_an_expelled_node_is_refused_everywhere_while_everything_runs(running: R
         return False
 
     assert eventually(refused), "the list of expelled nodes must reach the agents"
-    assert f"gone ({expelled.member.node_id}) was expelled" in running.agent.log
+    said = f"gone ({expelled.member.node_id}) was expelled"
+    assert eventually(lambda: said in running.agent.log), running.agent.log
     with _channel(running.ports["rank"], expelled, running) as channel:
         push = channel.stream_unary("/chorus.tensors.v1.Tensors/Push")
         with pytest.raises(grpc.RpcError) as caught:

@@ -135,8 +135,11 @@ class Identity:
         """Take a list, if it is a later one. Raises BadList where the authority has not signed it."""
         told = self._parse_expelled(text.encode())
         if told.number > self._expelled().number:
-            self._told = told  # it holds here even if the disk is full
-            write_private(self.folder / "expelled.json", text.encode())
+            try:
+                # First for our ranks, which read the file: who is refused here is refused by them too.
+                write_private(self.folder / "expelled.json", text.encode())
+            finally:
+                self._told = told  # it holds here even if the disk is full
 
     def _parse_expelled(self, text: bytes) -> Expelled:
         return Expelled.read(text.decode(), self._authority)

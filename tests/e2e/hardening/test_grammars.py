@@ -169,11 +169,13 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """What the condition says when it comes true."""
     deadline = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+    return found
 
 
 def test_a_grammar_that_compiles_holds_up_no_other_request(server: ChorusServer) -> None:
@@ -190,9 +192,9 @@ def test_a_grammar_that_compiles_holds_up_no_other_request(server: ChorusServer)
 def test_a_client_that_leaves_takes_its_grammar_along(server: ChorusServer) -> None:
     """Finding 13: a cancel is honoured while the grammar compiles."""
     body = {"prompt": "Hello", "guided_json": {"type": "integer", "multipleOf": 6_000_011}}
+    until(lambda: not grammar_children(server), "those of earlier requests are gone")
     with asked(f"{server.url}/v1/completions", body):
-        until(lambda: grammar_children(server), "its grammar is compiled outside")
-        (child,) = grammar_children(server)
+        (child,) = until(lambda: grammar_children(server), "its grammar is compiled outside")
     until(lambda: not child.is_running(), "its process is gone")
     assert ask(server, guided_regex="[ab]{4}")[0] == 200
 
