@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from chorus.messages.rank import Drop, Feed, Fork, Step, step_from_wire, step_to_wire
+from chorus.messages.rank import Drop, Evict, Feed, Fork, Part, Split, Step, Store, step_from_wire, step_to_wire
 from chorus.transport.channel import open_server
 from chorus.transport.collective import join_jaccl
 from chorus.transport.frames import decode, encode
@@ -64,7 +64,13 @@ def test_tensors_cross_a_real_socket(tmp_path: Path) -> None:
 
 
 def test_a_step_survives_the_wire() -> None:
-    step = Step(9, (Drop(3), Fork(1, 4, 17)), (Feed(4, (5, 6)), Feed(5, ())), decode=True, logits=True)
+    step = Step(
+        9,
+        (Drop(3), Fork(4, (Part(1, 17), Part(2, 3))), Store(4, 9, 0, 20, state=True), Split(9, 5, 10), Evict(10)),
+        (Feed(4, (5, 6)), Feed(5, ())),
+        decode=True,
+        logits=True,
+    )
     assert step_from_wire(step_to_wire(step)) == step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from chorus.config.sections import EngineOptions
+from chorus.config.sections import CacheConfig, EngineOptions
 from chorus.transport import catalog
 
 
@@ -42,6 +42,7 @@ class EngineSpec(EngineOptions):
     """What each rank does with its weights, as planned, in rank order (platform/dtype.py); empty: each decides for
     itself.
     """
+    cache: CacheConfig = CacheConfig()
     failure_file: Path | None = None
     """Where to leave the reason when the engine cannot start."""
     log_level: str = "info"

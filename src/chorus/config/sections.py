@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
@@ -19,6 +19,21 @@ from chorus.platform import device
 from chorus.transport import catalog
 
 HIDDEN = "***"
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _bytes_from_text(value: Any) -> Any:
+    """`20GB` as people type it."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+    if not found or found[2].lower() not in _UNITS:
+        raise ValueError("must be a number of bytes, or one with a unit, e.g. 20GB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes_from_text), Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -205,6 +220,8 @@ class EngineOptions(Section):
     grammar_compile_seconds: float = Field(default=GrammarLimits.compile_seconds, gt=0)
     grammar_mask_seconds: float = Field(default=GrammarLimits.mask_seconds, gt=0)
     max_grammar_bytes: int = Field(default=GrammarLimits.max_bytes, ge=1024)
+    kv_bits: Literal[4, 8] | None = None
+    """Keys and values in so many bits; None: in the model's number type."""
     trust_remote_code: bool = False
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)
@@ -222,6 +239,28 @@ class EngineOptions(Section):
 
 class EngineConfig(EngineOptions, AskedDivision):
     """The section `engine`: the division, then the options."""
+
+
+class CacheConfig(Section):
+    """The section `cache`: what is kept of prompts and answers, for the next request that begins as they do."""
+
+    enabled: bool = True
+    memory: Bytes | None = None
+    """Of each rank, for streams and stored prefixes together; None: what the model leaves of its memory."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Of all stored prefixes together; None: as many as memory holds."""
+    max_entries: int | None = Field(default=None, ge=1)
+    """Segments of stored prefixes; None: as many as memory holds."""
+    per_key: bool = False
+    """Requests share what is stored only with those of the same API key: how soon an answer begins must not tell one
+    what another has asked.
+    """
+    pin_minutes: float = Field(default=60, ge=0)
+    """How long a conversation that named itself is kept before others, counted from its last request."""
+    disk: Bytes = 0
+    """Of each rank's disk, for what memory has no room for; 0: nothing is written."""
+    disk_folder: Path | None = None
+    """None: in the folder for things that can be made again."""
 
 
 class LogConfig(Section):

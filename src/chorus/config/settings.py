@@ -15,6 +15,7 @@ from chorus.config.hostfile import RdmaDevice
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import (
     ApiConfig,
+    CacheConfig,
     ClusterConfig,
     DeviceConfig,
     EngineConfig,
@@ -39,6 +40,7 @@ class Settings(BaseSettings):
     cache_dir: Path | None = None
     api: ApiConfig = ApiConfig()
     engine: EngineConfig = EngineConfig()
+    cache: CacheConfig = CacheConfig()
     sampling: DefaultSampling = DefaultSampling()
     log: LogConfig = LogConfig()
     devices: tuple[DeviceConfig, ...] = ()

@@ -54,6 +54,20 @@ class Request:
     """Wanted are the final hidden states of the prompt, pooled, and no tokens."""
     owner: str = ""
     """Whom the request is counted for; turns are shared fairly among owners."""
+    answered: tuple[int, ...] = ()
+    """Tokens that were drawn for it before: output, not prompt, and not reported again."""
+    cuts: tuple[int, ...] = ()
+    """Where another request may part from this prompt, as numbers of tokens that both then share, in order."""
+    needed_cuts: tuple[int, ...] = ()
+    """Those of them where the next turn of this conversation will part from it."""
+    scope: str = ""
+    """Only requests of one scope share what is stored."""
+    conversation: str = ""
+    """What is stored of a conversation goes after everything else."""
+    pinned: bool = False
+    """The client marked parts of the prompt to be kept."""
+    uncached: bool = False
+    """Begins with nothing stored and leaves nothing."""
 
     @property
     def longest(self) -> int:
@@ -77,6 +91,8 @@ class Timing:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    stored_tokens: int = 0
+    """Of the prompt, those that were not stored before and are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,13 @@ def request_to_wire(request: Request) -> pb.Submit:
         top_logprobs=request.logprobs,
         grammar=grammar_to_wire(request.grammar) if request.grammar else None,
         owner=request.owner,
+        answered=request.answered,
+        cuts=request.cuts,
+        needed_cuts=request.needed_cuts,
+        scope=request.scope,
+        conversation=request.conversation,
+        pinned=request.pinned,
+        uncached=request.uncached,
     )
 
 
@@ -129,6 +152,13 @@ def request_from_wire(submit: pb.Submit) -> Request:
         logprobs=min(submit.top_logprobs, MAX_TOP_LOGPROBS) if submit.logprobs else None,
         grammar=grammar_from_wire(submit.grammar) if submit.grammar.kind else None,
         owner=submit.owner,
+        answered=tuple(submit.answered),
+        cuts=tuple(submit.cuts),
+        needed_cuts=tuple(submit.needed_cuts),
+        scope=submit.scope,
+        conversation=submit.conversation,
+        pinned=submit.pinned,
+        uncached=submit.uncached,
     )
 
 

@@ -141,26 +141,14 @@ class Status:
     """Passed on to the next stage so far."""
     sent_bytes: int = 0
     """The same as sent: fewer where frames were packed."""
+    state_bytes: int = 0
+    """What the windows and recurrent states of a sequence take there at most."""
+    stored_bytes: int = 0
+    """What stored segments take there."""
 
     def to_wire(self) -> rank_pb2.Done:
-        return rank_pb2.Done(
-            number=self.number,
-            error=self.error,
-            memory_bytes=self.memory_bytes,
-            cache_bytes_per_token=self.cache_bytes_per_token,
-            free_bytes=self.free_bytes,
-            tensor_bytes=self.tensor_bytes,
-            sent_bytes=self.sent_bytes,
-        )
+        return rank_pb2.Done(**{figure.name: getattr(self, figure.name) for figure in fields(self)})
 
     @classmethod
     def from_wire(cls, message: rank_pb2.Done) -> Status:
-        return cls(
-            message.number,
-            message.error,
-            message.memory_bytes,
-            message.cache_bytes_per_token,
-            message.free_bytes,
-            message.tensor_bytes,
-            message.sent_bytes,
-        )
+        return cls(**{figure.name: getattr(message, figure.name) for figure in fields(cls)})

@@ -20,15 +20,52 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Start `target` from the first `length` tokens of `source`, which stays as it is."""
+class Part:
+    """The first `length` tokens of a segment."""
 
-    source: int
-    target: int
+    segment: int
     length: int
 
 
-Operation = Drop | Fork
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A sequence begins with what is stored: these parts, one behind the other. Where the model keeps windows or states,
+    they are those of the last part.
+    """
+
+    sequence: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Keep the tokens from `start` to `stop` of a sequence, which goes on, as a segment."""
+
+    sequence: int
+    segment: int
+    start: int
+    stop: int
+    state: bool = False
+    """With its windows and recurrent states, which stand at `stop` now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The first `at` tokens of a segment stay; what comes behind them, and the state, becomes the segment `rest`."""
+
+    segment: int
+    at: int
+    rest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Forget a segment."""
+
+    segment: int
+
+
+Operation = Drop | Fork | Store | Split | Evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +131,31 @@ def _operation_to_wire(operation: Operation) -> pb.Operation:
     match operation:
         case Drop(sequence):
             return pb.Operation(drop=sequence)
-        case Fork(source, target, length):
-            return pb.Operation(fork=pb.Fork(source=source, target=target, length=length))
+        case Fork(sequence, parts):
+            taken = [pb.Part(segment=part.segment, length=part.length) for part in parts]
+            return pb.Operation(fork=pb.Fork(sequence=sequence, parts=taken))
+        case Store(sequence, segment, start, stop, state):
+            store = pb.Store(sequence=sequence, segment=segment, start=start, stop=stop, state=state)
+            return pb.Operation(store=store)
+        case Split(segment, at, rest):
+            return pb.Operation(split=pb.Split(segment=segment, at=at, rest=rest))
+        case Evict(segment):
+            return pb.Operation(evict=segment)
 
 
 def _operation_from_wire(message: pb.Operation) -> Operation:
-    if message.WhichOneof("kind") == "fork":
-        return Fork(message.fork.source, message.fork.target, message.fork.length)
-    return Drop(message.drop)
+    match message.WhichOneof("kind"):
+        case "drop":
+            return Drop(message.drop)
+        case "fork":
+            parts = tuple(Part(part.segment, part.length) for part in message.fork.parts)
+            return Fork(message.fork.sequence, parts)
+        case "store":
+            store = message.store
+            return Store(store.sequence, store.segment, store.start, store.stop, store.state)
+        case "split":
+            return Split(message.split.segment, message.split.at, message.split.rest)
+        case "evict":
+            return Evict(message.evict)
+        case unknown:
+            raise ValueError(f"a step with an operation that this version does not know ({unknown})")

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.messages.rank import Drop, Feed, Fork, Operation, Step
+from chorus.messages.rank import Drop, Feed, Operation, Step
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
 from chorus.rank.pipeline.stage import Stage
@@ -69,8 +69,6 @@ class Runner:
                 self._alone.pop(sequence, None)
                 for batch in self._lanes.values():
                     batch.drop(sequence)
-            case Fork(source, target, length):
-                self._alone[target] = caches.fork(self._cache_of(source), length)
 
     def _prompt_cache(self, feeds: Sequence[Feed]) -> Cache:
         """Several sequences begin together in one cache, which nothing pads: all their rows are equally long."""

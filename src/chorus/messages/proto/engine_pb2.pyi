@@ -46,7 +46,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "prompt", "max_tokens", "stop_tokens", "sampling", "logprobs", "top_logprobs", "grammar", "owner")
+    __slots__ = ("id", "prompt", "max_tokens", "stop_tokens", "sampling", "logprobs", "top_logprobs", "grammar", "owner", "answered", "cuts", "needed_cuts", "scope", "conversation", "pinned", "uncached")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,13 @@ class Submit(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_CUTS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -65,7 +72,14 @@ class Submit(_message.Message):
     top_logprobs: int
     grammar: Grammar
     owner: str
-    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
+    answered: _containers.RepeatedScalarFieldContainer[int]
+    cuts: _containers.RepeatedScalarFieldContainer[int]
+    needed_cuts: _containers.RepeatedScalarFieldContainer[int]
+    scope: str
+    conversation: str
+    pinned: bool
+    uncached: bool
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., owner: _Optional[str] = ..., answered: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., needed_cuts: _Optional[_Iterable[int]] = ..., scope: _Optional[str] = ..., conversation: _Optional[str] = ..., pinned: bool = ..., uncached: bool = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "source", "parts", "origins")
@@ -180,20 +194,22 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_seconds", "prompt_seconds", "generation_seconds", "prompt_tokens", "cached_tokens", "generated_tokens")
+    __slots__ = ("queue_seconds", "prompt_seconds", "generation_seconds", "prompt_tokens", "cached_tokens", "generated_tokens", "stored_tokens")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     prompt_seconds: float
     generation_seconds: float
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    def __init__(self, queue_seconds: _Optional[float] = ..., prompt_seconds: _Optional[float] = ..., generation_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    stored_tokens: int
+    def __init__(self, queue_seconds: _Optional[float] = ..., prompt_seconds: _Optional[float] = ..., generation_seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., stored_tokens: _Optional[int] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("prompt", "pooling")
@@ -220,7 +236,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel")
+    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel", "cache")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +254,7 @@ class Description(_message.Message):
     MAX_QUEUE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     progress: float
     detail: str
@@ -255,7 +272,8 @@ class Description(_message.Message):
     max_queue: int
     transport: str
     parallel: str
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ...) -> None: ...
+    cache: CacheDescription
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ..., cache: _Optional[_Union[CacheDescription, _Mapping]] = ...) -> None: ...
 
 class RankDescription(_message.Message):
     __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "unpacked")
@@ -286,3 +304,47 @@ class RankDescription(_message.Message):
     sent_bytes: int
     unpacked: bool
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., unpacked: bool = ...) -> None: ...
+
+class ClearCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClearCacheReply(_message.Message):
+    __slots__ = ("entries", "bytes")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    bytes: int
+    def __init__(self, entries: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class CacheDescription(_message.Message):
+    __slots__ = ("off", "entries", "tokens", "bytes", "budget_bytes", "live_bytes", "prompt_tokens", "cached_tokens", "evicted_tokens", "preempted", "disk_bytes", "disk_budget_bytes", "restored_tokens", "conversations")
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATIONS_FIELD_NUMBER: _ClassVar[int]
+    off: str
+    entries: int
+    tokens: int
+    bytes: int
+    budget_bytes: int
+    live_bytes: int
+    prompt_tokens: int
+    cached_tokens: int
+    evicted_tokens: int
+    preempted: int
+    disk_bytes: int
+    disk_budget_bytes: int
+    restored_tokens: int
+    conversations: int
+    def __init__(self, off: _Optional[str] = ..., entries: _Optional[int] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., live_bytes: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., preempted: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_budget_bytes: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., conversations: _Optional[int] = ...) -> None: ...

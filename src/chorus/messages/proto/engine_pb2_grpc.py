@@ -49,6 +49,11 @@ class EngineStub(object):
                 request_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedReply.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/chorus.engine.v1.Engine/ClearCache',
+                request_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer(object):
@@ -75,6 +80,13 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Forget every stored prefix that no running request stands on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedReply.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Engine(object):
             '/chorus.engine.v1.Engine/Embed',
             chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_engine__pb2.EmbedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.engine.v1.Engine/ClearCache',
+            chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.FromString,
             options,
             channel_credentials,
             insecure,

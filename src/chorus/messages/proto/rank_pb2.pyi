@@ -115,22 +115,58 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("drop", "fork")
+    __slots__ = ("drop", "fork", "store", "split", "evict")
     DROP_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
     drop: int
     fork: Fork
-    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ...) -> None: ...
+    store: Store
+    split: Split
+    evict: int
+    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
-    __slots__ = ("source", "target", "length")
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sequence", "parts")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, sequence: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("segment", "length")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
-    source: int
-    target: int
+    segment: int
     length: int
-    def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    def __init__(self, segment: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ("sequence", "segment", "start", "stop", "state")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    segment: int
+    start: int
+    stop: int
+    state: bool
+    def __init__(self, sequence: _Optional[int] = ..., segment: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., state: bool = ...) -> None: ...
+
+class Split(_message.Message):
+    __slots__ = ("segment", "at", "rest")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    at: int
+    rest: int
+    def __init__(self, segment: _Optional[int] = ..., at: _Optional[int] = ..., rest: _Optional[int] = ...) -> None: ...
 
 class Feed(_message.Message):
     __slots__ = ("sequence", "tokens", "partial", "begins")
@@ -155,7 +191,7 @@ class UnloadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +199,8 @@ class Done(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
@@ -170,4 +208,6 @@ class Done(_message.Message):
     free_bytes: int
     tensor_bytes: int
     sent_bytes: int
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    state_bytes: int
+    stored_bytes: int
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
