@@ -29,8 +29,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A sequence begins with what is stored: these parts, one behind the other. Where the model keeps windows or states,
-    they are those of the last part.
+    """A sequence begins with what is stored: these parts, one behind the other. Windows and recurrent states are those
+    of the last part.
     """
 
     sequence: int
