@@ -30,7 +30,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Fork:
     """A sequence begins with what is stored: these parts, one behind the other. Windows and recurrent states are those
-    of the last part.
+    of the last part, which may have no tokens besides.
     """
 
     sequence: int
@@ -46,7 +46,7 @@ class Store:
     start: int
     stop: int
     state: bool = False
-    """With its windows and recurrent states, which stand at `stop` now."""
+    """With its windows and recurrent states, which stand at `stop` now. Where `start` is `stop`, these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,22 @@ class Evict:
     """Forget a segment."""
 
     segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a model's caches allow to be kept, the same on every rank."""
+
+    anywhere: bool = False
+    """Keys and values alone: a sequence may begin with any number of stored tokens. Otherwise it begins where windows
+    or recurrent states were kept.
+    """
+    reach: int = 0
+    """Windows that have seen no more tokens than this still hold them all: what was kept there serves for any shorter
+    length too.
+    """
+    refusal: str = ""
+    """Why nothing can be kept; empty where it can."""
 
 
 Operation = Drop | Fork | Store | Split | Evict

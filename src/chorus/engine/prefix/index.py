@@ -1,0 +1,219 @@
+"""Which prefixes are stored, found again, and forgotten: decided here, once, and done by every rank as operations of a
+step. So every rank has the same hit, however the model is divided.
+
+A sequence forks what is stored: it gets a copy and goes its own way. Nothing that is stored is ever in use, so that
+anything may be forgotten at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from chorus.engine.prefix import tree
+from chorus.engine.prefix.tree import Match, Node
+from chorus.engine.room import Room, Use
+from chorus.messages.rank import Evict, Fork, Keeping, Operation, Part, Split, Store
+
+WORTH_A_CUT = 16
+"""A state that saves fewer tokens than this is not worth the forward that it costs to stop there."""
+MAX_TOKENS = 8 << 20
+MAX_ENTRIES = 1 << 16
+"""However cheap they are for the ranks: the tree itself takes memory too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a new sequence may begin with."""
+
+    length: int = 0
+    parts: tuple[Part, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    cut: int | None = None
+    """Where earlier requests and this one part, if nothing was kept there to begin from: worth a stop this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    tokens: int = MAX_TOKENS
+    entries: int = MAX_ENTRIES
+    pin_seconds: float = 3600.0
+
+
+@dataclass(slots=True)
+class Counts:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    evicted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class PrefixIndex:
+    keeping: Keeping
+    room: Room = Room()
+    limits: Limits = Limits()
+    clock: Callable[[], float] = time.monotonic
+    counts: Counts = field(default_factory=Counts)
+    use: Use = Use()
+    """Of all that is stored."""
+    entries: int = 0
+    _roots: dict[str, Node] = field(default_factory=dict)
+    _numbers: Iterable[int] = field(default_factory=lambda: itertools.count(1))
+    _pins: dict[str, tuple[Node, float]] = field(default_factory=dict)
+
+    def find(self, scope: str, tokens: Sequence[int]) -> Hit:
+        """The longest beginning to go on from. At least one token is left: only a forward makes the next."""
+        top = self._roots.get(scope)
+        if top is None:
+            return Hit()
+        found, most = tree.match(top, tokens), len(tokens) - 1
+        if self.keeping.anywhere:
+            return _hit(found, min(found.length, most))
+        shared = min(found.length, most)
+        if hit := self._windows(found, shared):
+            return hit
+        kept = [node for node in found.nodes if node.state is not None and node.stop <= shared]
+        begin = kept[-1].stop if kept else 0
+        cut = shared if shared - begin >= WORTH_A_CUT else None
+        if not kept:
+            return Hit(cut=cut)
+        return _hit(found, begin, kept[-1].state, cut)
+
+    def _windows(self, found: Match, shared: int) -> Hit | None:
+        """Windows that are not full yet hold everything: a state further on serves for any length before it."""
+        if not shared or not self.keeping.reach:
+            return None
+        for node in found.nodes[-1].below():
+            if node.state is not None and node.stop <= self.keeping.reach:
+                return _hit(found, shared, node.state)
+        return None
+
+    def fork(self, sequence: int, hit: Hit, pinned: bool = False) -> Fork:
+        now = self.clock()
+        for node in hit.nodes:
+            node.used, node.uses = now, node.uses + 1
+            if pinned:
+                node.pinned_until = now + self.limits.pin_seconds
+        return Fork(sequence, hit.parts)
+
+    def store(
+        self, scope: str, tokens: Sequence[int], sequence: int, *, state: bool = False, pinned: bool = False
+    ) -> list[Operation]:
+        """Keep what a sequence has fed, `tokens`; where the model has windows or states, they stand there now."""
+        if not tokens:
+            return []
+        top = self._roots.setdefault(scope, tree.root())
+        found = tree.match(top, tokens)
+        operations: list[Operation] = []
+        end = found.nodes[-1] if found.nodes else top
+        if found.length < end.stop:
+            operations.append(self._split(end, found.length - end.start))
+        if found.length < len(tokens):
+            end = tree.add(end, tuple(tokens[found.length :]))
+            end.segment, end.makers = self._number(), frozenset({sequence})
+            operations.append(Store(sequence, end.segment, end.start, end.stop))
+            self._count(len(end.tokens), 0, 1)
+        if state and not self.keeping.anywhere and end.state is None:
+            end.state = self._number()
+            end.makers |= {sequence}
+            operations.append(Store(sequence, end.state, end.stop, end.stop, state=True))
+            self._count(0, 1, 1)
+        now = self.clock()
+        for node in end.path():
+            node.used = now
+            if pinned:
+                node.pinned_until = now + self.limits.pin_seconds
+        return operations
+
+    def forget(self, sequences: Iterable[int]) -> list[Operation]:
+        """What was taken from sequences whose step failed may be half written: it goes, and all that stands on it."""
+        failed = set(sequences)
+        spoilt = [node for top in self._roots.values() for node in top.below() if node.makers & failed]
+        gone: list[Operation] = []
+        for node in sorted(spoilt, key=lambda node: -node.start):
+            for below in sorted(node.below(), key=lambda below: -below.start):
+                gone += self._remove(below)
+        return gone
+
+    def clear(self) -> list[Operation]:
+        nodes = [node for top in self._roots.values() for node in top.below() if node.parent]
+        gone = [operation for node in sorted(nodes, key=lambda n: -n.start) for operation in self._remove(node)]
+        self._roots.clear()
+        return gone
+
+    def make_room(self, beside: Use) -> list[Operation]:
+        """Forget the least worthy until the rest fits beside what streams take; all of it may go."""
+        gone: list[Operation] = []
+        while self.entries and not (
+            self.room.holds(self.use + beside)
+            and self.use.tokens <= self.limits.tokens
+            and self.entries <= self.limits.entries
+        ):
+            gone += self._forget_least()
+        return gone
+
+    def _forget_least(self) -> list[Operation]:
+        now = self.clock()
+        # A few at a time would be quicker where thousands are stored; each look is linear in the number of nodes.
+        candidates = [
+            node for top in self._roots.values() for node in top.below() if node.parent and self._removable(node)
+        ]
+        least = min(candidates, key=lambda node: self._worth(node, now))
+        if least.state is not None and least.children:
+            return self._drop_state(least)
+        return self._remove(least)
+
+    def _removable(self, node: Node) -> bool:
+        return not node.children or node.state is not None
+
+    def _worth(self, node: Node, now: float) -> tuple[bool, float]:
+        """What it saves for its bytes, the less the longer nobody has asked for it; whoever is pinned goes last."""
+        if self.keeping.anywhere:
+            saved, size = len(node.tokens), self.room.size(len(node.tokens), 0)
+        else:
+            before = max((n.stop for n in node.path()[:-1] if n.state is not None), default=0)
+            saved = node.stop - before if node.state is not None else 0
+            tokens = 0 if node.children else len(node.tokens)
+            size = self.room.size(tokens, node.state is not None)
+        age = now - node.used
+        return node.pinned_until > now, saved * (1 + node.uses) / (max(size, 1e-12) * (1.0 + age))
+
+    def _split(self, node: Node, at: int) -> Split:
+        rest = tree.split(node, at)
+        rest.segment = self._number()
+        self._count(0, 0, 1)
+        return Split(node.segment, at, rest.segment)
+
+    def _remove(self, node: Node) -> list[Operation]:
+        gone: list[Operation] = self._drop_state(node) if node.state is not None else []
+        if node.parent is None or node.parent.children.get(node.tokens[0]) is not node:
+            return gone
+        tree.remove(node)
+        self._count(-len(node.tokens), 0, -1)
+        self.counts.evicted_tokens += len(node.tokens)
+        return [*gone, Evict(node.segment)]
+
+    def _drop_state(self, node: Node) -> list[Operation]:
+        assert node.state is not None
+        number, node.state = node.state, None
+        self._count(0, -1, -1)
+        return [Evict(number)]
+
+    def _count(self, tokens: int, states: int, entries: int) -> None:
+        self.use = Use(self.use.tokens + tokens, self.use.states + states)
+        self.entries += entries
+
+    def _number(self) -> int:
+        return next(self._numbers)  # type: ignore[call-overload, no-any-return]
+
+
+def _hit(found: Match, length: int, state: int | None = None, cut: int | None = None) -> Hit:
+    if not length:
+        return Hit(cut=cut)
+    nodes = tuple(node for node in found.nodes if node.start < length)
+    parts = [Part(node.segment, min(length, node.stop) - node.start) for node in nodes]
+    if state is not None:
+        parts.append(Part(state, 0))
+    return Hit(length, tuple(parts), nodes, cut)
