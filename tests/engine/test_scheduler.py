@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chorus.engine.room import RankRoom, Room
 from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Finish, Progress, Request
 from chorus.messages.rank import Drop, Step
@@ -275,13 +276,13 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
 
 
 def test_a_long_newcomer_waits_until_the_rectangle_fits() -> None:
-    scheduler = Scheduler(SchedulerLimits(context=1000, cache_tokens=300))
+    scheduler = Scheduler(SchedulerLimits(context=4000, room=Room((RankRoom(budget=1700, per_token=1, layers=99),))))
     scheduler.submit(request("a", prompt=10, new=40))
-    scheduler.submit(request("b", prompt=10, new=190))
+    scheduler.submit(request("b", prompt=1100, new=190))
     for _ in range(4):
         step = scheduler.next_step()
         assert step
-        assert step.sequences == (1,), "two rows of 200 would not fit into 300"
+        assert step.sequences == (1,), "1536 beside 256 would not fit into 1700"
         scheduler.finish(step, tokens_for(step))
     scheduler.cancel("a")
     following = [scheduler.next_step() for _ in range(2)]
@@ -289,10 +290,11 @@ def test_a_long_newcomer_waits_until_the_rectangle_fits() -> None:
 
 
 def test_a_request_that_no_memory_can_hold_is_refused_at_once() -> None:
-    refused = Scheduler(SchedulerLimits(context=1000, cache_tokens=50)).submit(request("a", prompt=20, new=40))
+    room = Room((RankRoom(budget=1040, per_token=2, layers=99),))
+    refused = Scheduler(SchedulerLimits(context=1000, room=room)).submit(request("a", prompt=500, new=40))
     assert refused
     assert refused.finish is Finish.REJECTED
-    assert "60 tokens need more memory than is left for 50" in refused.error
+    assert "540 tokens need more memory than is left for 512" in refused.error
 
 
 def test_owners_take_turns() -> None:

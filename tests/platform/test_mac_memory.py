@@ -164,8 +164,8 @@ def group_of(mac: Mac, mx: FakeMetal, budget: mac_memory.Budget, monkeypatch: py
     """A model that one rank has loaded, up to the first prompt, which showed what a token costs."""
     monkeypatch.setattr(groups, "mx", mx)
     mx.active = mac.weights + WARM_UP
-    shard: Any = SimpleNamespace(budget=budget, weight_bytes=mac.weights)
-    return Group(shard, NoFollowers(), True), SimpleNamespace(cache_bytes_per_token=mac.cost)
+    shard: Any = SimpleNamespace(budget=budget, weight_bytes=mac.weights, stage=SimpleNamespace(first=0, last=32))
+    return Group(shard, NoFollowers(), True), SimpleNamespace(cache_bytes_per_token=mac.cost, state_bytes=0)
 
 
 def test_plan_wired_limit_and_cache_follow_from_what_a_mac_says(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +187,15 @@ def test_plan_wired_limit_and_cache_follow_from_what_a_mac_says(mac: Mac, monkey
     assert mx.cache_limits[0] <= RESERVE // 2
 
     group, runner = group_of(mac, mx, budget, monkeypatch)
-    tokens = group.cache_tokens(runner, FRACTION, context=32768)
-    assert tokens == (budget.room - mac.weights - WARM_UP) // mac.cost
+    room = group.room(runner, FRACTION, context=32768)
+    left = budget.room - mac.weights - WARM_UP
+    tokens = room.tokens
+    assert tokens
+    assert 0.9 * left < tokens * mac.cost * 33 / 32 <= left
     assert mac.weights + tokens * mac.cost + RESERVE <= mac.working_set
     assert tokens * mac.cost >= made.ranks[0].cache_bytes
 
-    limits = within_memory(SchedulerLimits(context=32768), tokens)
+    limits = within_memory(SchedulerLimits(context=32768), room)
     scheduler = Scheduler(limits)
     assert scheduler.submit(Request("1:said", (1,) * 1000, 1000)) is None
     unsaid = answer_budget(1000, None, None, limits.context)
@@ -206,10 +209,10 @@ def test_a_model_that_leaves_no_room_for_an_ordinary_request_is_refused_with_fig
     budget = mac_memory.Budget(mac.weights + WARM_UP + 2000 * mac.cost, mac.free, mac.working_set)
     group, runner = group_of(mac, mx, budget, monkeypatch)
     with pytest.raises(LoadError, match=r"rank 0 has .* left for keys and values beside .* of weights") as refused:
-        group.cache_tokens(runner, FRACTION, context=32768)
+        group.room(runner, FRACTION, context=32768)
     assert "enough for 2000 tokens; an ordinary request of 2048 takes" in str(refused.value)
     assert "sudo sysctl iogpu.wired_limit_mb" in str(refused.value)
-    assert group.cache_tokens(runner, FRACTION, context=1024) == 2000
+    assert group.room(runner, FRACTION, context=1024).tokens == 1792
 
 
 def test_a_raised_limit_is_the_working_set_and_more_than_the_machine_is_not() -> None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, Follower, FollowerGroup, load_all
 from chorus.engine.leader import Followers, NoFollowers
+from chorus.engine.room import RankRoom, Room
 from chorus.messages.load import LoadRequest, ranks_here
 from chorus.models.preshard.folder import is_preshard
 from chorus.planning.layout import Layout, check_transport, shape
@@ -47,12 +48,16 @@ ORDINARY_TOKENS = 2048
 
 @dataclass(frozen=True)
 class CacheRoom:
-    """What a rank has left for keys and values, and what a token costs there."""
+    """What a rank has left for keys, values and states, and what they cost there."""
 
     rank: str
     backend: str
     left: int
     cost: int
+    """Of a token."""
+    state: int
+    """Of a sequence's windows and recurrent states."""
+    layers: int
     weights: int
 
     @property
@@ -66,23 +71,39 @@ class Group:
     followers: Followers
     batches: bool
 
-    def cache_tokens(self, own: Runner, fraction: float, context: int) -> int | None:
-        """How many tokens the tightest rank has memory for; None where a token costs nothing (states, windows)."""
-        tightest = min(self._rooms(own, fraction), key=lambda room: room.tokens, default=None)
-        if tightest is None:
-            return None
-        check_ordinary(tightest, context)
-        return tightest.tokens
+    def room(self, own: Runner, fraction: float, context: int, most: int | None = None) -> Room:
+        """What the caches may take on each rank where they take anything: what is left there, or `most`."""
+        rooms = [room for room in self._rooms(own, fraction) if room.cost or room.state]
+        if growing := [room for room in rooms if room.cost]:
+            check_ordinary(min(growing, key=lambda room: room.tokens), context)
+        return Room(
+            tuple(
+                RankRoom(room.left if most is None else min(room.left, most), room.cost, room.state, room.layers)
+                for room in rooms
+            )
+        )
 
     def _rooms(self, own: Runner, fraction: float) -> Iterator[CacheRoom]:
-        """Of every rank where a token costs something."""
-        backend, left = device.backend(), left_for_cache(mx, self.shard.budget)
-        if cost := own.cache_bytes_per_token:
-            yield CacheRoom("rank 0", backend, cache_share(backend, left, fraction), cost, self.shard.weight_bytes)
+        backend, left, stage = device.backend(), left_for_cache(mx, self.shard.budget), self.shard.stage
+        yield CacheRoom(
+            "rank 0",
+            backend,
+            cache_share(backend, left, fraction),
+            own.cache_bytes_per_token,
+            own.state_bytes,
+            stage.last - stage.first,
+            self.shard.weight_bytes,
+        )
         for f in self.followers.followers:
-            if cost := f.cache_bytes_per_token:
-                share = cache_share(f.hello.device, f.free_bytes, fraction)
-                yield CacheRoom(f.name, f.hello.device, share, cost, f.loaded.weight_bytes)
+            yield CacheRoom(
+                f.name,
+                f.hello.device,
+                cache_share(f.hello.device, f.free_bytes, fraction),
+                f.cache_bytes_per_token,
+                f.state_bytes,
+                f.loaded.last_layer - f.loaded.first_layer,
+                f.loaded.weight_bytes,
+            )
 
     @property
     def stages(self) -> int:

@@ -19,10 +19,14 @@ from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, StopLeader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
+from chorus.engine.prefix.index import MAX_ENTRIES, MAX_TOKENS, PrefixIndex
+from chorus.engine.prefix.index import Limits as PrefixLimits
+from chorus.engine.room import Room
+from chorus.engine.scheduler import NOTHING_KEPT, Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.grammar import Grammar
+from chorus.messages.load import ranks_here
 from chorus.messages.proto import engine_pb2
 from chorus.planning.measured import remember_sum
 from chorus.planning.split import SplitError
@@ -201,6 +205,18 @@ def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
 
+def _prefixes(spec: EngineSpec, group: Group, room: Room) -> PrefixIndex:
+    keeping = group.shard.stage.keeping if spec.cache.enabled else NOTHING_KEPT
+    if keeping.refusal:
+        log.info("nothing is kept for the next request: %s", keeping.refusal)
+    limits = PrefixLimits(
+        tokens=min(spec.cache.max_tokens or MAX_TOKENS, MAX_TOKENS),
+        entries=min(spec.cache.max_entries or MAX_ENTRIES, MAX_ENTRIES),
+        pin_seconds=60 * spec.cache.pin_minutes,
+    )
+    return PrefixIndex(keeping, room, limits)
+
+
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> tuple[Group, Leader]:
     spec = engine.spec
     engine.enter(State.LOADING, f"loading {spec.model_path.name}")
@@ -228,10 +244,13 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     remember_sums(spec, group.followers.sum_seconds)
     # Only now is it known what a token costs each rank, and what loading and warming up have left.
-    cache_tokens = group.cache_tokens(runner, spec.memory_fraction, limits.context)
-    leader.scheduler.limits = within_memory(limits, cache_tokens)
+    # Ranks of one machine share its memory.
+    fraction = spec.memory_fraction / ranks_here(spec.ranks)
+    room = group.room(runner, fraction, limits.context, spec.cache.memory)
+    leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
-        log.warning("the context is %d tokens, not %d: memory holds no more", cache_tokens, limits.context)
+        log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
+    leader.scheduler.prefixes = _prefixes(spec, group, room)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

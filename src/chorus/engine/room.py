@@ -76,3 +76,7 @@ def rectangle(lengths: Sequence[int]) -> Use:
         return Use()
     tokens = len(lengths) * rounded(max(lengths))
     return Use(tokens, len(lengths), tokens)
+
+
+UNLIMITED = Room()
+NOTHING = Use()

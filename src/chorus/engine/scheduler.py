@@ -11,15 +11,34 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from chorus.messages.engine import Finish, Progress, Request, Timing, TokenLogprobs
-from chorus.messages.rank import Drop, Feed, Operation, Step
+from chorus.engine.prefix.index import Hit, PrefixIndex
+from chorus.engine.prefix.tree import common
+from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
+from chorus.messages.engine import CacheFacts, Finish, Progress, Request, Timing, TokenLogprobs
+from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
 from chorus.text.grammar.client import Constraint
+
+NOTHING_KEPT = Keeping(refusal="it is switched off")
 
 CATCH_UP = 4
 """A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""
+
+
+WORTH_WAITING = 64
+"""A request waits for another one's prompt to be read where it saves at least so many tokens."""
+
+HEADROOM = 256
+"""Admission reserves so many tokens for an answer: most are far shorter than they may be, and the rest give way."""
+
+MORE_LANES = 2
+"""Batches beside the usual ones, for sequences that are so long that they would widen everybody's row."""
+
+WASTE = 1 / 8
+"""Of all memory for caches: a sequence that would make others waste more than this gets a batch of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +46,8 @@ class SchedulerLimits:
     context: int
     vocabulary: int = 0
     """Token ids lie below this; 0: not known, not checked."""
-    cache_tokens: int | None = None
-    """How many tokens of keys and values there is memory for, as a rectangle: sequences times the longest."""
+    room: Room = UNLIMITED
+    """What there is memory for."""
     max_batch: int = 32
     max_queue: int = 256
     prefill_chunk: int = 512
@@ -38,12 +57,12 @@ class SchedulerLimits:
     """Into how many batches the streams are divided. Only one decode of a lane is under way without look-ahead."""
 
 
-def within_memory(limits: SchedulerLimits, cache_tokens: int | None) -> SchedulerLimits:
-    """The limits of an engine that has memory for so many tokens: a longer context would only be promised, and every
-    request that does not say how long its answer may be asks for all of it.
+def within_memory(limits: SchedulerLimits, room: Room) -> SchedulerLimits:
+    """The limits of an engine that has so much memory: a longer context would only be promised, and every request that
+    does not say how long its answer may be asks for all of it.
     """
-    context = limits.context if cache_tokens is None else min(limits.context, cache_tokens)
-    return replace(limits, context=context, cache_tokens=cache_tokens)
+    context = limits.context if room.tokens is None else min(limits.context, room.tokens)
+    return replace(limits, context=context, room=room)
 
 
 @dataclass(slots=True)
@@ -53,17 +72,36 @@ class Sequence:
     arrived: float
     constraint: Constraint | None = None
     """Which tokens its grammar allows next; closed when it ends."""
+    output: list[int] = field(default_factory=list)
+    filling: tuple[int, ...] = ()
+    """What is fed before the next token is drawn: the prompt, and behind it what was answered when it began."""
     fed: int = 0
-    """Prompt tokens handed out in steps so far."""
+    """Of these, those that lie in its cache or were handed out in steps."""
+    drawn: int = 0
+    """Tokens fed behind them, each drawn by the step before."""
     expected: int = 0
     """Tokens that steps under way will bring."""
-    output: list[int] = field(default_factory=list)
+    present: bool = False
+    """Whether the ranks hold a cache of it."""
+    fresh: bool = True
+    """Nothing was fed yet: it begins, or begins with what is stored."""
+    answer_kept: bool = False
+    stops: set[int] = field(default_factory=set)
+    """Where its windows and states are to be kept: no chunk goes over such a place."""
+    cached: int | None = None
+    """How much of the prompt was stored when it began; None: it never has."""
+    stored: int = 0
+    """How much of the prompt was stored for others since."""
     first_forward: float | None = None
     first_token: float | None = None
+    hit: tuple[tuple[int, int], Hit] | None = None
+    """What was stored for it when it was last looked for, and when that was."""
+    in_common: dict[int, int] = field(default_factory=dict)
+    """By the number of another sequence: how many tokens both begin with."""
 
     @property
     def prompt_left(self) -> int:
-        return len(self.request.prompt) - self.fed
+        return len(self.filling) - self.fed
 
     @property
     def may_decode(self) -> bool:
@@ -74,11 +112,44 @@ class Sequence:
         """Where the next token to be sampled will stand, counted from the first prompt token."""
         return len(self.request.prompt) + len(self.output)
 
+    @property
+    def length(self) -> int:
+        """Of its cache, once all steps that were sent are done."""
+        return self.fed + self.drawn
+
+    @property
+    def soon(self) -> int:
+        """How long its cache is about to be."""
+        longest = len(self.request.prompt) + self.request.max_tokens
+        return min(longest, max(self.length + 1, len(self.filling) + HEADROOM))
+
+    @property
+    def kept(self) -> bool:
+        """Whether what it computes is kept for others, and what others computed is used for it."""
+        return not self.request.uncached and self.request.pooling is None
+
+    @property
+    def pinned(self) -> bool:
+        return self.request.pinned or bool(self.request.conversation)
+
+    def begin(self, length: int) -> None:
+        """Begin, or begin again, with so many tokens in its cache."""
+        self.fed, self.drawn = length, 0
+        self.fresh, self.answer_kept = True, False
+        if self.cached is None:
+            self.cached = min(length, len(self.request.prompt))
+
     def next_tokens(self, size: int) -> tuple[int, ...]:
         """The next part of the prompt, handed out for a step."""
-        tokens = self.request.prompt[self.fed : self.fed + size]
+        tokens = self.filling[self.fed : self.fed + size]
         self.fed += size
+        self.fresh = False
         return tokens
+
+    def chunk(self, most: int) -> int:
+        """How many tokens to feed next: at most so many, and no further than the next stop."""
+        stops = (stop - self.fed for stop in self.stops if stop > self.fed)
+        return min(self.prompt_left, most, *stops)
 
     def timing(self, now: float, stopped: bool) -> Timing:
         began = self.first_forward if self.first_forward is not None else now
@@ -88,8 +159,9 @@ class Sequence:
             prompt_seconds=first - began,
             generation_seconds=now - first,
             prompt_tokens=len(self.request.prompt),
-            cached_tokens=0,
+            cached_tokens=self.cached or 0,
             generated_tokens=len(self.output) + stopped,
+            stored_tokens=self.stored,
         )
 
 
@@ -121,8 +193,17 @@ class Lane:
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+        prefixes: PrefixIndex | None = None,
+    ) -> None:
+        """With `prefixes`, what was computed is kept for requests that begin alike."""
         self.limits = limits
+        self.prefixes = prefixes or PrefixIndex(NOTHING_KEPT)
+        self.preempted = 0
+        """How often a stream had to make room and went on later."""
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._filling: list[Sequence] = []
@@ -130,6 +211,9 @@ class Scheduler:
         self._by_request: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._operations: list[Operation] = []
+        self._afterwards: list[Operation] = []
+        """Operations on what the step that is being made will have computed."""
+        self._conversations: dict[str, float] = {}
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
@@ -142,7 +226,10 @@ class Scheduler:
             if constraint:
                 constraint.close()
             return refusal
-        sequence = Sequence(self._next_sequence, request, self._clock(), constraint)
+        for token in request.answered if constraint else ():
+            constraint.advance(token)
+        sequence = Sequence(self._next_sequence, request, self._clock(), constraint, list(request.answered))
+        sequence.filling = (*request.prompt, *request.answered)
         self._next_sequence += 1
         self._by_request[request.id] = sequence
         self._waiting.append(sequence)
@@ -153,6 +240,7 @@ class Scheduler:
         return self._end(sequence, Finish.CANCELLED) if sequence else None
 
     def fail(self, numbers: tuple[int, ...], error: str) -> list[Progress]:
+        self._operations += self.prefixes.forget(numbers)
         return [self._end(s, Finish.FAILED, error=error) for n in numbers if (s := self._by_number.get(n))]
 
     def reject(self, number: int, error: str, field: str) -> list[Progress]:
@@ -175,6 +263,33 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._by_request and not self._operations
 
+    def clear_cache(self) -> tuple[int, int]:
+        """Forget all that is stored: how many entries, and how many bytes on the rank that holds most of it."""
+        entries, size = self.prefixes.entries, self._bytes(self.prefixes.use)
+        self._operations += self.prefixes.clear()
+        return entries, size
+
+    def cache_facts(self) -> CacheFacts:
+        index, live = self.prefixes, self._live()
+        tightest = self.limits.room.tightest(index.use + live)
+        now = self._clock()
+        return CacheFacts(
+            off=index.keeping.refusal,
+            entries=index.entries,
+            tokens=index.use.tokens,
+            bytes=tightest.bytes(index.use) if tightest else 0,
+            budget_bytes=tightest.budget if tightest else 0,
+            live_bytes=tightest.bytes(live) if tightest else 0,
+            prompt_tokens=index.counts.prompt_tokens,
+            cached_tokens=index.counts.cached_tokens,
+            evicted_tokens=index.counts.evicted_tokens,
+            preempted=self.preempted,
+            conversations=sum(until > now for until in self._conversations.values()),
+        )
+
+    def _bytes(self, use: Use) -> int:
+        return max((rank.bytes(use) for rank in self.limits.room.ranks), default=0)
+
     def sequence(self, number: int) -> Sequence | None:
         return self._by_number.get(number)
 
@@ -186,7 +301,10 @@ class Scheduler:
             return self._prefill(*chunk)
         ready = [(lane, sequences) for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))]
         if ready:
-            return self._decode(*min(ready, key=lambda pair: pair[0].last_decode))
+            lane, sequences = min(ready, key=lambda pair: pair[0].last_decode)
+            self._make_room()
+            if still := [sequence for sequence in sequences if sequence in lane.sequences]:
+                return self._decode(lane, still)
         if self._operations:
             return self._step(())
         return None
@@ -219,18 +337,18 @@ class Scheduler:
             return refuse(Finish.REJECTED, f"request id {request.id} is already running")
         if not request.prompt:
             return refuse(Finish.REJECTED, "the prompt has no tokens")
-        if request.max_tokens < 1:
-            return refuse(Finish.REJECTED, "max_tokens must be at least 1")
+        if request.max_tokens <= len(request.answered):
+            return refuse(Finish.REJECTED, f"max_tokens must be at least {len(request.answered) + 1}")
         if len(request.prompt) + request.max_tokens > self.limits.context:
             return refuse(
                 Finish.REJECTED,
                 f"{len(request.prompt)} prompt tokens and {request.max_tokens} new ones exceed the context of "
                 f"{self.limits.context} tokens",
             )
-        if self.limits.cache_tokens is not None and request.longest > self.limits.cache_tokens:
+        if self.limits.room.tokens is not None and request.longest > self.limits.room.tokens:
             return refuse(
                 Finish.REJECTED,
-                f"{request.longest} tokens need more memory than is left for {self.limits.cache_tokens}: "
+                f"{request.longest} tokens need more memory than is left for {self.limits.room.tokens}: "
                 "ask for fewer max_tokens",
             )
         if foreign := self._foreign_token(request):
@@ -240,29 +358,155 @@ class Scheduler:
         return None
 
     def _foreign_token(self, request: Request) -> int | None:
-        highest = max((*request.prompt, *request.sampling.logit_bias))
+        highest = max((*request.prompt, *request.answered, *request.sampling.logit_bias))
         return highest if self.limits.vocabulary and highest >= self.limits.vocabulary else None
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limits.max_batch:
-            sequence = self._next_in_line()
-            if not self._has_room(sequence):
+            sequence = next((s for s in self._in_line() if not self._waits_for_another(s)), None)
+            if sequence is None or not self._take_room(sequence):
                 return
             self._waiting.remove(sequence)
             self._by_number[sequence.number] = sequence
             self._filling.append(sequence)
+            self._begin(sequence)
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """A batch's keys and values are a rectangle: a long newcomer widens everybody's row."""
-        if self.limits.cache_tokens is None:
-            return True
-        together = [s.request.longest for s in (*self._admitted, sequence)]
-        return len(together) * max(together) <= self.limits.cache_tokens
-
-    def _next_in_line(self) -> Sequence:
-        """The oldest request of the owner who has the fewest running."""
+    def _in_line(self) -> list[Sequence]:
+        """Who may begin: of each owner the oldest first, and first whoever's owner has the fewest running."""
         served = Counter(sequence.request.owner for sequence in self._admitted)
-        return min(self._waiting, key=lambda sequence: (served[sequence.request.owner], sequence.number))
+        # Whoever made room goes on when all that it was promised has come home.
+        waiting = [sequence for sequence in self._waiting if not sequence.expected]
+        return sorted(waiting, key=lambda s: (served[s.request.owner], s.number))[: self.limits.max_batch]
+
+    def _begin(self, sequence: Sequence) -> None:
+        """With what is stored of its prompt, wherever it ends."""
+        sequence.filling = (*sequence.request.prompt, *sequence.output)
+        first = sequence.cached is None
+        hit = self._hit(sequence)
+        if hit.length:
+            self._operations.append(self.prefixes.fork(sequence.number, hit, sequence.pinned))
+            sequence.present = True
+        sequence.begin(hit.length)
+        if first and sequence.kept:
+            self.prefixes.counts.prompt_tokens += len(sequence.request.prompt)
+            self.prefixes.counts.cached_tokens += sequence.cached or 0
+        keeping = self.prefixes.keeping
+        if sequence.kept and not keeping.anywhere and not keeping.refusal:
+            cuts = (*sequence.request.needed_cuts, *([hit.cut] if hit.cut else ()))
+            sequence.stops |= {cut for cut in cuts if hit.length < cut < len(sequence.filling)}
+        if sequence.request.conversation:
+            self._conversations[sequence.request.conversation] = self._clock() + self.prefixes.limits.pin_seconds
+
+    def _hit(self, sequence: Sequence) -> Hit:
+        if not sequence.kept:
+            return Hit()
+        now = self.prefixes.version, sequence.position
+        if sequence.hit is None or sequence.hit[0] != now:
+            tokens = (*sequence.request.prompt, *sequence.output)
+            sequence.hit = now, self.prefixes.find(sequence.request.scope, tokens)
+        return sequence.hit[1]
+
+    def _waits_for_another(self, sequence: Sequence) -> bool:
+        """Whether a prompt is being read that begins as this one's, for longer than what is stored: it is read once."""
+        if not sequence.kept or self.prefixes.keeping.refusal:
+            return False
+        length: int | None = None
+        for other in self._filling:
+            shared = self._in_common(sequence, other)
+            if shared < WORTH_WAITING or not other.prompt_left:
+                continue
+            length = self._hit(sequence).length if length is None else length
+            if shared - length < WORTH_WAITING:
+                continue
+            if shared > other.fed:
+                other.stops.add(shared)
+                return True
+            if self.prefixes.keeping.anywhere and other.present:
+                self._operations += self._store(other, other.filling[: other.fed])
+                return False
+        return False
+
+    def _in_common(self, sequence: Sequence, other: Sequence) -> int:
+        """How many tokens both begin with; at least one of this sequence's own is left."""
+        if not other.kept or other.request.scope != sequence.request.scope:
+            return 0
+        if other.number not in sequence.in_common:
+            own = sequence.request.prompt
+            sequence.in_common[other.number] = min(len(own) - 1, common(own, other.request.prompt, 0))
+        return sequence.in_common[other.number]
+
+    # What is held, and what has room beside it.
+
+    def _live(self, joining: Sequence | None = None, ahead: bool = False) -> Use:
+        """What the caches of streams take, or will soon: with a newcomer, with all that admitted ones were promised."""
+        use = Use()
+        for sequence in self._filling:
+            use += rectangle([sequence.soon])
+        lanes = {lane.number: [s.soon if ahead else s.length + 1 for s in lane.sequences] for lane in self._lanes}
+        if joining:
+            lanes.setdefault(self._lane_for(joining), []).append(joining.soon)
+        for lengths in lanes.values():
+            use += rectangle(lengths)
+        return use
+
+    def _take_room(self, sequence: Sequence) -> bool:
+        """Whether it may begin beside those who run; what is stored gives way to it."""
+        live = self._live(sequence, ahead=True)
+        if not self.limits.room.holds(live) and self._admitted:
+            return False
+        self._operations += self.prefixes.make_room(live)
+        return True
+
+    def _make_room(self) -> None:
+        """For everybody's next token: what is stored gives way, then the youngest stream."""
+        live = self._live()
+        if self.limits.room.holds(live + self.prefixes.use):
+            return
+        self._operations += self.prefixes.make_room(live)
+        while not self.limits.room.holds(live) and len(self._admitted) > 1:
+            self._preempt(max(self._admitted, key=lambda sequence: sequence.number))
+            live = self._live()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """It makes room now and goes on later, from the tokens that it has."""
+        self.preempted += 1
+        self._leave(sequence)
+        self._waiting.appendleft(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Its cache goes, and its place among those who run."""
+        if sequence in self._filling:
+            self._filling.remove(sequence)
+        for lane in self._lanes:
+            if sequence in lane.sequences:
+                lane.sequences.remove(sequence)
+        if sequence.present:
+            self._operations.append(Drop(sequence.number))
+            sequence.present = False
+
+    def _store(self, sequence: Sequence, tokens: SequenceOf[int], *, state: bool = False) -> list[Operation]:
+        """Keep what it has fed so far, for others, where there is room beside those who run."""
+        if not sequence.kept or self.prefixes.keeping.refusal:
+            return []
+        request, live = sequence.request, self._live()
+        operations = self.prefixes.make_room(live + self.prefixes.wanted(request.scope, tokens))
+        # What had to go may have been the beginning of this: then more is wanted than before.
+        if not self.limits.room.holds(live + self.prefixes.use + self.prefixes.wanted(request.scope, tokens)):
+            return operations
+        stored = self.prefixes.store(request.scope, tokens, sequence.number, state=state, pinned=sequence.pinned)
+        new = (op.stop - op.start for op in stored if isinstance(op, Store) and op.start < len(request.prompt))
+        sequence.stored = min(len(request.prompt), sequence.stored + sum(new))
+        return [*operations, *stored]
+
+    def _keep_answer(self, sequence: Sequence, end: tuple[int, ...] = ()) -> None:
+        """Before its cache goes: what it holds behind the prompt, as far as the tokens are known."""
+        if sequence.answer_kept or not sequence.present:
+            return
+        sequence.answer_kept = True
+        known = (*sequence.request.prompt, *sequence.output, *end)
+        whole = sequence.length <= len(known)
+        if whole or self.prefixes.keeping.anywhere:
+            self._operations += self._store(sequence, known[: sequence.length], state=whole)
 
     def _next_chunk(self) -> tuple[list[Sequence], int] | None:
         filling = [sequence for sequence in self._filling if sequence.prompt_left]
@@ -270,7 +514,7 @@ class Scheduler:
             return None
         # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
         sequence = filling[0] if self._oldest_first else min(filling, key=lambda s: (s.prompt_left, s.number))
-        size = min(sequence.prompt_left, self.limits.prefill_chunk)
+        size = sequence.chunk(self.limits.prefill_chunk)
         spent = max((lane.prefilled for lane in self._lanes if lane.running), default=0)
         if spent and spent + size > self.limits.prefill_chunk:
             return None
@@ -288,22 +532,44 @@ class Scheduler:
         for sequence in together:
             if sequence.prompt_left <= (CATCH_UP if len(together) > 1 else 0):
                 self._filling.remove(sequence)
-                self._lane_with_most_room().sequences.append(sequence)
+                self._lane(self._lane_for(sequence)).sequences.append(sequence)
         return self._step(feeds, logits=not all(feed.partial for feed in feeds))
 
     def _prompt_feed(self, sequence: Sequence, size: int) -> Feed:
         if sequence.first_forward is None:
             sequence.first_forward = self._clock()
-        begins = not sequence.fed
+        begins = not sequence.present
         tokens = sequence.next_tokens(size)
+        sequence.present = True
         sequence.expected += not sequence.prompt_left
+        if not sequence.prompt_left or sequence.fed in sequence.stops:
+            self._afterwards += self._store(sequence, sequence.filling[: sequence.fed], state=True)
         return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left), begins=begins)
 
-    def _lane_with_most_room(self) -> Lane:
-        self._lanes += [Lane(number) for number in range(len(self._lanes), self.limits.lanes)]
-        return min(self._lanes[: self.limits.lanes], key=lambda lane: len(lane.sequences))
+    def _lane_for(self, sequence: Sequence) -> int:
+        """The lane with most room, unless it would be widened so far that too much memory is wasted."""
+        usual = min(range(self.limits.lanes), key=lambda number: len(self._lane(number).sequences))
+        whole = self.limits.room.tokens
+        if whole is None:
+            return usual
+
+        def wasted(number: int) -> int:
+            lengths = [other.soon for other in self._lane(number).sequences]
+            return rectangle([*lengths, sequence.soon]).tokens - rectangle(lengths).tokens - rounded(sequence.soon)
+
+        if wasted(usual) <= WASTE * whole:
+            return usual
+        return min(range(self.limits.lanes + MORE_LANES), key=lambda number: (wasted(number), number))
+
+    def _lane(self, number: int) -> Lane:
+        self._lanes += [Lane(new) for new in range(len(self._lanes), number + 1)]
+        return self._lanes[number]
 
     def _decode(self, lane: Lane, ready: list[Sequence]) -> Step:
+        for sequence in lane.sequences:
+            if not sequence.may_decode:
+                # Its row goes with this step: the ranks hold whoever decodes and nobody else.
+                self._keep_answer(sequence)
         feeds = tuple(map(self._decode_feed, ready))
         lane.under_way += 1
         lane.prefilled = 0
@@ -315,12 +581,13 @@ class Scheduler:
             return self._prompt_feed(sequence, 1)
         tokens = () if sequence.expected else (sequence.output[-1],)
         sequence.expected += 1
+        sequence.drawn += 1
         return Feed(sequence.number, tokens)
 
     def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False, lane: int = 0) -> Step:
         step = Step(self._next_step, tuple(self._operations), feeds, decode, logits, lane)
         self._next_step += 1
-        self._operations.clear()
+        self._operations, self._afterwards = self._afterwards, []
         return step
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Progress:
@@ -328,7 +595,7 @@ class Scheduler:
         if sequence.first_token is None:
             sequence.first_token = self._clock()
         if token in sequence.request.stop_tokens:
-            return self._end(sequence, Finish.STOP)
+            return self._end(sequence, Finish.STOP, end=(token,))
         sequence.output.append(token)
         told = Progress(sequence.request.id, (token,), logprobs=(logprobs,) if logprobs else ())
         if len(sequence.output) < sequence.request.max_tokens:
@@ -336,16 +603,14 @@ class Scheduler:
         ended = self._end(sequence, Finish.LENGTH)
         return told._replace(finish=ended.finish, timing=ended.timing)
 
-    def _end(self, sequence: Sequence, finish: Finish, *, error: str = "") -> Progress:
+    def _end(self, sequence: Sequence, finish: Finish, *, error: str = "", end: tuple[int, ...] = ()) -> Progress:
         del self._by_request[sequence.request.id]
-        if self._by_number.pop(sequence.number, None) is None:
+        self._by_number.pop(sequence.number, None)
+        if sequence in self._waiting:
             self._waiting.remove(sequence)
-        elif sequence in self._filling:
-            self._filling.remove(sequence)
-        else:
-            next(lane for lane in self._lanes if sequence in lane.sequences).sequences.remove(sequence)
-        if sequence.first_forward is not None:
-            self._operations.append(Drop(sequence.number))
+        if finish is not Finish.FAILED:
+            self._keep_answer(sequence, end)
+        self._leave(sequence)
         if sequence.constraint:
             sequence.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
@@ -353,8 +618,14 @@ class Scheduler:
 
 
 def _beginning_together(first: Sequence, size: int, filling: list[Sequence], budget: int) -> list[Sequence]:
-    """Who else has a new prompt of at least this size: equally long chunks are one rectangle, which nothing pads."""
-    if first.fed or first.request.pooling:
+    """Who else begins, at the same place, with at least so much to read: equally long chunks are one rectangle, which
+    nothing pads.
+    """
+
+    def alike(other: Sequence) -> bool:
+        begins = other.fresh and other.fed == first.fed and not other.request.pooling
+        return begins and other is not first and other.chunk(size) == size
+
+    if not first.fresh or first.request.pooling:
         return [first]
-    others = [s for s in filling if s is not first and not s.fed and not s.request.pooling and s.prompt_left >= size]
-    return [first, *others[: max(0, budget // size - 1)]]
+    return [first, *filter(alike, filling)][: max(1, budget // size)]

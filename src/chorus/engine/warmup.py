@@ -62,6 +62,8 @@ def choose_lanes(leader: Leader, stages: int) -> int:
 def _run(leader: Leader, prompt_sizes: list[int]) -> None:
     for row, size in enumerate(prompt_sizes):
         sampling = Sampling(temperature=1.0, top_p=0.9) if row % 2 else Sampling()
-        leader.scheduler.submit(Request(f"0:warm-up-{row}", (TOKEN,) * size, NEW_TOKENS, sampling=sampling))
+        leader.scheduler.submit(
+            Request(f"0:warm-up-{row}", (TOKEN,) * size, NEW_TOKENS, sampling=sampling, uncached=True)
+        )
     while not leader.idle:
         leader.turn()

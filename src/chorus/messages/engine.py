@@ -104,6 +104,33 @@ class TokenLogprobs:
     """Token and log probability of the best candidates, best first."""
 
 
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """What is kept of earlier requests, and what it was good for. Bytes are those of the rank with least room left."""
+
+    off: str = ""
+    """Why nothing is kept; empty where it is."""
+    entries: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    budget_bytes: int = 0
+    """For running streams and stored prefixes together."""
+    live_bytes: int = 0
+    """What running streams take of it."""
+    prompt_tokens: int = 0
+    """Of all requests so far."""
+    cached_tokens: int = 0
+    """Of these, found stored."""
+    evicted_tokens: int = 0
+    preempted: int = 0
+    """How often a stream made room and went on later."""
+    disk_bytes: int = 0
+    disk_budget_bytes: int = 0
+    restored_tokens: int = 0
+    conversations: int = 0
+    """That are pinned."""
+
+
 class Progress(NamedTuple):
     """What a step brought to one request. Made for every token, so of the kind of value that is made fastest."""
 

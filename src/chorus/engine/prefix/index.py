@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chorus.engine.prefix import tree
 from chorus.engine.prefix.tree import Match, Node
-from chorus.engine.room import Room, Use
+from chorus.engine.room import NOTHING, UNLIMITED, Room, Use
 from chorus.messages.rank import Evict, Fork, Keeping, Operation, Part, Split, Store
 
 WORTH_A_CUT = 16
@@ -52,16 +52,17 @@ class Counts:
 @dataclass(slots=True)
 class PrefixIndex:
     keeping: Keeping
-    room: Room = Room()
-    limits: Limits = Limits()
+    room: Room = UNLIMITED
+    limits: Limits = field(default_factory=Limits)
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
-    use: Use = Use()
+    use: Use = NOTHING
     """Of all that is stored."""
     entries: int = 0
     _roots: dict[str, Node] = field(default_factory=dict)
-    _numbers: Iterable[int] = field(default_factory=lambda: itertools.count(1))
-    _pins: dict[str, tuple[Node, float]] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    version: int = 0
+    """Changes whenever something is stored or forgotten."""
 
     def find(self, scope: str, tokens: Sequence[int]) -> Hit:
         """The longest beginning to go on from. At least one token is left: only a forward makes the next."""
@@ -127,6 +128,12 @@ class PrefixIndex:
                 node.pinned_until = now + self.limits.pin_seconds
         return operations
 
+    def wanted(self, scope: str, tokens: Sequence[int]) -> Use:
+        """What storing these tokens would take besides what is stored, at most."""
+        top = self._roots.get(scope)
+        known = tree.match(top, tokens).length if top else 0
+        return Use(len(tokens) - known, not self.keeping.anywhere)
+
     def forget(self, sequences: Iterable[int]) -> list[Operation]:
         """What was taken from sequences whose step failed may be half written: it goes, and all that stands on it."""
         failed = set(sequences)
@@ -146,27 +153,23 @@ class PrefixIndex:
     def make_room(self, beside: Use) -> list[Operation]:
         """Forget the least worthy until the rest fits beside what streams take; all of it may go."""
         gone: list[Operation] = []
-        while self.entries and not (
-            self.room.holds(self.use + beside)
-            and self.use.tokens <= self.limits.tokens
-            and self.entries <= self.limits.entries
-        ):
-            gone += self._forget_least()
+        while self.entries and not self._fits(beside):
+            now = self.clock()
+            # One look at all nodes serves for many: whoever becomes a leaf by it has its turn in the next.
+            for node in sorted(self._removable(), key=lambda node: self._worth(node, now)):
+                if self._fits(beside):
+                    break
+                gone += self._drop_state(node) if node.children else self._remove(node)
         return gone
 
-    def _forget_least(self) -> list[Operation]:
-        now = self.clock()
-        # A few at a time would be quicker where thousands are stored; each look is linear in the number of nodes.
-        candidates = [
-            node for top in self._roots.values() for node in top.below() if node.parent and self._removable(node)
-        ]
-        least = min(candidates, key=lambda node: self._worth(node, now))
-        if least.state is not None and least.children:
-            return self._drop_state(least)
-        return self._remove(least)
+    def _fits(self, beside: Use) -> bool:
+        within = self.use.tokens <= self.limits.tokens and self.entries <= self.limits.entries
+        return within and self.room.holds(self.use + beside)
 
-    def _removable(self, node: Node) -> bool:
-        return not node.children or node.state is not None
+    def _removable(self) -> Iterator[Node]:
+        """Leaves, and what has a state to give up."""
+        nodes = (node for top in self._roots.values() for node in top.below() if node.parent)
+        return (node for node in nodes if not node.children or node.state is not None)
 
     def _worth(self, node: Node, now: float) -> tuple[bool, float]:
         """What it saves for its bytes, the less the longer nobody has asked for it; whoever is pinned goes last."""
@@ -204,9 +207,10 @@ class PrefixIndex:
     def _count(self, tokens: int, states: int, entries: int) -> None:
         self.use = Use(self.use.tokens + tokens, self.use.states + states)
         self.entries += entries
+        self.version += 1
 
     def _number(self) -> int:
-        return next(self._numbers)  # type: ignore[call-overload, no-any-return]
+        return next(self._numbers)
 
 
 def _hit(found: Match, length: int, state: int | None = None, cut: int | None = None) -> Hit:

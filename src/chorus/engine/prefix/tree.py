@@ -116,5 +116,6 @@ def split(node: Node, at: int) -> Node:
 
 
 def remove(node: Node) -> None:
-    assert node.parent is not None and not node.children, "only leaves are removed"
+    assert node.parent is not None, "the root stays"
+    assert not node.children, "only leaves are removed"
     del node.parent.children[node.tokens[0]]
