@@ -226,8 +226,9 @@ class Scheduler:
             if constraint:
                 constraint.close()
             return refusal
-        for token in request.answered if constraint else ():
-            constraint.advance(token)
+        if constraint:
+            for token in request.answered:
+                constraint.advance(token)
         sequence = Sequence(self._next_sequence, request, self._clock(), constraint, list(request.answered))
         sequence.filling = (*request.prompt, *request.answered)
         self._next_sequence += 1
