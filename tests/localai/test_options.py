@@ -51,8 +51,8 @@ def test_sampling_options_are_read(tmp_path: Path) -> None:
 
 
 def test_unknown_options_are_ignored_and_noted(tmp_path: Path) -> None:
-    chosen = plan(tmp_path, "gpu_layers:99", "max_cache_entries:10")
-    assert [note.split(" is ignored")[0] for note in chosen.notes] == ["option gpu_layers", "option max_cache_entries"]
+    chosen = plan(tmp_path, "gpu_layers:99", "n_ubatch:10")
+    assert [note.split(" is ignored")[0] for note in chosen.notes] == ["option gpu_layers", "option n_ubatch"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_unknown_options_are_ignored_and_noted(tmp_path: Path) -> None:
         ("trust_remote_code:maybe", "option trust_remote_code"),
         ("hostfile:", "option hostfile"),
         ("max_kv_size:-1", "option max_kv_size"),
+        ("max_cache_entries:0", "option max_cache_entries"),
     ],
 )
 def test_a_malformed_option_is_named(tmp_path: Path, option: str, named: str) -> None:
@@ -138,6 +139,7 @@ def test_fields_of_the_request_are_used_and_options_go_over_them(tmp_path: Path)
     engine = chosen.settings.engine
     assert (engine.context, engine.max_batch) == (2048, 8)
     assert plan(tmp_path, "max_kv_size:512", ContextSize=4096).settings.engine.context == 512
+    assert plan(tmp_path, "max_cache_entries:10").settings.cache.max_entries == 10
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.ranks == 2
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.parallel == "tensor"
 

@@ -59,6 +59,14 @@ def serve(
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
     ] = None,
     context: Annotated[int | None, typer.Option(help="Serve a shorter context than the model's.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing of one request for the next.")] = False,
+    cache_memory: Annotated[
+        str | None,
+        typer.Option(help="Of each rank, for running requests and stored prefixes, e.g. 6GB (what the model leaves)."),
+    ] = None,
+    cache_disk: Annotated[
+        str | None, typer.Option(help="Of each rank's disk, for prefixes that memory has no room for, e.g. 20GB.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
@@ -132,6 +140,7 @@ def serve(
             "step_log": step_log,
             "start_timeout_seconds": start_timeout,
         },
+        "cache": {"enabled": False if no_cache else None, "memory": cache_memory, "disk": cache_disk},
         "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},
         "log": {"level": log_level, "json_lines": log_json or None},
     }

@@ -149,6 +149,7 @@ RENAMED: Mapping[str, _Renamed] = {
     "DEFAULT_MAX_TOKENS": _Renamed("api.max_tokens"),
     "NUM_DEVICES": _Renamed("engine.ranks"),
     "MAX_SEQUENCE_LENGTH": _Renamed("engine.context"),
+    "KV_CACHE_MAX_SIZE": _Renamed("cache.max_tokens"),
     "KV_CACHE_RESERVED_MEMORY_MB": _Renamed("engine.reserve_mb"),
     "MODEL_LOAD_WAIT_SECONDS": _Renamed("engine.start_timeout_seconds"),
     "DISTRIBUTED_BACKEND": _Renamed("engine.transport", _backend),
@@ -166,7 +167,6 @@ RENAMED: Mapping[str, _Renamed] = {
 MEANINGLESS: Mapping[str, str] = {
     "SOCKET_PATH": "Chorus makes its sockets in a private folder and removes them itself",
     "POLL_INTERVAL_SECONDS": "nothing is polled: every wait ends with the event it waits for",
-    "KV_CACHE_MAX_SIZE": "keys and values take what memory allows; MAX_SEQUENCE_LENGTH bounds one sequence",
     "FILE_DESCRIPTOR_SOFT_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -n",
     "FILE_DESCRIPTOR_HARD_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -Hn",
 }

@@ -17,10 +17,6 @@ from chorus.localai.errors import LoadFailed
 Value = bool | int | float | str
 
 SPECIAL_TOKENS = ("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_SAME_WITHOUT = {
-    "max_cache_entries": "stored prefixes are kept while memory lasts, not by number",
-}
-"""Options of the built-in backend that ask for something Chorus does by itself."""
 
 
 class FixedSampling(SamplingOptions):
@@ -82,8 +78,7 @@ def _take(options: Options, key: str, text: str) -> Options:
         return replace(options, special_tokens={**options.special_tokens, key: text})
     if key == "tool_parser":
         return replace(options, tool_parser=_text(key, text))
-    reason = _SAME_WITHOUT.get(key, "no such option")
-    return replace(options, notes=(*options.notes, f"option {key} is ignored: {reason}"))
+    return replace(options, notes=(*options.notes, f"option {key} is ignored: no such option"))
 
 
 _SAMPLING = {"temp": "temperature"} | {
@@ -166,5 +161,6 @@ _SETTINGS: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "ranks": ("engine", "ranks", _count),
     "strategy": ("sharding", "strategy", _one_of(tuple(STRATEGIES))),
     "max_kv_size": ("engine", "context", _count),
+    "max_cache_entries": ("cache", "max_entries", _count),
     "trust_remote_code": ("engine", "trust_remote_code", _bool),
 }
