@@ -59,6 +59,8 @@ class Follower:
     finished_step: int = 0
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
+    state_bytes: int = 0
+    stored_bytes: int = 0
     free_bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     failure: str | None = None
@@ -110,6 +112,7 @@ class Follower:
                         raise RankLost(done.error)
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
+                    self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
                 self.failure = f"{self.name} closed its link"
             except RankLost as error:

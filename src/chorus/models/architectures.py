@@ -113,6 +113,8 @@ class Architecture:
     """Every head has keys of its own, whatever number of groups the configuration names."""
     read_by_all: str | None = None
     """A pattern for tensors that mlx-lm looks up on every rank before it knows which it needs."""
+    not_kept: str | None = None
+    """Why what was computed for one prompt must not be used for another that begins alike."""
 
 
 _HEADS = Heads()
@@ -164,9 +166,12 @@ _PHI3 = TensorRule(
     )
 )
 
+_CUTS_SHOW = "its answers depend on where a prompt is cut into chunks"
+
 _TABLE = {
     "deepseek_v2": Architecture(expands_latents=True),
     "deepseek_v3": Architecture(tensor=_DEEPSEEK),
+    "deepseek_v41": Architecture(not_kept=_CUTS_SHOW),
     "falcon_h1": Architecture(read_by_all=r"layers\.0\.mamba\.conv1d\.weight$"),
     "gemma": Architecture(tensor=_LLAMA),
     "gemma2": Architecture(tensor=_LLAMA, ignores_windows=True),
@@ -189,9 +194,11 @@ _TABLE = {
     "olmo3": Architecture(tensor=TensorRule((_attention(_with_wide_norms(_LONG_NAMES)), _MLP))),
     "phi": Architecture(tensor=_PHI),
     "phi3": Architecture(tensor=_PHI3, ignores_windows=True),
+    "phi3small": Architecture(not_kept=_CUTS_SHOW),
     "phimoe": Architecture(ignores_windows=True),
     "phixtral": Architecture(keys_for_every_head=True),
     "plamo2": Architecture(ignores_windows=True),
+    "plamo3": Architecture(not_kept=_CUTS_SHOW),
     "prism_hadamard_qwen35": Architecture(read_by_all=r"\.signs$"),
     "qwen": Architecture(keys_for_every_head=True),
     "qwen2": Architecture(tensor=_LLAMA, ignores_windows=True),

@@ -50,8 +50,7 @@ class LeadingSide(Protocol):
 
 
 class FollowingSide(Protocol):
-    @property
-    def cache_bytes_per_token(self) -> int: ...
+    runner: Runner
 
     @property
     def traffic(self) -> Traffic: ...
@@ -134,14 +133,10 @@ class PipelineFollower:
     """Takes activations from the stage before, hands its own to the next."""
 
     def __init__(self, part: PipelinePart) -> None:
-        self._runner = Runner(part.shard.stage)
+        self.runner = Runner(part.shard.stage)
         self._link = part.link
         tokens = part.token_path
         self._relay = TokenRelay(tokens.receive_tokens) if tokens and part.shard.stage.is_first else None
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        return self._runner.cache_bytes_per_token
 
     @property
     def traffic(self) -> Traffic:
@@ -149,13 +144,13 @@ class PipelineFollower:
 
     def run(self, step: Step) -> None:
         if not step.feeds:
-            self._runner.run(step)
+            self.runner.run(step)
             return
-        stage = self._runner.stage
+        stage = self.runner.stage
         if stage.is_first:
-            outputs = self._runner.run(step, self._relay.of(step) if self._relay else None)
+            outputs = self.runner.run(step, self._relay.of(step) if self._relay else None)
         else:
-            outputs = self._runner.run(step, placeholder(step), self._link.receive(step.number))
+            outputs = self.runner.run(step, placeholder(step), self._link.receive(step.number))
         if self._relay:
             self._relay.expect(step)
         if stage.is_last:
@@ -165,7 +160,7 @@ class PipelineFollower:
             self._link.send(step.number, outputs)
 
     def forget(self) -> None:
-        self._runner = Runner(self._runner.stage)
+        self.runner = Runner(self.runner.stage)
 
     def close(self) -> None:
         self._link.close()
@@ -214,14 +209,10 @@ class TensorFollower:
     """Runs the same forwards as the leader on its own slices; tokens arrive inside the graph."""
 
     def __init__(self, part: TensorPart) -> None:
-        self._runner = Runner(part.shard.stage)
+        self.runner = Runner(part.shard.stage)
         self._peers = part.peers
         self._tokens = GraphTokens()
         self._met = False
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        return self._runner.cache_bytes_per_token
 
     @property
     def traffic(self) -> Traffic:
@@ -231,14 +222,14 @@ class TensorFollower:
         if not self._met and step.feeds:
             wait_for_peers(self._peers)
             self._met = True
-        outputs = self._runner.run(step, self._tokens.of(step))
+        outputs = self.runner.run(step, self._tokens.of(step))
         if step.logits:
             tokens = from_leader(mx.zeros((len(step.feeds),), mx.uint32), self._peers, after=outputs)
             mx.async_eval(tokens)
             self._tokens.note(step, tokens)
 
     def forget(self) -> None:
-        self._runner = Runner(self._runner.stage)
+        self.runner = Runner(self.runner.stage)
         self._tokens = GraphTokens()
 
     def close(self) -> None:

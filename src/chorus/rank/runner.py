@@ -1,20 +1,23 @@
 """Runs steps on one rank's layers and owns the caches of its sequences.
 
-A sequence fills its prompt alone (or begins it beside others of the same length), then joins a batch that decodes
-together. Every rank gets the same steps and so keeps the same batches, row for row.
+A sequence fills its prompt alone (or beside others that are equally long), then joins a batch that decodes together.
+It may begin with what others have computed, and leave what it has for those to come. Every rank gets the same steps
+and so keeps the same batches, row for row.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from chorus.messages.rank import Drop, Feed, Operation, Step
+from chorus.messages.rank import Drop, Evict, Feed, Fork, Operation, Split, Step, Store
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
+from chorus.rank.cache.caches import CacheError
+from chorus.rank.cache.store import Keeping, SegmentStore, keeping, stack, state_bytes
 from chorus.rank.pipeline.stage import Stage
 
 Cache = list[Any]
@@ -27,15 +30,19 @@ class Runner:
         self.stage = stage
         self._alone: dict[int, Cache] = {}
         self._lanes: defaultdict[int, Batch] = defaultdict(Batch)
-        self.cache_bytes_per_token = 0
-        """What a token of a sequence costs this rank, seen at the first prompt that it ran."""
+        self._store = SegmentStore()
+        self.cache_bytes_per_token = self.state_bytes = 0
+        """What a token of a sequence costs this rank, and what its windows and recurrent states take at most; seen at
+        the first prompt that it ran.
+        """
 
     def run(
         self, step: Step, tokens: mx.array | None = None, received: Sequence[mx.array] | None = None
     ) -> list[mx.array]:
         """Build the forward of a step. `tokens` replaces the step's own where they are still inside the graph."""
+        fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
         for operation in step.operations:
-            self._operate(operation)
+            self._operate(operation, fed)
         if not step.feeds:
             return []
         if tokens is None:
@@ -45,8 +52,9 @@ class Runner:
         else:
             cache = self._prompt_cache(step.feeds)
         outputs = self.stage.forward(tokens, cache, received, logits=step.logits)
-        if not self.cache_bytes_per_token and not step.decode:
+        if not step.decode and not self.cache_bytes_per_token + self.state_bytes:
             self.cache_bytes_per_token = caches.bytes_per_token(cache) // len(step.feeds)
+            self.state_bytes = state_bytes(cache) // len(step.feeds)
         # The caches ride along, or the graph of a chunk whose logits nobody wants would pile up. They are not handed
         # out: somebody holding them would turn the next in-place update into a copy.
         mx.async_eval(outputs, caches.arrays(cache))
@@ -63,20 +71,48 @@ class Runner:
         batches = sum(batch.cache_bytes for batch in self._lanes.values())
         return sum(map(caches.size_bytes, self._alone.values())) + batches
 
-    def _operate(self, operation: Operation) -> None:
+    @property
+    def stored_bytes(self) -> int:
+        return self._store.nbytes
+
+    @property
+    def keeping(self) -> Keeping:
+        """What may be stored of this model's sequences."""
+        return keeping(self.stage.new_cache(), self.stage.names)
+
+    def _operate(self, operation: Operation, fed: Mapping[int, int]) -> None:
+        """`fed` says how many tokens follow at once for which sequences."""
         match operation:
             case Drop(sequence):
                 self._alone.pop(sequence, None)
                 for batch in self._lanes.values():
                     batch.drop(sequence)
+            case Store(sequence, segment, start, stop, state):
+                self._store.take(segment, self._cache_of(sequence), start, stop, state)
+            case Fork(sequence, parts):
+                cache = self._store.join(parts, self.stage.new_cache(), fed.get(sequence, 1))
+                if sequence not in fed:
+                    # Until it is computed it would hold the segments, even those that are evicted meanwhile.
+                    mx.eval(caches.arrays(cache))
+                self._alone[sequence] = cache
+            case Split(segment, at, rest):
+                self._store.split(segment, at, rest)
+            case Evict(segment):
+                self._store.evict(segment)
 
     def _prompt_cache(self, feeds: Sequence[Feed]) -> Cache:
-        """Several sequences begin together in one cache, which nothing pads: all their rows are equally long."""
-        if len(feeds) > 1:
-            return self.stage.new_cache()
-        if feeds[0].begins:
-            self._alone[feeds[0].sequence] = self.stage.new_cache()
-        return known(self._alone, feeds[0].sequence)
+        """Several sequences run side by side in one cache, which nothing pads: all their rows are equally long."""
+        fresh = [feed for feed in feeds if feed.begins]
+        if len(feeds) == 1:
+            if fresh:
+                self._alone[feeds[0].sequence] = self.stage.new_cache()
+            return known(self._alone, feeds[0].sequence)
+        if not fresh:
+            rows = [known(self._alone, feed.sequence) for feed in feeds]
+            return stack(rows, self.stage.new_cache(), len(feeds[0].tokens))
+        if len(fresh) != len(feeds):
+            raise CacheError("sequences that begin cannot run beside others that go on: they are not equally long")
+        return self.stage.new_cache()
 
     def _cache_of(self, sequence: int) -> Cache:
         if sequence in self._alone:

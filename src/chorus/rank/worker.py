@@ -299,12 +299,14 @@ class Worker:
             log.exception("step %d failed", step.number)
             return Status(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         beats.finished(step.number)
-        traffic = self._part.traffic
+        traffic, runner = self._part.traffic, self._part.runner
         self._memory.look_again()
         return Status(
             number=step.number,
             memory_bytes=self._memory.resident,
-            cache_bytes_per_token=self._part.cache_bytes_per_token,
+            cache_bytes_per_token=runner.cache_bytes_per_token,
+            state_bytes=runner.state_bytes,
+            stored_bytes=runner.stored_bytes,
             free_bytes=self._memory.free,
             tensor_bytes=traffic.tensor_bytes,
             sent_bytes=traffic.sent_bytes,

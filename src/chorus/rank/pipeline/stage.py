@@ -74,6 +74,11 @@ class Stage:
         return next((norm for norm in found if isinstance(norm, nn.Module)), None)
 
     @property
+    def names(self) -> list[str]:
+        """By which this architecture is found in tables: of the modules that define its decoder, its own first."""
+        return decoders.defining_modules(self._span.decoder)
+
+    @property
     def batches(self) -> bool:
         """Whether sequences of unequal length may share a batch; if not, run them one at a time."""
         return self.rule.batches and caches.batchable(self.new_cache())
