@@ -205,8 +205,8 @@ def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
 
-def _prefixes(spec: EngineSpec, group: Group, room: Room) -> PrefixIndex:
-    keeping = group.shard.stage.keeping if spec.cache.enabled else NOTHING_KEPT
+def _prefixes(spec: EngineSpec, runner: Runner, room: Room) -> PrefixIndex:
+    keeping = runner.keeping if spec.cache.enabled else NOTHING_KEPT
     if keeping.refusal:
         log.info("nothing is kept for the next request: %s", keeping.refusal)
     limits = PrefixLimits(
@@ -250,7 +250,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
-    leader.scheduler.prefixes = _prefixes(spec, group, room)
+    leader.scheduler.prefixes = _prefixes(spec, runner, room)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

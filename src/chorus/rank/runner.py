@@ -13,11 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.messages.rank import Drop, Evict, Feed, Fork, Operation, Split, Step, Store
+from chorus.messages.rank import Drop, Evict, Feed, Fork, Keeping, Operation, Split, Step, Store
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
 from chorus.rank.cache.caches import CacheError
-from chorus.rank.cache.store import Keeping, SegmentStore, keeping, stack, state_bytes
+from chorus.rank.cache.store import SegmentStore, keeping, stack, state_bytes
 from chorus.rank.pipeline.stage import Stage
 
 Cache = list[Any]

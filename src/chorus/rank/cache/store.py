@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from chorus.errors import ChorusError
-from chorus.messages.rank import Part
+from chorus.messages.rank import Keeping, Part
 from chorus.models.architectures import architecture
 from chorus.rank.cache.caches import CacheError
 from chorus.rank.upstream.decoders import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
@@ -35,18 +35,6 @@ _WINDOWS = (RotatingKVCache, ChunkedKVCache)
 
 class UnknownSegment(ChorusError, ValueError):
     """A step names a segment that is not stored here."""
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """What may be kept of a model's sequences. The same on every rank, since ghosts are of the same classes."""
-
-    anywhere: bool = False
-    """A fork may end at any token of what is stored; otherwise only where a state was stored with it."""
-    reach: int = 0
-    """With windows and no other states: a state that stands at no more than so many tokens can be cut to fewer."""
-    refusal: str = ""
-    """Why nothing may be stored; empty where it may."""
 
 
 def keeping(fresh: Cache, names: Sequence[str]) -> Keeping:
@@ -114,21 +102,16 @@ class SegmentStore:
         self._segments: dict[int, _Segment] = {}
 
     def take(self, number: int, cache: Cache, start: int, stop: int, state: bool) -> None:
-        """Keep the tokens from `start` to `stop` of a sequence. A number that is there already gets the state at its
-        end: `start` and `stop` are both its end then.
+        """Keep the tokens from `start` to `stop` of a sequence, with `state` also what stands behind them; that alone
+        where both are the same place.
 
         What is taken is copied and computed at once: whoever holds a slice of the source makes its next write copy it.
         """
         leaves = _leaves(cache)
-        if number in self._segments:
-            segment = self._known(number)
-            if not (state and start == stop == segment.stop):
-                raise CacheError(f"segment {number} is stored already, up to token {segment.stop}")
-        elif not 0 <= start < stop:
+        if number in self._segments or not 0 <= start <= stop or (start == stop and not state):
             raise CacheError(f"segment {number} cannot hold the tokens from {start} to {stop}")
-        else:
-            slices = {place: _copied(_slice(leaf, start, stop)) for place, leaf in _plain(leaves)}
-            segment = _Segment(start, stop, slices)
+        slices = {place: _copied(_slice(leaf, start, stop)) for place, leaf in _plain(leaves)} if start < stop else {}
+        segment = _Segment(start, stop, slices)
         if state:
             _check_states(leaves, stop)
             states = {place: _copied(_contents(leaf, stop)) for place, leaf in _others(leaves)}
