@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from chorus.messages.engine import (
+    CacheFacts,
     Finish,
     Pooling,
     Progress,
@@ -14,6 +15,8 @@ from chorus.messages.engine import (
     Sampling,
     Timing,
     TokenLogprobs,
+    cache_facts_from_wire,
+    cache_facts_to_wire,
     embedding_from_wire,
     embedding_to_wire,
     progress_from_wire,
@@ -78,10 +81,17 @@ def test_a_prompt_to_embed_arrives_with_its_pooling(pooling: Pooling) -> None:
         Progress("1:a", (5, 6), logprobs=LOGPROBS),
         Progress("1:a", accepted=True),
         Progress("1:a", (), Finish.STOP, timing=Timing(0.25, 0.5, 2.0, 3, 1, 9), embedding=(0.5, -1.0)),
-        Progress("1:a", (7,), Finish.LENGTH, timing=Timing(0.25, 0.5, 2.0, 3, 1, 9), logprobs=LOGPROBS[1:]),
+        Progress("1:a", (7,), Finish.LENGTH, timing=Timing(0.25, 0.5, 2.0, 3, 1, 9, 2), logprobs=LOGPROBS[1:]),
         *(Progress("1:a", finish=finish, error="why", field="guided_regex") for finish in Finish),
     ],
 )
 def test_progress_arrives_as_it_was_sent(progress: Progress) -> None:
     message = pb.Progress.FromString(progress_to_wire(progress, "1:a").SerializeToString())
     assert progress_from_wire(message) == progress
+
+
+def test_every_fact_about_the_cache_arrives_as_it_was_sent() -> None:
+    assert [fact.name for fact in fields(CacheFacts)] == list(pb.CacheDescription.DESCRIPTOR.fields_by_name)
+    facts = CacheFacts("off by setting", *range(1, len(fields(CacheFacts))))
+    message = pb.CacheDescription.FromString(cache_facts_to_wire(facts).SerializeToString())
+    assert cache_facts_from_wire(message) == facts

@@ -52,13 +52,21 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class ClearCache:
+    """Forget every stored prefix that no running request stands on."""
+
+    done: Callable[[int, int], None]
+    """Called from the leader's thread with how many entries were forgotten, and how many bytes they took."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopLeader:
     """End the loop; what still runs is failed with this reason."""
 
     reason: str
 
 
-Command = Submit | Cancel | StopLeader
+Command = Submit | Cancel | ClearCache | StopLeader
 
 
 class Followers(Protocol):
@@ -220,6 +228,8 @@ class Leader:
                     case Cancel(request_id):
                         if ended := self.scheduler.cancel(request_id):
                             self._news.append(ended)
+                    case ClearCache(done):
+                        done(*self.scheduler.clear_cache())
                 command = self._inbox.get_nowait()
         except queue.Empty:
             pass

@@ -25,6 +25,7 @@ from chorus.engine.room import Room
 from chorus.engine.scheduler import NOTHING_KEPT, Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
+from chorus.messages.engine import cache_facts_to_wire
 from chorus.messages.grammar import Grammar
 from chorus.messages.load import ranks_here
 from chorus.messages.proto import engine_pb2
@@ -123,6 +124,7 @@ class Engine:
             description.running = scheduler.running
             description.queued = scheduler.queued
             description.step = self.leader.finished_step
+            description.cache.CopyFrom(cache_facts_to_wire(scheduler.cache_facts()))
             description.ranks.extend(self._ranks(self.group, self.leader))
         return description
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from chorus.engine.leader import Cancel, Command, Submit
+from chorus.engine.leader import Cancel, ClearCache, Command, Submit
 from chorus.messages.engine import (
     Finish,
     Progress,
@@ -35,6 +35,8 @@ MAX_MESSAGE = 64 << 20
 LEAVE_SECONDS = 2.0
 MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
+CLEAR_SECONDS = 30.0
+"""The leader takes a command between two steps; one that is stuck for longer is somebody else's to notice."""
 
 EMBED_CODES = {
     wire.REJECTED: grpc.StatusCode.INVALID_ARGUMENT,
@@ -121,6 +123,29 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             del self._sessions[session.number]
             self._post(Cancel(embedding.id))
 
+    async def ClearCache(
+        self, request: wire.ClearCacheRequest, context: grpc.aio.ServicerContext
+    ) -> wire.ClearCacheReply:
+        loop = asyncio.get_running_loop()
+        cleared: asyncio.Future[tuple[int, int]] = loop.create_future()
+
+        def answer(entries: int, size: int) -> None:
+            if not cleared.done():  # the client may have left
+                cleared.set_result((entries, size))
+
+        def done(entries: int, size: int) -> None:
+            loop.call_soon_threadsafe(answer, entries, size)
+
+        if not self._post(ClearCache(done)):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._not_ready())
+        try:
+            async with asyncio.timeout(CLEAR_SECONDS):
+                entries, size = await cleared
+        except TimeoutError:
+            late = f"the cache was not cleared within {CLEAR_SECONDS:g} s: it is when the step under way is over"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
+        return wire.ClearCacheReply(entries=entries, bytes=size)
+
     async def _open(self, context: grpc.aio.ServicerContext) -> OpenSession:
         if self._ending:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._ending)
@@ -133,7 +158,10 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             if constraint:
                 constraint.close()
             # All that is open on it shares this fate: the engine it was handed to will not answer.
-            self._close(session, f"the engine is not ready: {self._engine.describe().detail}")
+            self._close(session, self._not_ready())
+
+    def _not_ready(self) -> str:
+        return f"the engine is not ready: {self._engine.describe().detail}"
 
     async def _read(self, session: OpenSession, requests: AsyncIterator[wire.Command]) -> None:
         try:

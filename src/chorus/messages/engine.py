@@ -288,3 +288,11 @@ def progress_from_wire(message: pb.Progress) -> Progress:
         message.accepted,
         message.field,
     )
+
+
+def cache_facts_to_wire(facts: CacheFacts) -> pb.CacheDescription:
+    return pb.CacheDescription(**asdict(facts))
+
+
+def cache_facts_from_wire(message: pb.CacheDescription) -> CacheFacts:
+    return CacheFacts(**{fact.name: getattr(message, fact.name) for fact in fields(CacheFacts)})

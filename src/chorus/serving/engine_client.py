@@ -67,6 +67,14 @@ class EngineClient:
             raise _refusal(error, self.address) from None
         return tuple(reply.values)
 
+    async def clear_cache(self, timeout: float) -> tuple[int, int]:
+        """Forgets what is stored of earlier requests; how many entries that were, and how many bytes."""
+        try:
+            reply = await self._stub().ClearCache(pb.ClearCacheRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error, self.address) from None
+        return reply.entries, reply.bytes
+
     def generate(self, request: Request) -> EngineStream:
         """Nothing is submitted before the first item is asked for."""
         return EngineStream(self, replace(request, id=f"{next(self._numbers)}:{request.id}"))
