@@ -68,7 +68,7 @@ def made_up_logprobs(token: int, top: int) -> pb.TokenLogprobs:
 Script = Callable[[Run], None]
 
 
-def say(tokens: Sequence[int], finish: pb.Finish = pb.STOP, cached: int = 0) -> Script:
+def say(tokens: Sequence[int], finish: pb.Finish = pb.STOP, cached: int = 0, stored: int = 0) -> Script:
     """One event per token, then the finish; a stop token is counted, not reported."""
 
     def script(run: Run) -> None:
@@ -82,6 +82,7 @@ def say(tokens: Sequence[int], finish: pb.Finish = pb.STOP, cached: int = 0) -> 
             generation_seconds=2.0,
             prompt_tokens=len(run.submit.prompt),
             cached_tokens=cached,
+            stored_tokens=stored,
             generated_tokens=len(tokens) + (finish == pb.STOP),
         )
 
@@ -133,6 +134,7 @@ class ScriptedEngine(EngineServicer):
             load_count=1,
             transport="local",
             parallel="single",
+            cache=pb.CacheDescription(budget_bytes=1 << 30),
             ranks=[pb.RankDescription(rank=0, host="here", device="cpu", dtype="float32", last_layer=4)],
         )
         self.embedded: list[pb.EmbedRequest] = []
@@ -156,6 +158,7 @@ class ScriptedEngine(EngineServicer):
         self.runs.clear()
         self.embedded.clear()
         self.description.state = pb.READY
+        self.description.cache.CopyFrom(pb.CacheDescription(budget_bytes=1 << 30))
         self.default = refuse(pb.FAILED, "no script was given")
 
     def next(self, *scripts: Script) -> None:
@@ -176,6 +179,14 @@ class ScriptedEngine(EngineServicer):
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
         return self.description
+
+    def ClearCache(self, request: pb.ClearCacheRequest, context: grpc.ServicerContext) -> pb.ClearCacheReply:
+        """Forgets what the description says is kept."""
+        cache = self.description.cache
+        reply = pb.ClearCacheReply(entries=cache.entries, bytes=cache.bytes)
+        cache.ClearField("entries")
+        cache.ClearField("bytes")
+        return reply
 
     def Embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
         """Three numbers that tell the prompts apart."""

@@ -33,6 +33,7 @@ class PerformanceBody(ResponseModel):
     time_to_first_token_seconds: float | None
     queue_seconds: float
     cached_tokens: int
+    stored_tokens: int
 
 
 class ErrorDetail(ResponseModel):

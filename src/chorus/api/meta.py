@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from chorus.api.openapi import operation
 from chorus.api.server.gate import record_of
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.config.front_end import ApiSettings
+from chorus.messages.engine import cache_facts_from_wire
 from chorus.messages.proto import engine_pb2 as pb
 
 
@@ -131,8 +133,24 @@ def engine_summary(view: EngineView) -> dict[str, Any]:
             "step": engine.step,
             "load_count": engine.load_count,
             "started_at": engine.started_at,
+            "cache": describe_cache(engine),
         }
     return summary
+
+
+def describe_cache(engine: pb.Description) -> dict[str, Any] | None:
+    """None while the engine loads."""
+    if not engine.HasField("cache"):
+        return None
+    facts = asdict(cache_facts_from_wire(engine.cache))
+    reason = facts.pop("off")
+    asked = facts["prompt_tokens"]
+    return {
+        "enabled": not reason,
+        "reason": reason or None,
+        **facts,
+        "hit_rate": round(facts["cached_tokens"] / asked, 4) if asked else None,
+    }
 
 
 def describe_cluster(view: EngineView) -> dict[str, Any]:
@@ -192,6 +210,7 @@ def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any
         "transport": engine.transport,
         "number_of_devices": len(ranks),
         "ranks": ranks,
+        "cache": describe_cache(engine),
     }
 
 

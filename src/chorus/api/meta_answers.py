@@ -96,6 +96,36 @@ class ClusterStatus(ResponseModel):
     problems: dict[str, str]
 
 
+class CacheInfo(ResponseModel):
+    """What is kept of earlier requests; bytes are those of the rank that has least room."""
+
+    enabled: bool
+    reason: str | None
+    """Why nothing is kept."""
+    entries: int
+    tokens: int
+    bytes: int
+    budget_bytes: int
+    """For running requests and what is stored together."""
+    live_bytes: int
+    """What running requests take of it."""
+    prompt_tokens: int
+    """Of all requests since the model was loaded."""
+    cached_tokens: int
+    """Those of them that were found stored."""
+    hit_rate: float | None
+    """The share of them; None before the first request."""
+    evicted_tokens: int
+    preempted: int
+    """Requests that made room for others and went on later."""
+    disk_bytes: int
+    disk_budget_bytes: int
+    restored_tokens: int
+    """Read back from disk instead of computed."""
+    conversations: int
+    """Those that are pinned."""
+
+
 class ModelInfo(ResponseModel):
     id: str
     name: str
@@ -108,3 +138,4 @@ class ModelInfo(ResponseModel):
     transport: str
     number_of_devices: int
     ranks: list[RankInfo]
+    cache: CacheInfo | None

@@ -203,6 +203,7 @@ class GenerationResponse(Response):
         outcome = sum_up(ends, record.log_fields.get("ttft"), self._generation.choices_per_prompt)
         record.log_fields.update(
             prompt_tokens=outcome.usage.prompt_tokens,
+            cached_tokens=outcome.usage.cached_tokens,
             generated_tokens=outcome.usage.completion_tokens,
             tokens_per_second=outcome.performance.generation_tokens_per_second,
             finish=ends[0].reason,

@@ -18,6 +18,9 @@ class Performance:
     time_to_first_token_seconds: float | None
     queue_seconds: float
     cached_tokens: int
+    """Of the prompt, those that were found stored and not computed."""
+    stored_tokens: int
+    """Of the prompt, those that were computed and are kept for the next request."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,19 @@ class Outcome:
 
 
 def sum_up(ends: Sequence[AnswerEnd], first_token_seconds: float | None, per_prompt: int = 1) -> Outcome:
-    """Of several choices the speed is that of the first: they ran side by side."""
+    """Of several choices the speed is that of the first: they ran side by side.
+
+    A prompt counts once, however many answers it gets: the others find what the first of them has computed, so what
+    was stored before is what each of them found.
+    """
     ordered = sorted(ends, key=lambda end: end.choice)
-    prompts = ordered[::per_prompt]
+    prompts = [ordered[place : place + per_prompt] for place in range(0, len(ordered), per_prompt)]
     usage = Usage(
-        prompt_tokens=sum(end.usage.prompt_tokens for end in prompts),
+        prompt_tokens=sum(same[0].usage.prompt_tokens for same in prompts),
         completion_tokens=sum(end.usage.completion_tokens for end in ordered),
-        cached_tokens=sum(end.usage.cached_tokens for end in prompts),
+        cached_tokens=sum(min(end.usage.cached_tokens for end in same) for same in prompts),
         reasoning_tokens=sum(end.usage.reasoning_tokens for end in ordered),
+        stored_tokens=sum(max(end.usage.stored_tokens for end in same) for same in prompts),
     )
     return Outcome(usage, _measure(ordered[0], first_token_seconds))
 
@@ -62,6 +70,7 @@ def _measure(end: AnswerEnd, first_token_seconds: float | None) -> Performance:
         time_to_first_token_seconds=None if first_token_seconds is None else round(first_token_seconds, 6),
         queue_seconds=round(timing.queue_seconds, 6),
         cached_tokens=timing.cached_tokens,
+        stored_tokens=timing.stored_tokens,
     )
 
 

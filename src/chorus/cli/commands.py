@@ -1,4 +1,4 @@
-"""Every command by name. Its module is imported when it is run: nobody waits for the imports of the other sixteen."""
+"""Every command by name. Its module is imported when it is run: nobody waits for the imports of the other seventeen."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ ENTRIES = (
         "test",
         "test:try_served",
         "Ask the served model something and print the answer, the speeds and the time to the first token.",
+    ),
+    CommandEntry(
+        "cache",
+        "cache:cache",
+        "Show what a server keeps of earlier requests: size, entries, hit rate; `clear` makes it forget.",
     ),
     CommandEntry("models", "models:app", "Pull, import, list and remove models."),
     CommandEntry("token", "token:app", "Make, show and rotate the cluster's token; expel nodes."),

@@ -36,3 +36,11 @@ def trusted() -> ssl.SSLContext:
     if authority_file().is_file():
         context.load_verify_locations(authority_file())
     return context
+
+
+def error_message(answer: httpx.Response) -> str:
+    """What the API says went wrong, in its own words."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]

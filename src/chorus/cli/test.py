@@ -11,7 +11,7 @@ import httpx
 import typer
 
 from chorus.cli.output import fail
-from chorus.cli.own_server import base_url, trusted
+from chorus.cli.own_server import base_url, error_message, trusted
 from chorus.cli.status import ASK_SECONDS
 from chorus.cli.up import on_first_host
 
@@ -40,12 +40,22 @@ def try_served(
         typer.echo(json.dumps(found, indent=2))
         return
     typer.echo(found["answer"])
-    figures = found["performance"]
-    typer.echo(
-        f"prompt {figures.get('prompt_tokens_per_second', 0):.1f} tok/s, "
-        f"generation {figures.get('generation_tokens_per_second', 0):.1f} tok/s, "
-        f"first token after {figures.get('time_to_first_token_seconds', 0):.2f} s, in all {found['seconds']:.2f} s"
-    )
+    typer.echo(figures_line(found))
+
+
+def figures_line(found: dict[str, Any]) -> str:
+    """How fast it was; a speed that one token does not have is left out."""
+    figures, prompt_tokens = found["performance"], found["usage"].get("prompt_tokens", 0)
+    speeds = {
+        "prompt": figures.get("prompt_tokens_per_second"),
+        "generation": figures.get("generation_tokens_per_second"),
+    }
+    parts = [f"{name} {speed:.1f} tok/s" for name, speed in speeds.items() if speed]
+    if cached := figures.get("cached_tokens"):
+        parts.append(f"{cached} of {prompt_tokens} prompt tokens were stored")
+    if first := figures.get("time_to_first_token_seconds"):
+        parts.append(f"first token after {first:.2f} s")
+    return ", ".join([*parts, f"in all {found['seconds']:.2f} s"])
 
 
 def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float) -> dict[str, Any]:
@@ -58,7 +68,7 @@ def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float
     except httpx.HTTPError as error:
         fail(f"no answer from {base}: {error or type(error).__name__}; is it serving? see: chorus status")
     if answer.status_code != 200:
-        fail(f"{base} answered {answer.status_code}: {_message(answer)}")
+        fail(f"{base} answered {answer.status_code}: {error_message(answer)}")
     found = answer.json()
     return {
         "answer": found["choices"][0]["message"]["content"],
@@ -66,10 +76,3 @@ def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float
         "usage": found.get("usage", {}),
         "performance": found.get("performance", {}),
     }
-
-
-def _message(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.text[:200]

@@ -39,6 +39,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
+    stored_tokens: int = 0
+    """Of the prompt, those that were not stored before and are now."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ async def _answer(
         yield AnswerDelta(number, last, ())
     if reader.calls and reason == "stop":
         reason = "tool_calls"
-    usage = Usage(prompt_tokens, generated, timing.cached_tokens, reader.reasoning_tokens)
+    usage = Usage(prompt_tokens, generated, timing.cached_tokens, reader.reasoning_tokens, timing.stored_tokens)
     yield AnswerEnd(number, reason, usage, timing, text.stop_string)
 
 

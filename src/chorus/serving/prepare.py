@@ -136,6 +136,7 @@ def _choices(
         logprobs=request.logprobs,
         grammar=grammar,
         owner=request.owner,
+        uncached=request.uncached,
     )
     return [
         Choice(

@@ -60,6 +60,8 @@ class GenerationRequest:
     """Part of the id that the engine sees, so that its log lines can be matched with the front end's."""
     owner: str = ""
     """Whom the request is counted for."""
+    uncached: bool = False
+    """Nothing that is stored is used for it, and nothing of it is stored."""
 
     @property
     def choices(self) -> int:

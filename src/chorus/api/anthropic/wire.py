@@ -78,11 +78,11 @@ def stop_reason(end: AnswerEnd) -> str:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """Here the tokens found in the cache are not among the input's."""
+    """Here the input's tokens are those that were neither found stored nor stored now."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.stored_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": usage.stored_tokens,
         "cache_creation": None,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},

@@ -1,0 +1,34 @@
+"""POST /cache/clear: forget what is stored of earlier requests."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from chorus.api.answers import ResponseModel
+from chorus.api.openapi import operation
+from chorus.api.service import Service, not_ready
+
+CLEAR_SECONDS = 40.0
+"""A little longer than the engine itself takes before it says that it has not managed."""
+
+
+class Cleared(ResponseModel):
+    """What was forgotten. What running requests stand on stays until they end."""
+
+    entries: int
+    bytes: int
+    """On the rank that held most."""
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/cache/clear", **operation(None, Cleared))
+    async def clear() -> dict[str, int]:
+        view = await service.look()
+        if not view.ready:
+            raise not_ready(view)
+        entries, size = await service.client.clear_cache(CLEAR_SECONDS)
+        return {"entries": entries, "bytes": size}
+
+    return routes

@@ -1,0 +1,86 @@
+"""`chorus cache`: what a running server keeps of earlier requests, and how to make it forget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from chorus.cli.output import fail
+from chorus.cli.own_server import base_url, error_message, trusted
+from chorus.cli.status import ASK_SECONDS
+from chorus.cli.up import on_first_host
+from chorus.platform.sizes import size
+
+
+def cache(
+    action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget what no running request needs.")] = None,
+    url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a server keeps of earlier requests: size, entries, hit rate; `clear` makes it forget.
+
+    Example: chorus cache
+
+    Example: chorus cache clear
+    """
+    if config:
+        words = ["cache", *([action] if action else []), *(["--json"] if as_json else [])]
+        on_first_host(config, words, ASK_SECONDS)
+        return
+    base = base_url(url)
+    found = _ask("POST", base, "/cache/clear", api_key) if action == "clear" else cache_facts(base, api_key)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif action == "clear":
+        typer.echo(f"forgot {found['entries']:,} entries, {size(found['bytes'])} on the rank that held most")
+    else:
+        Console().print(table_of(found))
+
+
+def cache_facts(base: str, api_key: str | None) -> dict[str, Any]:
+    health = _ask("GET", base, "/health", api_key)
+    if "engine" not in health:
+        fail(f"{base} asks for a key: give --api-key or OPENAI_API_KEY")
+    facts = (health["engine"] or {}).get("cache")
+    if not isinstance(facts, dict):
+        fail(f"{base} has nothing to tell of its cache: the engine is {health.get('status')}")
+    return facts
+
+
+def table_of(facts: dict[str, Any]) -> Table:
+    """Bytes are those of the rank that has least room."""
+    table = Table(show_header=False)
+    if not facts["enabled"]:
+        table.add_row("off", escape(facts["reason"]))
+    table.add_row("entries", f"{facts['entries']:,} with {facts['tokens']:,} tokens")
+    stored, running, most = (size(facts[name]) for name in ("bytes", "live_bytes", "budget_bytes"))
+    table.add_row("memory", f"{stored} stored, {running} running, of {most}")
+    if facts["disk_budget_bytes"]:
+        written, most = size(facts["disk_bytes"]), size(facts["disk_budget_bytes"])
+        table.add_row("disk", f"{written} of {most}, {facts['restored_tokens']:,} tokens read back")
+    rate = "-" if facts["hit_rate"] is None else f"{facts['hit_rate']:.1%}"
+    table.add_row("hit rate", f"{rate} ({facts['cached_tokens']:,} of {facts['prompt_tokens']:,} prompt tokens)")
+    table.add_row("pinned", f"{facts['conversations']:,} conversations")
+    table.add_row("evicted", f"{facts['evicted_tokens']:,} tokens")
+    table.add_row("preempted", f"{facts['preempted']:,} requests")
+    return table
+
+
+def _ask(method: str, base: str, path: str, api_key: str | None) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = httpx.request(method, f"{base}{path}", headers=headers, timeout=ASK_SECONDS, verify=trusted())
+    except httpx.HTTPError as error:
+        fail(f"nothing answers at {base} ({error or type(error).__name__}): start `chorus serve`, or give --url")
+    if answer.status_code != 200:
+        fail(f"{base} answered {answer.status_code}: {error_message(answer)}")
+    return dict(answer.json())
