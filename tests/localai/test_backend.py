@@ -251,7 +251,7 @@ def test_status_and_metrics_tell_memory_and_speed(loaded: Backend) -> None:
     reply = loaded.client.Predict(Prompt="The quick brown fox", Tokens=9, IgnoreEOS=True)
     metrics = loaded.client.GetMetrics()
     assert metrics.tokens_generated == reply.tokens == 9
-    assert metrics.prompt_tokens_processed == reply.prompt_tokens
+    assert 0 < metrics.prompt_tokens_processed <= reply.prompt_tokens
     assert metrics.tokens_per_second > 0
     memory = loaded.client.Status().memory
     assert memory.total == sum(memory.breakdown.values()) > 0

@@ -139,9 +139,16 @@ def test_fields_of_the_request_are_used_and_options_go_over_them(tmp_path: Path)
     engine = chosen.settings.engine
     assert (engine.context, engine.max_batch) == (2048, 8)
     assert plan(tmp_path, "max_kv_size:512", ContextSize=4096).settings.engine.context == 512
-    assert plan(tmp_path, "max_cache_entries:10").settings.cache.max_entries == 10
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.ranks == 2
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.parallel == "tensor"
+
+
+def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
+    options = ("max_cache_entries:10", "cache_memory:6GB", "cache_disk:20GB", "prompt_cache:false")
+    cache = plan(tmp_path, *options).settings.cache
+    assert (cache.max_entries, cache.memory, cache.disk, cache.enabled) == (10, 6 * 10**9, 20 * 10**9, False)
+    with pytest.raises(LoadFailed, match=r"model options: cache\.disk: must be a number of bytes"):
+        plan(tmp_path, "cache_disk:much")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from chorus.localai.replies import ReplyWriter, whole
 from chorus.localai.requests import (
     asked_tokens,
     grammar_of,
+    is_uncached,
     logit_bias,
     sampling_of,
     template_arguments,
@@ -90,6 +91,20 @@ def test_a_gbnf_grammar_is_told_from_lark_and_named_by_its_field() -> None:
         assert grammar is not None
         assert (grammar.kind, grammar.source) == (kind, source)
         assert [origin.name for origin in grammar.origins] == ["Grammar"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "uncached"),
+    [
+        ({}, False),
+        ({"ModelIdentity": "m", "PromptCacheAll": True}, False),
+        ({"ModelIdentity": "m"}, True),
+        ({"ModelIdentity": "m", "PromptCacheAll": True, "PromptCacheRO": True}, True),
+        ({"PromptCacheRO": True}, True),
+    ],
+)
+def test_a_model_whose_owner_wants_no_prompt_cache_leaves_nothing(fields: dict[str, Any], uncached: bool) -> None:
+    assert is_uncached(wire.PredictOptions(**fields)) == uncached
 
 
 def test_metadata_reaches_the_template() -> None:

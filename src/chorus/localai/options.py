@@ -161,6 +161,9 @@ _SETTINGS: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "ranks": ("engine", "ranks", _count),
     "strategy": ("sharding", "strategy", _one_of(tuple(STRATEGIES))),
     "max_kv_size": ("engine", "context", _count),
+    "prompt_cache": ("cache", "enabled", _bool),
+    "cache_memory": ("cache", "memory", _text),
+    "cache_disk": ("cache", "disk", _text),
     "max_cache_entries": ("cache", "max_entries", _count),
     "trust_remote_code": ("engine", "trust_remote_code", _bool),
 }

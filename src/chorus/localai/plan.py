@@ -175,7 +175,7 @@ def _address(device: DeviceConfig) -> tuple[str, ...]:
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:
     return [
-        f"{name} {value!r} is ignored: keys and values are kept in the model's own precision"
+        f"{name} {value!r} is ignored: for keys and values in 8 or 4 bits give kv_bits in engine_args"
         for name in ("CacheTypeKey", "CacheTypeValue")
         if (value := getattr(request, name)).lower() not in _FULL_PRECISION_CACHE
     ]

@@ -8,7 +8,14 @@ from dataclasses import replace
 from chorus.localai.chat import FIELDS, read_chat
 from chorus.localai.errors import BadRequest
 from chorus.localai.loading import LoadedModel
-from chorus.localai.requests import asked_tokens, grammar_of, sampling_of, stop_strings, wanted_logprobs
+from chorus.localai.requests import (
+    asked_tokens,
+    grammar_of,
+    is_uncached,
+    sampling_of,
+    stop_strings,
+    wanted_logprobs,
+)
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
 from chorus.serving.errors import ContextExceeded
@@ -52,6 +59,7 @@ def generation_request(loaded: LoadedModel, request: wire.PredictOptions, label:
         ignore_eos=request.IgnoreEOS,
         logprobs=top_logprobs if logprobs else None,
         grammar=grammar_of(request, loaded.limits),
+        uncached=is_uncached(request),
         id=label,
     )
 

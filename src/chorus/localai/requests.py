@@ -51,6 +51,16 @@ def asked_tokens(request: wire.PredictOptions, fixed: FixedSampling, room: int) 
     return min(asked, room, fixed.max_tokens or room)
 
 
+def is_uncached(request: wire.PredictOptions) -> bool:
+    """Whether the model's owner wants nothing kept: `prompt_cache_all: false`, or `prompt_cache_ro`, with which nobody
+    would store what could be found.
+
+    LocalAI says true where its owner says nothing, but only since versions a little older than those that send a
+    ModelIdentity; without one, false may just as well be what was never said.
+    """
+    return request.PromptCacheRO or (bool(request.ModelIdentity) and not request.PromptCacheAll)
+
+
 def logit_bias(text: str, vocabulary: int, limits: Amounts) -> dict[int, float]:
     if not text.strip():
         return {}

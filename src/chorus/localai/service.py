@@ -42,6 +42,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
         self._models = models
         self._numbers = itertools.count(1)
         self._metrics = wire.MetricsResponse()
+        self._told_of_path = False
 
     async def Health(self, request: wire.HealthMessage, context: grpc.aio.ServicerContext) -> wire.Reply:
         return wire.Reply(message=b"OK")
@@ -131,6 +132,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
         self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[wire.Reply]:
         loaded = await self._loaded(request.ModelIdentity, context)
+        self._note_path(request)
         await loaded.host.ready(RECOVERY_SECONDS)
         told = False
         # Again, but only once: a request that itself brings the engine down must not do so for ever.
@@ -145,6 +147,14 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 if told or not again:
                     raise NotServing(str(error)) from None
                 await self._recovered(loaded, "a request", error)
+
+    def _note_path(self, request: wire.PredictOptions) -> None:
+        """Once: the path comes from the model's file, with every request."""
+        if request.PromptCachePath and not self._told_of_path:
+            self._told_of_path = True
+            log.warning(
+                "prompt_cache_path is ignored: prefixes are stored in memory, and on disk with option cache_disk"
+            )
 
     @staticmethod
     async def _recovered(loaded: LoadedModel, what: str, error: Exception) -> None:
@@ -233,13 +243,14 @@ def _metrics(end: AnswerEnd) -> wire.MetricsResponse:
     return wire.MetricsResponse(
         tokens_per_second=(timing.generated_tokens - 1) / timing.generation_seconds if moving else 0.0,
         tokens_generated=end.usage.completion_tokens,
-        prompt_tokens_processed=end.usage.prompt_tokens,
+        prompt_tokens_processed=timing.prompt_tokens - timing.cached_tokens,
     )
 
 
 def _log_end(label: str, end: AnswerEnd, speed: float) -> None:
     fields = {
         "prompt_tokens": end.usage.prompt_tokens,
+        "cached_tokens": end.usage.cached_tokens,
         "generated_tokens": end.usage.completion_tokens,
         "tokens_per_second": speed,
         "finish": end.reason,

@@ -48,7 +48,7 @@ class ModelOptions(_message.Message):
     def __init__(self, Model: _Optional[str] = ..., ContextSize: _Optional[int] = ..., Embeddings: bool = ..., ModelFile: _Optional[str] = ..., LoraAdapter: _Optional[str] = ..., DraftModel: _Optional[str] = ..., TrustRemoteCode: bool = ..., MaxModelLen: _Optional[int] = ..., TensorParallelSize: _Optional[int] = ..., ModelPath: _Optional[str] = ..., Options: _Optional[_Iterable[str]] = ..., CacheTypeKey: _Optional[str] = ..., CacheTypeValue: _Optional[str] = ..., EngineArgs: _Optional[str] = ...) -> None: ...
 
 class PredictOptions(_message.Message):
-    __slots__ = ("Prompt", "Seed", "Tokens", "TopK", "Temperature", "Penalty", "StopPrompts", "IgnoreEOS", "FrequencyPenalty", "PresencePenalty", "LogitBias", "Grammar", "TopP", "EmbeddingTokens", "Embeddings", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Logprobs", "TopLogprobs", "Metadata", "MinP", "ModelIdentity")
+    __slots__ = ("Prompt", "Seed", "Tokens", "TopK", "Temperature", "Penalty", "StopPrompts", "IgnoreEOS", "FrequencyPenalty", "PresencePenalty", "LogitBias", "PromptCacheAll", "PromptCacheRO", "Grammar", "TopP", "PromptCachePath", "EmbeddingTokens", "Embeddings", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Logprobs", "TopLogprobs", "Metadata", "MinP", "ModelIdentity")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,8 +67,11 @@ class PredictOptions(_message.Message):
     FREQUENCYPENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCEPENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGITBIAS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTCACHEALL_FIELD_NUMBER: _ClassVar[int]
+    PROMPTCACHERO_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     TOPP_FIELD_NUMBER: _ClassVar[int]
+    PROMPTCACHEPATH_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGTOKENS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     USETOKENIZERTEMPLATE_FIELD_NUMBER: _ClassVar[int]
@@ -91,8 +94,11 @@ class PredictOptions(_message.Message):
     FrequencyPenalty: float
     PresencePenalty: float
     LogitBias: str
+    PromptCacheAll: bool
+    PromptCacheRO: bool
     Grammar: str
     TopP: float
+    PromptCachePath: str
     EmbeddingTokens: _containers.RepeatedScalarFieldContainer[int]
     Embeddings: str
     UseTokenizerTemplate: bool
@@ -104,7 +110,7 @@ class PredictOptions(_message.Message):
     Metadata: _containers.ScalarMap[str, str]
     MinP: float
     ModelIdentity: str
-    def __init__(self, Prompt: _Optional[str] = ..., Seed: _Optional[int] = ..., Tokens: _Optional[int] = ..., TopK: _Optional[int] = ..., Temperature: _Optional[float] = ..., Penalty: _Optional[float] = ..., StopPrompts: _Optional[_Iterable[str]] = ..., IgnoreEOS: bool = ..., FrequencyPenalty: _Optional[float] = ..., PresencePenalty: _Optional[float] = ..., LogitBias: _Optional[str] = ..., Grammar: _Optional[str] = ..., TopP: _Optional[float] = ..., EmbeddingTokens: _Optional[_Iterable[int]] = ..., Embeddings: _Optional[str] = ..., UseTokenizerTemplate: bool = ..., Messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., Tools: _Optional[str] = ..., ToolChoice: _Optional[str] = ..., Logprobs: _Optional[int] = ..., TopLogprobs: _Optional[int] = ..., Metadata: _Optional[_Mapping[str, str]] = ..., MinP: _Optional[float] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
+    def __init__(self, Prompt: _Optional[str] = ..., Seed: _Optional[int] = ..., Tokens: _Optional[int] = ..., TopK: _Optional[int] = ..., Temperature: _Optional[float] = ..., Penalty: _Optional[float] = ..., StopPrompts: _Optional[_Iterable[str]] = ..., IgnoreEOS: bool = ..., FrequencyPenalty: _Optional[float] = ..., PresencePenalty: _Optional[float] = ..., LogitBias: _Optional[str] = ..., PromptCacheAll: bool = ..., PromptCacheRO: bool = ..., Grammar: _Optional[str] = ..., TopP: _Optional[float] = ..., PromptCachePath: _Optional[str] = ..., EmbeddingTokens: _Optional[_Iterable[int]] = ..., Embeddings: _Optional[str] = ..., UseTokenizerTemplate: bool = ..., Messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., Tools: _Optional[str] = ..., ToolChoice: _Optional[str] = ..., Logprobs: _Optional[int] = ..., TopLogprobs: _Optional[int] = ..., Metadata: _Optional[_Mapping[str, str]] = ..., MinP: _Optional[float] = ..., ModelIdentity: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "content", "name", "tool_call_id", "reasoning_content", "tool_calls")
