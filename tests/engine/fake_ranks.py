@@ -51,12 +51,19 @@ class FakeRanks:
     lanes: dict[int, list[int]] = field(default_factory=dict)
     segments: dict[int, Segment] = field(default_factory=dict)
     drawn: dict[int, int] = field(default_factory=dict)
+    logits: set[int] = field(default_factory=set)
+    newest: tuple[int, ...] = ()
     fed: int = 0
 
     def run(self, step: Step, seeds: dict[int, int]) -> dict[int, int]:
         """The tokens that the step brings."""
         for operation in step.operations:
             self.operate(operation)
+        if step.recalls:
+            for feed in step.feeds:
+                assert feed.recalled in self.logits, "its logits were kept"
+                self.drawn[feed.sequence] = next_token(self.sequences[feed.sequence], seeds.get(feed.sequence, 0))
+            return {feed.sequence: self.drawn[feed.sequence] for feed in step.feeds}
         if step.decode:
             wanted = list(step.sequences)
             for gone in set(self.lanes.get(step.lane, [])) - set(wanted):
@@ -74,6 +81,7 @@ class FakeRanks:
             self.sequences[feed.sequence] += feed.tokens or (self.drawn[feed.sequence],)
             self.fed += max(1, len(feed.tokens))
             self.drawn[feed.sequence] = next_token(self.sequences[feed.sequence], seeds.get(feed.sequence, 0))
+        self.newest = step.sequences if step.logits else ()
         return {feed.sequence: self.drawn[feed.sequence] for feed in step.feeds if not feed.partial}
 
     def operate(self, operation: Operation) -> None:
@@ -83,8 +91,11 @@ class FakeRanks:
                 for rows in self.lanes.values():
                     if sequence in rows:
                         rows.remove(sequence)
-            case Store(sequence, number, start, stop, state):
+            case Store(sequence, number, start, stop, state, logits):
                 assert number not in self.segments
+                if logits:
+                    assert sequence in self.newest, "the leader has the logits of the last forward alone"
+                    self.logits.add(number)
                 held = self.sequences[sequence]
                 assert start <= stop <= len(held)
                 assert not state or len(held) == stop, "a state stands where the sequence stands"
@@ -97,6 +108,7 @@ class FakeRanks:
                 self.segments[number] = Segment(whole.start, whole.tokens[:at])
             case Evict(number):
                 del self.segments[number]
+                self.logits.discard(number)
             case Fork(sequence, parts):
                 assert sequence not in self.sequences
                 tokens: list[int] = []

@@ -65,6 +65,18 @@ def test_an_exact_repeat_feeds_one_token_where_caches_can_be_cut() -> None:
     assert run.answers["a"] == run.answers["b"]
 
 
+@pytest.mark.parametrize("keeping", [STATES, WINDOWS], ids=["states", "windows"])
+def test_an_exact_repeat_of_what_cannot_be_cut_feeds_nothing(keeping: Keeping) -> None:
+    run = run_of(keeping)
+    for name in "abc":
+        before = run.ranks.fed
+        run.submit(request(name, tokens(1, 100), new=2))
+        run.until_idle()
+    assert cached(run, "c") == 100
+    assert run.ranks.fed - before <= 2
+    assert run.answers["a"] == run.answers["b"] == run.answers["c"]
+
+
 def test_where_states_are_kept_the_third_request_finds_the_place_where_two_have_parted() -> None:
     run = run_of(STATES)
     system = tokens(1, 50)

@@ -42,6 +42,8 @@ from chorus.transport.security import security_of
 log = logging.getLogger("chorus.engine")
 
 LEADER_THREADS = 4
+LOGIT_BYTES = 4
+"""With the states behind a prompt the leader keeps its logits."""
 ORDINARY_TOKENS = 2048
 """Prompt and answer of a request that nobody would call long."""
 
@@ -90,7 +92,7 @@ class Group:
             backend,
             cache_share(backend, left, fraction),
             own.cache_bytes_per_token,
-            own.state_bytes,
+            own.state_bytes + (LOGIT_BYTES * self.shard.vocabulary if own.state_bytes else 0),
             stage.last - stage.first,
             self.shard.weight_bytes,
         )

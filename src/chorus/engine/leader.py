@@ -25,7 +25,7 @@ from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
-from chorus.messages.rank import Feed, Step
+from chorus.messages.rank import Evict, Feed, Step, Store
 from chorus.platform.metal import FreedBuffers, raise_if_gpu_lost
 from chorus.platform.process import beats
 from chorus.platform.process.output import LogFile
@@ -170,6 +170,10 @@ class Leader:
         self._sent: deque[Step] = deque()
         self._flight: Flight | None = None
         self._graph_tokens = GraphTokens()
+        self._newest: tuple[tuple[int, ...], mx.array] | None = None
+        """The sequences of the last forward that had logits, and these."""
+        self._kept_logits: dict[int, mx.array] = {}
+        """By the number of the segment whose tokens they are behind."""
         self._pooled: dict[int, mx.array] = {}
         self._news: list[Progress] = []
         self._freed_buffers = FreedBuffers(mx)
@@ -254,13 +258,31 @@ class Leader:
     def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
         self._freed_buffers.used()
         try:
-            return step, self._runner.run(step, self._graph_tokens.of(step), self._followers.receive(step))
+            self._keep_logits(step)
+            outputs = self._runner.run(step, self._graph_tokens.of(step), self._followers.receive(step))
+            if step.recalls:
+                outputs = [mx.stack([self._kept_logits[feed.recalled] for feed in step.feeds])]
+            self._newest = (step.sequences, outputs[0]) if step.logits else None
+            return step, outputs
         except Exception as error:
             raise_if_gpu_lost(error)
             if not self._alone:
                 raise
             self._fail(step, error)
             return None
+
+    def _keep_logits(self, step: Step) -> None:
+        """Of prompts that were just read whole, for whoever sends the same once more."""
+        for operation in step.operations:
+            match operation:
+                case Store(logits=True):
+                    assert self._newest is not None, "a prompt's end is stored right behind the step that reached it"
+                    sequences, logits = self._newest
+                    kept = mx.contiguous(logits[sequences.index(operation.sequence)])
+                    mx.async_eval(kept)
+                    self._kept_logits[operation.segment] = kept
+                case Evict(segment):
+                    self._kept_logits.pop(segment, None)
 
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:

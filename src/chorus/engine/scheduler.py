@@ -28,6 +28,9 @@ CATCH_UP = 4
 """A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""
 
 
+MAX_CONVERSATIONS = 4096
+"""That are counted."""
+
 WORTH_WAITING = 64
 """A request waits for another one's prompt to be read where it saves at least so many tokens."""
 
@@ -211,6 +214,8 @@ class Scheduler:
         self._by_request: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
         self._operations: list[Operation] = []
+        self._recalled: list[tuple[Sequence, int]] = []
+        """Whose whole prompt was found stored, with its logits: nothing is fed before their first token."""
         self._afterwards: list[Operation] = []
         """Operations on what the step that is being made will have computed."""
         self._conversations: dict[str, float] = {}
@@ -241,6 +246,8 @@ class Scheduler:
         return self._end(sequence, Finish.CANCELLED) if sequence else None
 
     def fail(self, numbers: tuple[int, ...], error: str) -> list[Progress]:
+        # What was to be taken from their caches is not there, or half of it.
+        self._operations = [op for op in self._operations if not (isinstance(op, Store) and op.sequence in numbers)]
         self._operations += self.prefixes.forget(numbers)
         return [self._end(s, Finish.FAILED, error=error) for n in numbers if (s := self._by_number.get(n))]
 
@@ -285,7 +292,7 @@ class Scheduler:
             cached_tokens=index.counts.cached_tokens,
             evicted_tokens=index.counts.evicted_tokens,
             preempted=self.preempted,
-            conversations=sum(until > now for until in self._conversations.values()),
+            conversations=sum(until > now for until in list(self._conversations.values())),
         )
 
     def _bytes(self, use: Use) -> int:
@@ -298,6 +305,8 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         self._admit()
+        if self._recalled:
+            return self._recall()
         if chunk := self._next_chunk():
             return self._prefill(*chunk)
         ready = [(lane, sequences) for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))]
@@ -388,6 +397,10 @@ class Scheduler:
             self._operations.append(self.prefixes.fork(sequence.number, hit, sequence.pinned))
             sequence.present = True
         sequence.begin(hit.length)
+        if hit.logits:
+            self._filling.remove(sequence)
+            self._lane(self._lane_for(sequence)).sequences.append(sequence)
+            self._recalled.append((sequence, hit.logits))
         if first and sequence.kept:
             self.prefixes.counts.prompt_tokens += len(sequence.request.prompt)
             self.prefixes.counts.cached_tokens += sequence.cached or 0
@@ -396,7 +409,13 @@ class Scheduler:
             cuts = (*sequence.request.needed_cuts, *([hit.cut] if hit.cut else ()))
             sequence.stops |= {cut for cut in cuts if hit.length < cut < len(sequence.filling)}
         if sequence.request.conversation:
-            self._conversations[sequence.request.conversation] = self._clock() + self.prefixes.limits.pin_seconds
+            self._pin(sequence.request.conversation)
+
+    def _pin(self, conversation: str) -> None:
+        self._conversations.pop(conversation, None)
+        self._conversations[conversation] = self._clock() + self.prefixes.limits.pin_seconds
+        if len(self._conversations) > MAX_CONVERSATIONS:
+            del self._conversations[next(iter(self._conversations))]
 
     def _hit(self, sequence: Sequence) -> Hit:
         if not sequence.kept:
@@ -420,7 +439,9 @@ class Scheduler:
             if shared - length < WORTH_WAITING:
                 continue
             if shared > other.fed:
-                other.stops.add(shared)
+                # Whose prompt is the same begins with the other's logits, if that is all that can be kept.
+                if self.prefixes.keeping.anywhere or other.request.prompt != sequence.request.prompt:
+                    other.stops.add(shared)
                 return True
             if self.prefixes.keeping.anywhere and other.present:
                 self._operations += self._store(other, other.filling[: other.fed])
@@ -478,6 +499,7 @@ class Scheduler:
         """Its cache goes, and its place among those who run."""
         if sequence in self._filling:
             self._filling.remove(sequence)
+        self._recalled = [(other, segment) for other, segment in self._recalled if other is not sequence]
         for lane in self._lanes:
             if sequence in lane.sequences:
                 lane.sequences.remove(sequence)
@@ -485,7 +507,9 @@ class Scheduler:
             self._operations.append(Drop(sequence.number))
             sequence.present = False
 
-    def _store(self, sequence: Sequence, tokens: SequenceOf[int], *, state: bool = False) -> list[Operation]:
+    def _store(
+        self, sequence: Sequence, tokens: SequenceOf[int], *, state: bool = False, logits: bool = False
+    ) -> list[Operation]:
         """Keep what it has fed so far, for others, where there is room beside those who run."""
         if not sequence.kept or self.prefixes.keeping.refusal:
             return []
@@ -494,7 +518,9 @@ class Scheduler:
         # What had to go may have been the beginning of this: then more is wanted than before.
         if not self.limits.room.holds(live + self.prefixes.use + self.prefixes.wanted(request.scope, tokens)):
             return operations
-        stored = self.prefixes.store(request.scope, tokens, sequence.number, state=state, pinned=sequence.pinned)
+        stored = self.prefixes.store(
+            request.scope, tokens, sequence.number, state=state, logits=logits, pinned=sequence.pinned
+        )
         new = (op.stop - op.start for op in stored if isinstance(op, Store) and op.start < len(request.prompt))
         sequence.stored = min(len(request.prompt), sequence.stored + sum(new))
         return [*operations, *stored]
@@ -544,8 +570,18 @@ class Scheduler:
         sequence.present = True
         sequence.expected += not sequence.prompt_left
         if not sequence.prompt_left or sequence.fed in sequence.stops:
-            self._afterwards += self._store(sequence, sequence.filling[: sequence.fed], state=True)
+            whole = not sequence.prompt_left
+            self._afterwards += self._store(sequence, sequence.filling[: sequence.fed], state=True, logits=whole)
         return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left), begins=begins)
+
+    def _recall(self) -> Step:
+        feeds = []
+        for sequence, segment in self._recalled:
+            sequence.first_forward = sequence.first_forward or self._clock()
+            sequence.expected += 1
+            feeds.append(Feed(sequence.number, (), recalled=segment))
+        self._recalled.clear()
+        return self._step(tuple(feeds), logits=True)
 
     def _lane_for(self, sequence: Sequence) -> int:
         """The lane with most room, unless it would be widened so far that too much memory is wasted."""

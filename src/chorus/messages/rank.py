@@ -47,6 +47,8 @@ class Store:
     stop: int
     state: bool = False
     """With its windows and recurrent states, which stand at `stop` now. Where `start` is `stop`, these alone."""
+    logits: bool = False
+    """The leader, and it alone, keeps the logits behind it too: who begins there has nothing to feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Feed:
     """More of the prompt follows: what is sampled behind these tokens is thrown away."""
     begins: bool = False
     """The sequence is new. A rank that does not know any other sequence has lost it, and must not answer for it."""
+    recalled: int = 0
+    """Nothing is fed: the token is drawn from the logits that were kept with this segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,13 @@ class Step:
         return tuple(feed.sequence for feed in self.feeds)
 
     @property
+    def recalls(self) -> bool:
+        """Whether its tokens are drawn from kept logits: there is no forward."""
+        return any(feed.recalled for feed in self.feeds)
+
+    @property
     def tokens(self) -> int:
-        return sum(max(1, len(feed.tokens)) for feed in self.feeds)
+        return 0 if self.recalls else sum(max(1, len(feed.tokens)) for feed in self.feeds)
 
 
 def step_to_wire(step: Step) -> pb.Step:
@@ -123,7 +132,13 @@ def step_to_wire(step: Step) -> pb.Step:
         number=step.number,
         operations=[_operation_to_wire(operation) for operation in step.operations],
         feeds=[
-            pb.Feed(sequence=feed.sequence, tokens=feed.tokens, partial=feed.partial, begins=feed.begins)
+            pb.Feed(
+                sequence=feed.sequence,
+                tokens=feed.tokens,
+                partial=feed.partial,
+                begins=feed.begins,
+                recalled=feed.recalled,
+            )
             for feed in step.feeds
         ],
         decode=step.decode,
@@ -136,7 +151,9 @@ def step_from_wire(message: pb.Step) -> Step:
     return Step(
         number=message.number,
         operations=tuple(_operation_from_wire(operation) for operation in message.operations),
-        feeds=tuple(Feed(feed.sequence, tuple(feed.tokens), feed.partial, feed.begins) for feed in message.feeds),
+        feeds=tuple(
+            Feed(feed.sequence, tuple(feed.tokens), feed.partial, feed.begins, feed.recalled) for feed in message.feeds
+        ),
         decode=message.decode,
         logits=message.logits,
         lane=message.lane,
@@ -150,7 +167,7 @@ def _operation_to_wire(operation: Operation) -> pb.Operation:
         case Fork(sequence, parts):
             taken = [pb.Part(segment=part.segment, length=part.length) for part in parts]
             return pb.Operation(fork=pb.Fork(sequence=sequence, parts=taken))
-        case Store(sequence, segment, start, stop, state):
+        case Store(sequence, segment, start, stop, state, _):
             store = pb.Store(sequence=sequence, segment=segment, start=start, stop=stop, state=state)
             return pb.Operation(store=store)
         case Split(segment, at, rest):

@@ -19,7 +19,7 @@ class GraphTokens:
         for operation in step.operations:
             if isinstance(operation, Drop):
                 self._last.pop(operation.sequence, None)
-        if all(feed.tokens for feed in step.feeds):
+        if step.recalls or all(feed.tokens for feed in step.feeds):
             return None
         parts = [self._last[feed.sequence] if not feed.tokens else (_array(feed.tokens), 0) for feed in step.feeds]
         first = parts[0][0]

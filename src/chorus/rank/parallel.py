@@ -115,7 +115,7 @@ class PipelineLeader:
         self.lookahead = self._tokens is not None
 
     def receive(self, step: Step) -> list[mx.array] | None:
-        return self._link.receive(step.number) if step.feeds else None
+        return self._link.receive(step.number) if step.feeds and not step.recalls else None
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
         if self._tokens:
@@ -143,8 +143,10 @@ class PipelineFollower:
         return self._link.traffic
 
     def run(self, step: Step) -> None:
-        if not step.feeds:
+        if not step.feeds or step.recalls:
             self.runner.run(step)
+            if self._relay:
+                self._relay.expect(step)
             return
         stage = self.runner.stage
         if stage.is_first:

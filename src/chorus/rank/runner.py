@@ -43,7 +43,7 @@ class Runner:
         fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
         for operation in step.operations:
             self._operate(operation, fed)
-        if not step.feeds:
+        if not step.feeds or step.recalls:
             return []
         if tokens is None:
             tokens = mx.array([feed.tokens for feed in step.feeds], dtype=mx.int32)

@@ -31,6 +31,8 @@ class Hit:
     length: int = 0
     parts: tuple[Part, ...] = ()
     nodes: tuple[Node, ...] = ()
+    logits: int = 0
+    """The segment with which the logits behind it are kept, where it is all of the prompt."""
     cut: int | None = None
     """Where earlier requests and this one part, if nothing was kept there to begin from: worth a stop this time."""
 
@@ -65,13 +67,18 @@ class PrefixIndex:
     """Changes whenever something is stored or forgotten."""
 
     def find(self, scope: str, tokens: Sequence[int]) -> Hit:
-        """The longest beginning to go on from. At least one token is left: only a forward makes the next."""
+        """The longest beginning to go on from. At least one token is left, since only a forward makes the next, unless
+        the logits of a whole prompt were kept.
+        """
         top = self._roots.get(scope)
         if top is None:
             return Hit()
         found, most = tree.match(top, tokens), len(tokens) - 1
         if self.keeping.anywhere:
             return _hit(found, min(found.length, most))
+        end = found.nodes[-1] if found.nodes else top
+        if found.length == len(tokens) == end.stop and end.logits and end.state is not None:
+            return _hit(found, len(tokens), end.state, logits=end.state)
         shared = min(found.length, most)
         if hit := self._windows(found, shared):
             return hit
@@ -100,9 +107,18 @@ class PrefixIndex:
         return Fork(sequence, hit.parts)
 
     def store(
-        self, scope: str, tokens: Sequence[int], sequence: int, *, state: bool = False, pinned: bool = False
+        self,
+        scope: str,
+        tokens: Sequence[int],
+        sequence: int,
+        *,
+        state: bool = False,
+        logits: bool = False,
+        pinned: bool = False,
     ) -> list[Operation]:
-        """Keep what a sequence has fed, `tokens`; where the model has windows or states, they stand there now."""
+        """Keep what a sequence has fed, `tokens`. With `state` its windows and states stand there now; with `logits`
+        the leader has those behind them at hand.
+        """
         if not tokens:
             return []
         top = self._roots.setdefault(scope, tree.root())
@@ -119,7 +135,8 @@ class PrefixIndex:
         if state and not self.keeping.anywhere and end.state is None:
             end.state = self._number()
             end.makers |= {sequence}
-            operations.append(Store(sequence, end.state, end.stop, end.stop, state=True))
+            end.logits = logits
+            operations.append(Store(sequence, end.state, end.stop, end.stop, state=True, logits=logits))
             self._count(0, 1, 1)
         now = self.clock()
         for node in end.path():
@@ -200,7 +217,7 @@ class PrefixIndex:
 
     def _drop_state(self, node: Node) -> list[Operation]:
         assert node.state is not None
-        number, node.state = node.state, None
+        number, node.state, node.logits = node.state, None, False
         self._count(0, -1, -1)
         return [Evict(number)]
 
@@ -213,11 +230,11 @@ class PrefixIndex:
         return next(self._numbers)
 
 
-def _hit(found: Match, length: int, state: int | None = None, cut: int | None = None) -> Hit:
+def _hit(found: Match, length: int, state: int | None = None, cut: int | None = None, logits: int = 0) -> Hit:
     if not length:
         return Hit(cut=cut)
     nodes = tuple(node for node in found.nodes if node.start < length)
     parts = [Part(node.segment, min(length, node.stop) - node.start) for node in nodes]
     if state is not None:
         parts.append(Part(state, 0))
-    return Hit(length, tuple(parts), nodes, cut)
+    return Hit(length, tuple(parts), nodes, logits, cut)

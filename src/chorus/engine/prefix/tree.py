@@ -18,6 +18,8 @@ class Node:
     """Under which number the ranks hold the keys and values of its tokens."""
     state: int | None = None
     """Under which number they hold their windows and recurrent states at its end."""
+    logits: bool = False
+    """Whether the leader has the logits behind its end: who begins there has nothing to feed."""
     children: dict[int, Node] = field(default_factory=dict)
     used: float = 0.0
     """When it was last stored or read."""
@@ -103,6 +105,7 @@ def split(node: Node, at: int) -> Node:
         node.start + at,
         node,
         state=node.state,
+        logits=node.logits,
         children=node.children,
         used=node.used,
         uses=node.uses,
@@ -111,7 +114,8 @@ def split(node: Node, at: int) -> Node:
     )
     for child in rest.children.values():
         child.parent = rest
-    node.tokens, node.state, node.children = node.tokens[:at], None, {rest.tokens[0]: rest}
+    node.tokens, node.children = node.tokens[:at], {rest.tokens[0]: rest}
+    node.state, node.logits = None, False
     return rest
 
 

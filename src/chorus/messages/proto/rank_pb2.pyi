@@ -169,16 +169,18 @@ class Split(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., at: _Optional[int] = ..., rest: _Optional[int] = ...) -> None: ...
 
 class Feed(_message.Message):
-    __slots__ = ("sequence", "tokens", "partial", "begins")
+    __slots__ = ("sequence", "tokens", "partial", "begins", "recalled")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     partial: bool
     begins: bool
-    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: bool = ..., begins: bool = ...) -> None: ...
+    recalled: int
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: bool = ..., begins: bool = ..., recalled: _Optional[int] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("session",)

@@ -164,7 +164,7 @@ class SegmentStore:
         self._keep(rest, tail)
 
     def evict(self, number: int) -> None:
-        self._known(number)
+        """What is not there, since the step that was to store it has failed, need not go."""
         self._let_go(number)
 
     def clear(self) -> None:
