@@ -120,8 +120,9 @@ def test_prompts_that_come_together_are_read_once(keeping: Keeping) -> None:
     assert run.ranks.fed <= 208 + 5 * 8 + 6 * 4
 
 
-def test_equal_prompts_go_on_in_one_rectangle() -> None:
-    run = run_of(PLAIN)
+@KINDS
+def test_equal_prompts_are_read_once(keeping: Keeping) -> None:
+    run = run_of(keeping)
     for name in "abcd":
         run.submit(request(name, tokens(1, 100), new=3, sampling=Sampling(temperature=1.0, seed=ord(name))))
     run.until_idle()

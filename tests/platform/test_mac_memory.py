@@ -164,7 +164,9 @@ def group_of(mac: Mac, mx: FakeMetal, budget: mac_memory.Budget, monkeypatch: py
     """A model that one rank has loaded, up to the first prompt, which showed what a token costs."""
     monkeypatch.setattr(groups, "mx", mx)
     mx.active = mac.weights + WARM_UP
-    shard: Any = SimpleNamespace(budget=budget, weight_bytes=mac.weights, stage=SimpleNamespace(first=0, last=32))
+    shard: Any = SimpleNamespace(
+        budget=budget, weight_bytes=mac.weights, vocabulary=0, stage=SimpleNamespace(first=0, last=32)
+    )
     return Group(shard, NoFollowers(), True), SimpleNamespace(cache_bytes_per_token=mac.cost, state_bytes=0)
 
 
