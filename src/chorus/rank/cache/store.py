@@ -45,9 +45,8 @@ def keeping(fresh: Cache, names: Sequence[str]) -> Keeping:
     leaves = _leaves(fresh)
     for leaf in leaves:
         if not _is_known(leaf):
-            return Keeping(
-                refusal=f"nothing that was computed is kept: {type(leaf).__name__} is a cache of its own kind"
-            )
+            unknown = type(leaf).__name__
+            return Keeping(refusal=f"nothing that was computed is kept: Chorus does not know how to cut a {unknown}")
     others = [leaf for leaf in leaves if not isinstance(leaf, KVCache)]
     if all(isinstance(leaf, _WINDOWS) for leaf in others):
         return Keeping(anywhere=not others, reach=min(map(_size, others), default=0))
