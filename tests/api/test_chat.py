@@ -43,6 +43,20 @@ def test_an_answer_in_one_body(client: openai.OpenAI, engine: ScriptedEngine, to
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
 
 
+def test_a_prompt_tells_where_others_may_part_from_it(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    engine.next(say(tokens_of(tokenizer, "</think>Good.")))
+    body = {"messages": QUESTION, "reasoning": {"enabled": True}}
+    tool_http.post("/v1/chat/completions", json=body).raise_for_status()
+    sent = engine.last
+    parts = [tokenizer.decode(sent.prompt[:cut], skip_special=False) for cut in sent.cuts]
+    assert all(part.endswith(("<|im_start|>", "<|im_end|>")) for part in parts)
+    assert [tokenizer.decode(sent.prompt[cut:], skip_special=False) for cut in sent.needed_cuts] == [
+        "assistant\n<think>\n"
+    ]
+
+
 def test_the_performance_figures_come_from_the_engine(
     http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:

@@ -33,6 +33,13 @@ def test_a_prompt_of_tokens_goes_to_the_engine_as_it_is(
     assert list(engine.last.prompt) == [5, 6, 7]
 
 
+def test_a_prompt_may_be_parted_from_where_it_ends(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.next(say([7]), say([7]))
+    client.completions.create(model=MODEL_ID, prompt=[[5, 6], [5, 6, 7]])
+    assert sorted(list(run.submit.cuts) for run in engine.runs) == [[2], [3]]
+    assert not any(run.submit.needed_cuts for run in engine.runs)
+
+
 def test_a_stream(client: openai.OpenAI, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
     engine.next(say(tokenizer.encode(" is Paris", special=False)))
     options = {"include_usage": True}

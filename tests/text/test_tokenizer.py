@@ -254,6 +254,34 @@ def test_template_arguments_cannot_take_over_the_call(byte_level: Tokenizer, nam
         byte_level.chat_prompt(HELLO, template_arguments={name: "{{ 1 }}"})
 
 
+def add_tokens(folder: Path, *tokens: dict[str, Any]) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    spec["added_tokens"] += [{"id": number, **flags, **token} for number, token in enumerate(tokens, start=512)]
+    (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
+def test_a_text_is_cut_before_the_last_token_that_nothing_around_it_changes(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    add_tokens(tmp_path, {"content": "<left>", "lstrip": True}, {"content": "x<y>"}, {"content": "<y>"})
+    add = {"chat_template": "<|im_start|><left>x<y><y>"}
+    change_config(tmp_path, **add)
+    tokenizer = Tokenizer.load(tmp_path)
+    text = "a <|im_start|>b <left>c x<y> <y>"
+    start = tokenizer.seam_before(text, len(text))
+    assert text[start:].startswith("x<y>")
+    assert tokenizer.seam_before(text, start + 1) == text.index("<|im_start|>")
+    assert tokenizer.seam_before(text, 5) == -1
+    parts = tokenizer.encode_parts([text[:start], text[start:]])
+    assert [*parts[0], *parts[1]] == tokenizer.encode(text, special=False)
+
+
+def test_where_special_tokens_are_read_as_text_nothing_can_be_cut(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    change_config(tmp_path, split_special_tokens=True)
+    assert Tokenizer.load(tmp_path).seam_before("<|im_start|>user", 12) == -1
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)
     change_config(tmp_path, chat_template=None)

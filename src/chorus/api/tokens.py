@@ -108,4 +108,4 @@ async def _tokens(body: TokenizeRequest, service: Service, capacity: Capacity) -
         template_arguments=body.chat_template_kwargs or {},
         continue_last=bool(body.continue_final_message),
     )
-    return await conversation_prompt(asked, service.model, capacity)
+    return (await conversation_prompt(asked, service.model, capacity)).tokens

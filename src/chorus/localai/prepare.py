@@ -71,12 +71,12 @@ def prompt_of(loaded: LoadedModel, request: wire.PredictOptions) -> GenerationRe
     return GenerationRequest(prompts=(request.Prompt,), fields=replace(FIELDS, prompt="Prompt"))
 
 
-def prompt_tokens(loaded: LoadedModel, request: wire.PredictOptions) -> list[int]:
+def prompt_tokens(loaded: LoadedModel, request: wire.PredictOptions) -> Sequence[int]:
     """A prompt without a token is none too few here: it is only counted."""
     asked = prompt_of(loaded, request)
     try:
         if asked.messages is not None:
-            return conversation_tokens(asked, loaded.model.tokenizer)
+            return conversation_tokens(asked, loaded.model.tokenizer).tokens
         return loaded.model.tokenizer.encode(request.Prompt)
     except TextError as error:
         raise BadRequest(f"{asked.fields.prompt}: {error}") from None

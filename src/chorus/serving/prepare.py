@@ -15,6 +15,7 @@ from chorus.serving.measure import InvalidValue
 from chorus.serving.model import Capacity, ModelLimits, ServedModel
 from chorus.serving.prompt.answer_format import call_id
 from chorus.serving.prompt.conversation import answer_grammar, conversation_size, conversation_tokens
+from chorus.serving.prompt.tokens import Prompt
 from chorus.serving.request import GenerationRequest
 from chorus.serving.sampling import draw_seed
 from chorus.text.errors import TextError
@@ -30,7 +31,7 @@ async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
     for token in request.sampling.logit_bias:
         check_token(token, capacity.vocabulary, request.fields.logit_bias)
     choices: list[Choice] = []
-    async for prompt in prompt_tokens(request, model, capacity):
+    async for prompt in prompts_of(request, model, capacity):
         if choices and not request.seeded:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
         choices += _choices(request, prompt, grammar, model, capacity)
@@ -45,43 +46,41 @@ async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
     )
 
 
-async def prompt_tokens(
-    request: GenerationRequest, model: ServedModel, capacity: Capacity
-) -> AsyncIterator[tuple[int, ...]]:
-    """The tokens of the conversation, or of every prompt in turn."""
+async def prompts_of(request: GenerationRequest, model: ServedModel, capacity: Capacity) -> AsyncIterator[Prompt]:
+    """The conversation, or every prompt in turn."""
     field = request.fields.prompt
     if request.messages is not None:
         yield await conversation_prompt(request, model, capacity)
-    for prompt in request.prompts:
-        yield await text_tokens(prompt, field, model, capacity)
+    for text in request.prompts:
+        tokens = await text_tokens(text, field, model, capacity)
+        yield Prompt(tokens, cuts=(len(tokens),))
 
 
-async def conversation_prompt(request: GenerationRequest, model: ServedModel, capacity: Capacity) -> tuple[int, ...]:
+async def conversation_prompt(request: GenerationRequest, model: ServedModel, capacity: Capacity) -> Prompt:
     size, field = conversation_size(request), request.fields.prompt
-    return await _tokens(lambda: conversation_tokens(request, model.tokenizer), size, field, model, capacity)
+    return await _checked(lambda: conversation_tokens(request, model.tokenizer), size, field, model, capacity)
 
 
 async def text_tokens(
     prompt: str | Sequence[int], field: str, model: ServedModel, capacity: Capacity, *, special: bool = True
 ) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        encode = model.tokenizer.encode
-        return await _tokens(lambda: encode(prompt, special=special), len(prompt), field, model, capacity)
-    return await _tokens(lambda: prompt, 0, field, model, capacity)
+    def encode() -> Prompt:
+        return Prompt(tuple(model.tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt))
+
+    size = len(prompt) if isinstance(prompt, str) else 0
+    return (await _checked(encode, size, field, model, capacity)).tokens
 
 
-async def _tokens(
-    make: Callable[[], Sequence[int]], size: int, field: str, model: ServedModel, capacity: Capacity
-) -> tuple[int, ...]:
+async def _checked(make: Callable[[], Prompt], size: int, field: str, model: ServedModel, capacity: Capacity) -> Prompt:
     """`size` in characters tells how long it will take."""
     try:
-        tokens = await model.workers.run(size, make)
+        prompt = await model.workers.run(size, make)
     except TextError as error:
         raise InvalidValue(field, str(error)) from None
-    if not tokens:
+    if not prompt.tokens:
         raise InvalidValue(field, "there is no token in it")
-    check_token(max(tokens), capacity.vocabulary, field)
-    return tuple(tokens)
+    check_token(max(prompt.tokens), capacity.vocabulary, field)
+    return prompt
 
 
 def check_token(token: int, vocabulary: int, field: str) -> None:
@@ -119,29 +118,31 @@ def _check_amounts(request: GenerationRequest, limits: ModelLimits) -> None:
 
 def _choices(
     request: GenerationRequest,
-    prompt: tuple[int, ...],
+    prompt: Prompt,
     grammar: Grammar | None,
     model: ServedModel,
     capacity: Capacity,
 ) -> list[Choice]:
     chat, form = request.messages is not None, model.answer_format
     if chat and grammar:
-        grammar = form.after_reasoning(grammar, request.tools, prompt)
+        grammar = form.after_reasoning(grammar, request.tools, prompt.tokens)
     sent = Request(
         id=request.id,
-        prompt=prompt,
-        max_tokens=_max_tokens(request, len(prompt), model, capacity),
+        prompt=prompt.tokens,
+        max_tokens=_max_tokens(request, len(prompt.tokens), model, capacity),
         stop_tokens=frozenset() if request.ignore_eos else model.tokenizer.eos_ids,
         sampling=request.sampling,
         logprobs=request.logprobs,
         grammar=grammar,
         owner=request.owner,
+        cuts=prompt.cuts,
+        needed_cuts=prompt.needed_cuts,
         uncached=request.uncached,
     )
     return [
         Choice(
             replace(sent, sampling=replace(sent.sampling, seed=choice_seed(sent.sampling.seed, number))),
-            form.parser(request.tools, prompt, call_id(request.call_id_prefix)) if chat else None,
+            form.parser(request.tools, prompt.tokens, call_id(request.call_id_prefix)) if chat else None,
         )
         for number in range(request.choices_per_prompt)
     ]

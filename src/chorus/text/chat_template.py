@@ -83,8 +83,11 @@ class ChatTemplates:
         tools: list[dict[str, Any]] | None = None,
         arguments: Mapping[str, Any],
         continue_last: bool = False,
+        for_answer: bool = True,
     ) -> str:
-        """The prompt as text; what the client got wrong is raised as whatever exception it trips over."""
+        """The prompt as text, and `for_answer` with the beginning of an answer where none is continued; what the client
+        got wrong is raised as whatever exception it trips over.
+        """
         if not messages:
             raise ValueError("a conversation has at least one message")
         _require_objects("message", messages)
@@ -95,7 +98,7 @@ class ChatTemplates:
         last = _mark_end(conversation, self.sources[name]) if continue_last else None
         variables = {"documents": None, **self._special_tokens, **arguments}
         text = self._template(name).render(
-            **variables, messages=conversation, tools=tools, add_generation_prompt=not continue_last
+            **variables, messages=conversation, tools=tools, add_generation_prompt=for_answer and not continue_last
         )
         return text if last is None else _cut_at_mark(text, last)
 

@@ -41,6 +41,7 @@ class JsonTokenizer:
         self.special_ids = frozenset(token for token in ids if token is not None)
         eos = special.texts.get("eos_token")
         self.eos_id = None if eos is None else self.backend.token_to_id(eos)
+        self._special_texts = tuple(special.texts.values())
         self._templates = ChatTemplates(read_templates(folder, settings), special.texts)
 
     @property
@@ -64,12 +65,39 @@ class JsonTokenizer:
     def added_tokens(self) -> dict[str, int]:
         return {token.content: number for number, token in sorted(self.backend.get_added_tokens_decoder().items())}
 
-    def chat_prompt(
+    def chat_text(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         arguments: Mapping[str, Any],
         continue_last: bool,
-    ) -> list[int]:
-        text = self._templates.render(messages, tools=tools, arguments=arguments, continue_last=continue_last)
-        return self.encode(text, special=False)
+        for_answer: bool,
+    ) -> str:
+        return self._templates.render(
+            messages, tools=tools, arguments=arguments, continue_last=continue_last, for_answer=for_answer
+        )
+
+    def seams(self) -> tuple[str, ...]:
+        """Those of the added tokens in the templates before which a text may be cut: each side is encoded alike alone.
+
+        Not those that are looked for in a changed text, or that take in or ask for something to their left; nor those
+        that another added token could share a letter with. Tokens that no template writes are left out, since some
+        vocabularies have thousands.
+        """
+        if self.backend.encode_special_tokens:
+            return ()
+        added = self.backend.get_added_tokens_decoder().values()
+        written = "\n".join([*self.templates.values(), *self._special_texts])
+        texts = [token.content for token in added]
+        endings = {text[start:] for text in texts for start in range(1, len(text))}
+        return tuple(
+            token.content
+            for token in added
+            if token.content in written
+            and not (token.normalized or token.single_word or token.lstrip)
+            and endings.isdisjoint(token.content[:end] for end in range(1, len(token.content)))
+            and not any(token.content in text and token.content != text for text in texts)
+        )
+
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]

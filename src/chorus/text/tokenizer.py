@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,48 @@ class Tokenizer:
         continue_last: bool = False,
     ) -> list[int]:
         """Render the messages and encode them. The template writes its own BOS, so the tokenizer adds none."""
+        text = self.chat_text(messages, tools=tools, template_arguments=template_arguments, continue_last=continue_last)
+        return self.encode(text, special=False)
+
+    def chat_text(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_arguments: dict[str, Any] | None = None,
+        continue_last: bool = False,
+        for_answer: bool = True,
+    ) -> str:
+        """`for_answer`: with the beginning of an answer, where none is continued."""
         arguments = template_arguments or {}
         if not self.has_chat_template:
             raise TemplateError("the model has no chat template: use the completions endpoint with a plain prompt")
         if reserved := sorted(RESERVED_ARGUMENTS & arguments.keys()):
             raise TemplateError(f"template argument {reserved[0]!r} is set by the server: leave it out")
         try:
-            return self._tokenizer.chat_prompt(messages, tools, arguments, continue_last)
+            text = self._tokenizer.chat_text(messages, tools, arguments, continue_last, for_answer)
+            text.encode()  # a lone surrogate is refused here
         except _RENDERING_ERRORS as error:
             raise TemplateError(f"the chat template refused the messages: {one_line(error)}") from error
+        return text
+
+    def seam_before(self, text: str, end: int) -> int:
+        """Where the last token that nothing around it can change begins, of those that end by `end`; -1: there is none.
+
+        Before it the text may be cut, and up to and with it the tokens are the same, whatever follows.
+        """
+        start = -1
+        for seam in self._seams:
+            start = max(start, text.rfind(seam, max(start, 0), end))
+        return start
+
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The parts of a prompt that was rendered and cut at its seams."""
+        return self._tokenizer.encode_parts(texts)
+
+    @cached_property
+    def _seams(self) -> tuple[str, ...]:
+        return self._tokenizer.seams()
 
     def _token_pieces(self, spelling: Spelling | None, skip_special: bool) -> TokenPieces | None:
         if spelling is None or self._backend is None:

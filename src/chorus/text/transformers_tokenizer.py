@@ -43,23 +43,31 @@ class TransformersTokenizer:
     def added_tokens(self) -> dict[str, int]:
         return dict(self._tokenizer.get_added_vocab())
 
-    def chat_prompt(
+    def chat_text(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         arguments: Mapping[str, Any],
         continue_last: bool,
-    ) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            add_generation_prompt=not continue_last,
-            continue_final_message=continue_last,
-            tokenize=True,
-            return_dict=False,
-            **arguments,
+        for_answer: bool,
+    ) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                add_generation_prompt=for_answer and not continue_last,
+                continue_final_message=continue_last,
+                tokenize=False,
+                **arguments,
+            )
         )
-        return list(ids)
+
+    def seams(self) -> tuple[str, ...]:
+        """None: what a class in Python does with a text is not known."""
+        return ()
+
+    def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text, special=False) for text in texts]
 
 
 def _decodes_plainly(tokenizer: Any) -> bool:

@@ -40,8 +40,8 @@ def router(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await read_request(request, CountRequest, service)
         asked = conversation(body, settings)
-        tokens = await conversation_prompt(asked, service.model, await service.capacity())
-        return JSONResponse({"input_tokens": len(tokens)})
+        prompt = await conversation_prompt(asked, service.model, await service.capacity())
+        return JSONResponse({"input_tokens": len(prompt.tokens)})
 
     return routes
 

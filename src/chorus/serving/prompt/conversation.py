@@ -11,13 +11,13 @@ from chorus.serving import grammar as grammars
 from chorus.serving import measure
 from chorus.serving.measure import InvalidValue, TooMuch, Unsupported
 from chorus.serving.prompt.answer_format import AnswerFormat, CannotForce
-from chorus.serving.prompt.plain_tools import spelled_out
-from chorus.serving.prompt.roles import orders
+from chorus.serving.prompt.branches import branches
+from chorus.serving.prompt.rendering import rendered, template_messages
+from chorus.serving.prompt.tokens import Prompt, cut_prompt
 from chorus.serving.request import GenerationRequest, Message
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.tool_grammar import CannotEnforce
 from chorus.serving.workers import Workers
-from chorus.text.errors import TemplateError
 from chorus.text.parsers.toolkit.lark import TooLarge
 
 _EMPTY_MESSAGE = 16
@@ -45,34 +45,14 @@ def _length(message: Message) -> int:
     return _EMPTY_MESSAGE + len(message["content"]) + len(message.get("reasoning_content", "")) + calls
 
 
-def conversation_tokens(request: GenerationRequest, tokenizer: ServedTokenizer) -> list[int]:
-    messages, tools = list(request.messages or ()), request.tools.for_template() or None
-    if not tokenizer.shows_tools:
-        messages, tools = spelled_out(messages, request.tools.functions), None
+def conversation_tokens(request: GenerationRequest, tokenizer: ServedTokenizer) -> Prompt:
     if request.role_mapping is not None:
-        return tokenizer.encode(mapped_text(messages, request.role_mapping))
-    if not tokenizer.knows_developers:
-        messages = [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
-    return _rendered(request, messages, tools, tokenizer)
-
-
-def _rendered(
-    request: GenerationRequest, messages: list[Message], tools: list[dict[str, Any]] | None, tokenizer: ServedTokenizer
-) -> list[int]:
-    """In the order that was sent where the template takes it; its objection is to what was sent."""
-    objection: TemplateError | None = None
-    for shape in orders(messages):
-        try:
-            return tokenizer.chat_prompt(
-                shape,
-                tools=tools,
-                template_arguments=dict(request.template_arguments),
-                continue_last=request.continue_last,
-            )
-        except TemplateError as error:
-            objection = objection or error
-    assert objection is not None
-    raise objection
+        return Prompt(tuple(tokenizer.encode(mapped_text(template_messages(request, tokenizer), request.role_mapping))))
+    told = rendered(request, tokenizer)
+    places = branches(
+        told.text, told.messages, told.history, continues=request.continue_last, calls=bool(request.tools.functions)
+    )
+    return cut_prompt(told.text, places, tokenizer)
 
 
 def mapped_text(messages: Sequence[Message], mapping: Mapping[str, str]) -> str:
