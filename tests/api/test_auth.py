@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from chorus.api.auth import Meter, find_key
 from chorus.api.errors import ApiError
+from chorus.cli import app
 from chorus.security.key_file import add_key
 from chorus.security.key_rules import ApiKey, key_hash, needs_keys, new_key, refusal_to_listen
 from tests.api.conftest import ApiProcess, eventually, settings_for
@@ -74,6 +76,15 @@ def test_anybody_else_is_refused_in_each_protocols_shape(
     for path in ("/v1/models", "/", "/model/info", "/openapi.json", "/nothing"):
         assert http.get(path, headers=headers).status_code == 401
     assert engine.runs == []
+
+
+def test_a_command_about_the_cache_needs_a_key(guarded: Any) -> None:
+    api, _ = guarded
+    for words in ([], ["clear"]):
+        keyless = CliRunner().invoke(app, ["cache", *words, "--url", api.url], env={"OPENAI_API_KEY": ""})
+        assert (keyless.exit_code, keyless.output.count("\n")) == (1, 1)
+        assert "key" in keyless.output
+        assert CliRunner().invoke(app, ["cache", *words, "--url", api.url, "--api-key", ALICE]).exit_code == 0
 
 
 def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:

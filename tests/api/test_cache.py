@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from chorus.api.usage import sum_up
 from chorus.cli import app
 from chorus.messages.engine import Timing
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.security.key_rules import key_hash, new_key
 from chorus.serving.generation import AnswerEnd, Usage
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import ScriptedEngine, say
@@ -151,20 +149,6 @@ def test_the_command_says_why_nothing_is_kept(api: ApiProcess, engine: ScriptedE
     code, shown = chorus("--url", api.url)
     assert (code, shown.count("\n")) == (1, 1)
     assert "the engine is loading" in shown
-
-
-def test_the_command_needs_a_key_where_the_server_asks_for_one(
-    start_api: Callable[..., ApiProcess], engine: ScriptedEngine
-) -> None:
-    key = new_key()
-    guarded = start_api(keys=[{"id": "alice", "sha256": key_hash(key)}])
-    guarded.wait_until_live()
-    code, shown = chorus("--url", guarded.url)
-    assert code == 1
-    assert "asks for a key" in shown
-    assert chorus("--url", guarded.url, "--api-key", key)[0] == 0
-    assert chorus("clear", "--url", guarded.url)[0] == 1
-    assert chorus("clear", "--url", guarded.url, "--api-key", key)[0] == 0
 
 
 def test_the_command_says_in_one_line_that_nobody_answers() -> None:

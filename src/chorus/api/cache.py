@@ -13,7 +13,7 @@ CLEAR_SECONDS = 40.0
 
 
 class Cleared(ResponseModel):
-    """What was forgotten. What running requests stand on stays until they end."""
+    """What was forgotten. Running requests have copies and go on."""
 
     entries: int
     bytes: int

@@ -20,7 +20,7 @@ from chorus.platform.sizes import size
 
 
 def cache(
-    action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget what no running request needs.")] = None,
+    action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget all of it; running requests go on.")] = None,
     url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,

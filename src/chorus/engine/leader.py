@@ -53,7 +53,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class ClearCache:
-    """Forget every stored prefix that no running request stands on."""
+    """Forget all that is stored; running requests have copies and go on."""
 
     done: Callable[[int, int], None]
     """Called from the leader's thread with how many entries were forgotten, and how many bytes they took."""
