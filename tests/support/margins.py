@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from chorus.engine.sampling import Draw, _filter, _noise
+from chorus.engine.sampling import Draw, preferences
 from chorus.messages.engine import Sampling
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
@@ -33,10 +33,7 @@ def load_reference(path: Path) -> Reference:
 def margin(reference: Reference, tokens: list[int], sampling: Sampling) -> float:
     """How far apart the two best candidates for the token after `tokens` are, after seeded noise."""
     stage = reference.stage
-    logits = stage.forward(mx.array([tokens]), stage.new_cache())[0].astype(mx.float32)
-    if not sampling.greedy:
-        draw = [Draw(sampling, len(tokens))]
-        logits = _filter(logits / sampling.temperature, draw) + _noise(logits, draw)
+    logits = preferences(stage.forward(mx.array([tokens]), stage.new_cache())[0], [Draw(sampling, len(tokens))])
     best = mx.sort(logits[0])[-2:].tolist()
     return float(best[1] - best[0])
 

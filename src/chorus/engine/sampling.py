@@ -36,16 +36,19 @@ class Draw:
 
 def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     """Token ids, one per row of `logits` (rows x vocabulary)."""
+    return mx.argmax(preferences(logits, draws), axis=-1)
+
+
+def preferences(logits: mx.array, draws: Rows[Draw]) -> mx.array:
+    """What every token scores once bias, penalties, grammar, filters and noise are applied: the best one is drawn."""
     logits = logits.astype(mx.float32)
     logits = _add_at(logits, _biases(draws))
     logits = _forbid(_penalize(logits, draws), draws)
-    if all(_greedy(draw.sampling) for draw in draws):
-        return mx.argmax(logits, axis=-1)
-    noisy = _filter(logits / _column([d.sampling.temperature or 1.0 for d in draws]), draws) + _noise(logits, draws)
     greedy = [_greedy(draw.sampling) for draw in draws]
-    if any(greedy):
-        noisy = mx.where(_column(greedy), logits, noisy)
-    return mx.argmax(noisy, axis=-1)
+    if all(greedy):
+        return logits
+    noisy = _filter(logits / _column([d.sampling.temperature or 1.0 for d in draws]), draws) + _noise(logits, draws)
+    return mx.where(_column(greedy), logits, noisy) if any(greedy) else noisy
 
 
 @dataclass(frozen=True, slots=True)
