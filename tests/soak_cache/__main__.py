@@ -42,7 +42,8 @@ def run(sittings: list[Sitting]) -> list[tuple[Sitting, Findings]]:
 
 
 def line(sitting: Sitting, found: Findings, seconds: float) -> str:
-    operations = ", ".join(f"{number} {name}" for name, number in sorted(found.operations.items()))
+    counts = {**found.operations, "preempted": found.preempted}
+    operations = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     verdict = f"{len(found.faults)} FAULTS" if found.faults else "right"
     return (
         f"{sitting.case.name:24} {sitting.number:2}: {sitting.conversations} conversations, {found.requests} requests, "

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,8 @@ from chorus.messages.rank import Step
 from tests.soak_cache.conversations import Ask, Beginnings, Conversation
 from tests.support.teacher import Answer
 
-MOST_TURNS = 200_000
+TURN_SECONDS = 0.1
+MOST_TURNS = 500_000
 """A leader that still has something to do after so many has lost count."""
 
 
@@ -47,6 +48,7 @@ class Findings:
     could_be_cached: int = 0
     """Tokens of prompts that somebody had sent before, in the same scope."""
     operations: dict[str, int] = field(default_factory=dict)
+    preempted: int = 0
     finishes: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -76,7 +78,8 @@ class Open:
 
     @property
     def answer(self) -> Answer:
-        assert self.end is not None and self.end.finish is not None
+        assert self.end
+        assert self.end.finish
         return Answer(self.request, tuple(self.tokens), self.end.finish, tuple(self.logprobs))
 
 
@@ -101,16 +104,18 @@ class Table:
                 asked.logprobs += [entry.logprob for entry in progress.logprobs]
                 asked.end = progress if progress.finish else None
 
-    def hold(self, leader: Leader, conversations: list[Conversation]) -> None:
-        self._count_operations(leader)
-        waiting = deque(enumerate(conversations))
+    def hold(self, leader: Leader, conversations: Iterable[Conversation]) -> None:
+        """A conversation begins when there is place for it, in the order in which they come."""
+        self._watch(leader)
+        coming = enumerate(conversations)
         talking: dict[int, Conversation] = {}
         started = time.monotonic()
-        while waiting or talking:
-            while waiting and len(talking) < self._at_once:
-                number, speaker = waiting.popleft()
+        while True:
+            for number, speaker in itertools.islice(coming, self._at_once - len(talking)):
                 talking[number] = speaker
                 self._listen(number, talking, None)
+            if not talking:
+                break
             self._act(leader)
             for number in list(talking):
                 own = [asked for asked in self._open.values() if asked.speaker == number]
@@ -118,6 +123,7 @@ class Table:
                     self._listen(number, talking, own)
         while not leader.idle:
             self._act(leader)
+        self.findings.preempted = leader.scheduler.preempted
         self.findings.seconds += time.monotonic() - started
 
     def _listen(self, number: int, talking: dict[int, Conversation], ended: list[Open] | None) -> None:
@@ -178,7 +184,9 @@ class Table:
             return f"{timing.cached_tokens} tokens were cached, and only {possible} of its prompt had been sent before"
         return None
 
-    def _count_operations(self, leader: Leader) -> None:
+    def _watch(self, leader: Leader) -> None:
+        """Count what the leader has the ranks do; its time is counted in turns, so that nothing depends on ours."""
+        leader.scheduler._clock = leader.scheduler.prefixes.clock = lambda: self._turn * TURN_SECONDS
         counts: Counter[str] = Counter()
         next_step = leader.scheduler.next_step
 

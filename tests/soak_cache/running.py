@@ -26,6 +26,8 @@ from tests.support.tiny_model import vocabulary_size, write_random_model
 ROOT = Path(__file__).parents[2]
 CONTEXT = 384
 SECONDS = 400.0
+MANY = 200
+"""Of so many tokens that others have sent before, some are cached, whatever the conversations are."""
 
 
 class Place:
@@ -104,14 +106,23 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
     table = Table(settings.at_once)
     with leading(spec, table.publish) as leader:
         limits = leader.scheduler.limits
-        world = World.drawn(sitting.random("world"), vocabulary_size(config), limits.context, answers=False)
+        world = World.drawn(sitting.random("world"), vocabulary_size(config), limits.context, answers=True)
         speakers = [conversation(world, sitting.random(number)) for number in range(sitting.conversations)]
         table.hold(leader, speakers)
+    found = table.findings
+    found.faults += wrong_answers(teacher, table)
+    if settings.rows_of_memory is None and found.could_be_cached >= MANY and not found.cached_tokens:
+        found.faults.append(f"nothing was cached of {found.could_be_cached} tokens that had been sent before")
+    return found
+
+
+def wrong_answers(teacher: Teacher, table: Table) -> list[str]:
     faults = teacher.faults([answer for _, answer in table.answers])
-    for (number, answer), fault in zip(table.answers, faults, strict=True):
-        if fault:
-            table.findings.faults.append(f"conversation {number}, request {answer.request.id}: {fault}")
-    return table.findings
+    return [
+        f"conversation {number}, request {answer.request.id}: {fault}"
+        for (number, answer), fault in zip(table.answers, faults, strict=True)
+        if fault
+    ]
 
 
 def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
