@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmarks import report
 from benchmarks.cases import (
+    agents,
     before,
     copy,
     grammar,
@@ -19,10 +20,13 @@ from benchmarks.cases import (
     pipeline,
     planner,
     platform,
+    prefix,
     preshard,
     single,
+    storing,
     strangers,
     tensor,
+    unique,
 )
 from benchmarks.models import QWEN2, SMOLLM2
 from benchmarks.run import Options, execute
@@ -32,8 +36,11 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
+        *(agents, prefix, unique, storing),
     )
 }
+LARGE = ("agents", "prefix", "unique")
+"""Those that have a form for an accelerator."""
 QUICK = Options(quick=True, rounds=1, tokens=16)
 
 
@@ -52,6 +59,9 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     parser.add_argument("--seed", type=int, help=f"of the prompts ({Options.seed})")
     parser.add_argument("--model", choices=(QWEN2, SMOLLM2), help=f"what `single` serves ({Options.model})")
     parser.add_argument(
+        "--large", action="store_true", help=f"for an accelerator: a 7B-shaped model on one rank ({', '.join(LARGE)})"
+    )
+    parser.add_argument(
         "--before", metavar="FOLDER", help="another checkout, which `grammar` and `before` compare this one with"
     )
     given = parser.parse_args(arguments)
@@ -60,6 +70,8 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}")
     if given.model and "single" not in names:
         parser.error("--model is for `single`: the others fix their model")
+    if given.large and not set(names) <= set(LARGE):
+        parser.error(f"--large is for {', '.join(LARGE)}")
     if given.before and not {"grammar", before.BENCHMARK.name} & set(names):
         parser.error("--before is for `grammar` and `before`: the others compare with nothing older")
     if before.BENCHMARK.name in names and not given.before:
@@ -70,7 +82,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         parser.error("--rounds must be at least 1")
     if given.tokens is not None and given.tokens < 2:
         parser.error("--tokens must be at least 2: one token has no speed")
-    chosen = {key: getattr(given, key) for key in ("rounds", "tokens", "seed", "model", "before")}
+    chosen = {key: getattr(given, key) for key in ("rounds", "tokens", "seed", "model", "large", "before")}
     overrides = {key: value for key, value in chosen.items() if value is not None}
     return names, replace(QUICK if given.quick else Options(), **overrides)
 

@@ -26,6 +26,7 @@ class Answer:
     first_seconds: float
     """Until the first text."""
     total_seconds: float
+    text: str = ""
 
     @property
     def decode_rate(self) -> float:
@@ -77,22 +78,25 @@ async def _many(server: HttpServer, bodies: Sequence[dict[str, Any]]) -> Batch:
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(timeout=REQUEST_SECONDS, trust_env=False, limits=limits) as client:
         begin = time.perf_counter()
-        answers = await asyncio.gather(*(_stream(client, server, sent) for sent in bodies))
+        answers = await asyncio.gather(*(one_answer(client, server, sent) for sent in bodies))
         return Batch(tuple(answers), time.perf_counter() - begin)
 
 
-async def _stream(client: httpx.AsyncClient, server: HttpServer, sent: dict[str, Any]) -> Answer:
+async def one_answer(client: httpx.AsyncClient, server: HttpServer, sent: dict[str, Any]) -> Answer:
     begin = time.perf_counter()
     first: float | None = None
+    pieces: list[str] = []
     usage: dict[str, Any] = {}
+    path = "/v1/chat/completions" if "messages" in sent else "/v1/completions"
     try:
-        async with client.stream("POST", f"{server.url}/v1/completions", json=sent) as response:
+        async with client.stream("POST", server.url + path, json=sent) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")
             async for data in events(response):
-                if first is None and any(choice.get("text") for choice in data.get("choices", ())):
-                    first = time.perf_counter() - begin
+                if piece := event_text(data):
+                    first = time.perf_counter() - begin if first is None else first
+                    pieces.append(piece)
                 usage = data.get("usage") or usage
     except httpx.HTTPError as error:
         server.check_alive()
@@ -103,10 +107,10 @@ async def _stream(client: httpx.AsyncClient, server: HttpServer, sent: dict[str,
     details = usage.get("prompt_tokens_details") or {}
     cached = int(details.get("cached_tokens") or 0)
     first = total if first is None else first
-    return Answer(usage["prompt_tokens"], usage["completion_tokens"], cached, first, total)
+    return Answer(usage["prompt_tokens"], usage["completion_tokens"], cached, first, total, "".join(pieces))
 
 
-def body(prompt: str, tokens: int) -> dict[str, Any]:
+def body(prompt: str | Sequence[int], tokens: int) -> dict[str, Any]:
     return {
         "model": "default_model",
         "prompt": prompt,
@@ -115,6 +119,17 @@ def body(prompt: str, tokens: int) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def chat_body(messages: Sequence[dict[str, Any]], tokens: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    sent = {key: value for key, value in body("", tokens).items() if key != "prompt"}
+    return {**sent, "messages": list(messages), **({"tools": list(tools)} if tools else {})}
+
+
+def event_text(data: dict[str, Any]) -> str:
+    """What an event of either kind of stream adds to the answer."""
+    choices = data.get("choices", ())
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

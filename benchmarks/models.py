@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.servers import ROOT
 
@@ -23,6 +24,14 @@ WRITE_SECONDS = 900.0
 QWEN2 = "qwen2-75m"
 LLAMA = "llama-400m"
 TINY = "llama-tiny"
+AGENT = "qwen2-75m-agent"
+"""`QWEN2` for conversations: see `write_word_model`."""
+AGENT_TINY = "qwen2-tiny-agent"
+HYBRID = "falcon-h1-135m"
+"""Attention and a recurrent state in every layer, about as large as SmolLM2."""
+HYBRID_TINY = "falcon-h1-tiny"
+LLAMA_7B = "llama-7b-bfloat16"
+"""For an accelerator: 14 GB."""
 SMOLLM2 = "smollm2-135m"
 FLOAT32_SUFFIX = "-float32"
 
@@ -30,6 +39,15 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen's and Hermes's: the system message brings the tools, and their results are told by the user.
+_AGENT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n"
+    "{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% if loop.first and tools %}\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\n"
+    'Call one as <tool_call>\n{"name": …, "arguments": …}\n</tool_call>{% endif %}<|im_end|>\n'
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -71,13 +89,53 @@ def letter_tokens(number: int) -> Iterator[tuple[str, str]]:
 
 def write_letter_tokenizer(folder: Path, vocabulary: int) -> None:
     """A byte-level BPE whose padding is letters: each random token has text at once, so each can be timed."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import pre_tokenizers
 
-    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    merges = list(letter_tokens(vocabulary - len(tokens)))
-    tokens += [left + right for left, right in merges]
+    pieces = _byte_pieces()
+    merges = list(letter_tokens(vocabulary - len(pieces)))
+    tokens = [*pieces, *(left + right for left, right in merges)]
+    _write_tokenizer(folder, tokens, merges, pre_tokenizers.ByteLevel(add_prefix_space=False), _CHAT_TEMPLATE)
+
+
+def write_word_tokenizer(folder: Path, vocabulary: int) -> int:
+    """A byte-level BPE most of whose tokens are words with a capital: however many of them stand one behind the other,
+    their text is split into the same tokens again. Returns the first token that is such a word.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    pieces = _byte_pieces()
+    endings = list(product(string.ascii_lowercase, repeat=2))
+    # A word's beginning is joined before its ending, or the letters in the middle might be.
+    beginnings = list(product(string.ascii_uppercase, string.ascii_lowercase))
+    longer = product(map("".join, beginnings), map("".join, endings))
+    merges = list(islice(longer, vocabulary - len(pieces) - len(endings) - len(beginnings)))
+    words = ["".join(pair) for pair in (*beginnings, *merges)]
+    tokens = [*pieces, *map("".join, endings), *words]
+    split = pre_tokenizers.Split(Regex("[A-Z][a-z]*"), "isolated")
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    _write_tokenizer(
+        folder,
+        tokens,
+        [*beginnings, *endings, *merges],
+        pre_tokenizers.Sequence([split, by_bytes]),
+        _AGENT_TEMPLATE,
+    )
+    return len(tokens) - len(words)
+
+
+def _byte_pieces() -> list[str]:
+    from tokenizers import pre_tokenizers
+
+    return [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+
+
+def _write_tokenizer(
+    folder: Path, tokens: list[str], merges: list[tuple[str, str]], splitter: Any, template: str
+) -> None:
+    from tokenizers import Tokenizer, decoders, models
+
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -86,11 +144,30 @@ def write_letter_tokenizer(folder: Path, vocabulary: int) -> None:
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": _CHAT_TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 8192,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def write_word_model(folder: Path, config: dict[str, Any], *, dtype: str = "float32") -> None:
+    """A random model that never ends an answer by itself and says words only, so that what it said is the same tokens
+    when it comes back in the next prompt, as with a model that was trained.
+    """
+    import mlx.core as mx
+
+    from tests.support.tiny_model import write_random_model
+
+    write_random_model(folder, config, dtype=dtype)
+    first_word = write_word_tokenizer(folder, config["vocab_size"])
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    # Their scores are zero, and among thousands of random ones there is always one above.
+    weights[output][:first_word] = 0
+    aside = folder / "aside.safetensors"
+    mx.save_safetensors(str(aside), weights, metadata={"format": "mlx"})
+    aside.replace(folder / "model.safetensors")
 
 
 def _write_qwen2(folder: Path) -> None:
@@ -122,6 +199,59 @@ def _write_tiny(folder: Path) -> None:
     write_letter_tokenizer(folder, config["vocab_size"])
 
 
+def _write_agent(folder: Path) -> None:
+    from tests.support.tiny_model import QWEN2_75M
+
+    write_word_model(folder, QWEN2_75M)
+
+
+def _write_agent_tiny(folder: Path) -> None:
+    from tests.support.tiny_model import QWEN2_75M
+
+    small = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "num_key_value_heads": 2}
+    write_word_model(folder, QWEN2_75M | small | {"num_attention_heads": 4, "vocab_size": 4096})
+
+
+# Falcon-H1's own proportions at the width and depth of SmolLM2.
+_FALCON_H1_135M: dict[str, Any] = {
+    "model_type": "falcon_h1",
+    "hidden_size": 576,
+    "num_hidden_layers": 24,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "mamba_d_ssm": 864,
+    "mamba_d_head": 48,
+    "mamba_n_heads": 18,
+    "mamba_d_state": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+def _write_hybrid(folder: Path) -> None:
+    write_word_model(folder, _FALCON_H1_135M)
+
+
+def _write_hybrid_tiny(folder: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4}
+    small |= {"num_key_value_heads": 2, "head_dim": 16, "mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4}
+    write_word_model(folder, _FALCON_H1_135M | small | {"mamba_d_state": 16, "vocab_size": 4096})
+
+
+def _write_llama_7b(folder: Path) -> None:
+    from tests.support.tiny_model import LLAMA_400M
+
+    shape = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 16384}
+    write_word_model(folder, LLAMA_400M | shape, dtype="bfloat16")
+
+
 def _write_smollm2(folder: Path) -> None:
     import mlx.core as mx
     from mlx_lm.utils import dequantize_model, load, save_model
@@ -141,6 +271,11 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     QWEN2: _write_qwen2,
     LLAMA: _write_llama,
     TINY: _write_tiny,
+    AGENT: _write_agent,
+    AGENT_TINY: _write_agent_tiny,
+    HYBRID: _write_hybrid,
+    HYBRID_TINY: _write_hybrid_tiny,
+    LLAMA_7B: _write_llama_7b,
     SMOLLM2 + FLOAT32_SUFFIX: _write_smollm2,
 }
 

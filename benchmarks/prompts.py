@@ -9,6 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+FIRST_PLAIN_TOKEN = 1000
+"""Special tokens and single bytes lie below it in every vocabulary that is measured."""
+
 
 class Prompts:
     """An endless supply for one model, the same for the same seed."""
@@ -32,6 +35,19 @@ class Prompts:
 
     def several(self, number: int, tokens: int) -> list[str]:
         return [self.of(tokens) for _ in range(number)]
+
+
+class TokenPrompts:
+    """Prompts as token ids: no two have even their first token in common."""
+
+    def __init__(self, model: Path, seed: int) -> None:
+        vocabulary = _tokenizer(model).get_vocab_size()
+        self._random = random.Random(seed)
+        self._plain = range(FIRST_PLAIN_TOKEN, vocabulary)
+        self._firsts = iter(self._random.sample(self._plain, len(self._plain)))
+
+    def of(self, tokens: int) -> list[int]:
+        return [next(self._firsts), *self._random.choices(self._plain, k=tokens - 1)]
 
 
 @lru_cache

@@ -24,6 +24,8 @@ class Options:
     seed: int = 1
     model: str = QWEN2
     """What `single` serves; the other benchmarks fix their model."""
+    large: bool = False
+    """Some benchmarks have a form for an accelerator: a 7B-shaped model on one rank."""
     before: str = ""
     """Another checkout, which `grammar` and `before` compare this one with."""
 
@@ -67,7 +69,7 @@ def execute(benchmark: Benchmark, options: Options, console: Console) -> Result:
     if options.quick:
         run.notes.append("a quick run: too short to trust, it shows that the benchmark works")
     return Result(
-        name=benchmark.name,
+        name=f"{benchmark.name}-large" if options.large else benchmark.name,
         about=benchmark.about,
         started=started,
         seconds=round(report.clock() - begin, 1),

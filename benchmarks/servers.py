@@ -182,7 +182,7 @@ def chorus(
 ) -> HttpServer:
     """The installed one, or that of another checkout."""
     port = free_port()
-    command = [_script("chorus"), "serve", str(model), "--port", str(port), "--log-level", "warning"]
+    command = [sys.executable, "-m", "chorus.cli", "serve", str(model), "--port", str(port), "--log-level", "warning"]
     environment = {**(environment or {}), **({"PYTHONPATH": str(checkout.resolve() / "src")} if checkout else {})}
     return HttpServer(name, [*command, *options], port, "/health/ready", environment)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.__main__ import BENCHMARKS, parse
 from benchmarks.cases.memory import allowed_bytes
-from benchmarks.load import Answer, Batch, check_useful, event_data
-from benchmarks.models import letter_tokens, write_letter_tokenizer
-from benchmarks.prompts import Prompts
+from benchmarks.load import Answer, Batch, check_useful, event_data, event_text
+from benchmarks.models import letter_tokens, write_letter_tokenizer, write_word_tokenizer
+from benchmarks.prompts import Prompts, TokenPrompts
 from benchmarks.servers import ServerFailed
 from benchmarks.soak import is_idle, memory_check
 
@@ -103,3 +104,32 @@ def test_an_engine_is_idle_when_nothing_runs_waits_or_is_open() -> None:
     idle = {"engine": {"running": 0, "queued": 0}, "requests": {"open": 0}}
     assert is_idle(idle)
     assert not is_idle(idle | {"requests": {"open": 1}})
+
+
+def test_what_a_word_model_says_is_the_same_tokens_when_it_comes_back(tmp_path: Path) -> None:
+    first_word = write_word_tokenizer(tmp_path, 4096)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 4096
+    said = random.Random(1).choices(range(first_word, 4096), k=500)
+    assert tokenizer.encode(tokenizer.decode(said)).ids == said
+
+
+def test_no_two_prompts_of_token_ids_share_their_first(tokenizer_folder: Path) -> None:
+    prompts = TokenPrompts(tokenizer_folder, seed=1)
+    made = [prompts.of(5) for _ in range(500)]
+    assert {len(prompt) for prompt in made} == {5}
+    assert len({prompt[0] for prompt in made}) == 500
+    assert max(map(max, made)) < 4096
+
+
+def test_the_text_of_chats_and_of_completions_is_read_alike() -> None:
+    assert event_text({"choices": [{"text": "a"}]}) == "a"
+    assert event_text({"choices": [{"delta": {"content": "b"}}]}) == "b"
+    assert event_text({"choices": [{"delta": {"role": "assistant", "content": None}}]}) == ""
+    assert event_text({"usage": {}}) == ""
+
+
+def test_a_large_model_is_for_those_benchmarks_that_have_one() -> None:
+    assert parse(["agents", "--large"])[1].large
+    with pytest.raises(SystemExit):
+        parse(["single", "--large"])

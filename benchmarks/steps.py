@@ -1,0 +1,38 @@
+"""What the engine fed to its ranks, from the log of its steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.servers import HttpServer, ServerFailed
+from benchmarks.soak import is_idle
+
+IDLE_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+
+
+class StepLog:
+    """Follows the file that `--step-log` names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def new(self, server: HttpServer) -> list[dict[str, Any]]:
+        """The steps since the last call, once the engine has nothing more to do."""
+        deadline = time.monotonic() + IDLE_SECONDS
+        while not is_idle(server.get("/health")):
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{server.name} is not idle {IDLE_SECONDS:g} s after its last answer")
+            time.sleep(_POLL_SECONDS)
+        lines = self.path.read_text().splitlines()
+        added, self._read = lines[self._read :], len(lines)
+        return [json.loads(line) for line in added]
+
+
+def fed_tokens(steps: Iterable[dict[str, Any]]) -> int:
+    return sum(step["tokens"] for step in steps)
