@@ -114,8 +114,9 @@ def test_what_is_taken_has_its_exact_length_and_its_own_memory() -> None:
     assert store.nbytes == 2 * 1 * 2 * 4 * 4
     store.clear()
     assert store.nbytes == 0
+    store.evict(1)
     with pytest.raises(UnknownSegment, match="segment 1 "):
-        store.evict(1)
+        store.split(1, 1, rest=2)
 
 
 def test_parts_are_joined_with_room_for_what_follows() -> None:
@@ -179,15 +180,16 @@ def test_a_state_within_the_reach_of_its_windows_can_be_cut_also_where_it_lies_b
         store.join([Part(1, 5)], [type(window)(8), KVCache()])
 
 
-def test_a_segment_can_get_its_state_later() -> None:
+def test_a_state_can_be_a_segment_of_its_own() -> None:
     store, cache = SegmentStore(), held(KVCache(), ArraysCache(2))
     store.take(1, cache, 0, 8, state=False)
     plain = store.nbytes
-    store.take(1, cache, 8, 8, state=True)
+    store.take(2, cache, 8, 8, state=True)
     assert store.nbytes == plain + 8
-    assert store.join([Part(1, 8)], [KVCache(), ArraysCache(2)])[1][0].tolist() == [[8.0, 8.0]]
-    with pytest.raises(CacheError, match="segment 1 is stored already"):
-        store.take(1, cache, 0, 8, state=False)
+    assert store.join([Part(1, 8), Part(2, 0)], [KVCache(), ArraysCache(2)])[1][0].tolist() == [[8.0, 8.0]]
+    for segment, start in ((1, 0), (3, 8)):
+        with pytest.raises(CacheError, match=f"segment {segment} cannot hold the tokens from {start} to 8"):
+            store.take(segment, cache, start, 8, state=False)
 
 
 def test_what_cannot_be_done_is_refused_by_name() -> None:
