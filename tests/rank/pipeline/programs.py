@@ -129,9 +129,10 @@ def batch(machine: Machine) -> None:
 
 
 def together(machine: Machine) -> None:
-    """Prompts that began as one rectangle: one goes on with its prompt, then all share a batch."""
+    """Prompts that began as one rectangle: they share a batch; one goes on with its prompt, and all share another."""
     machine.column = "together"
     parts = machine.begin_together(PROMPT[:9], PROMPT[9:18], PROMPT[3:12])
+    machine.feed(machine.merge(parts), [PROMPT[9]], [OTHER[4]], [PROMPT[12]])
     machine.feed(parts[1], OTHER[:3])
     batch = machine.merge(parts)
     machine.feed(batch, [PROMPT[9]], [OTHER[4]], [PROMPT[12]])

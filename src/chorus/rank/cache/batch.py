@@ -28,7 +28,7 @@ class Batch:
         self.rows: list[int] = []
         self._cache: Cache = []
         self._merged = False
-        """A batch of one keeps its single-sequence cache: no padding mask to build, the same operations as alone."""
+        """A batch of one keeps its single-sequence cache: the same operations as alone."""
 
     @property
     def cache_bytes(self) -> int:

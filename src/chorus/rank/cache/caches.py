@@ -1,4 +1,5 @@
-"""Operations on the cache of a sequence or of a batch: upstream's cache objects, one list entry per cache of the model.
+"""Operations on the cache of a sequence or of a batch, one list entry per cache of the model: upstream's objects, but
+for the keys and values of a batch.
 
 One object may stand at several places of the list (a stage keeps one ghost for all far layers of a kind), so every
 operation here runs once per object and keeps the sharing.
@@ -13,11 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from chorus.errors import ChorusError
+from chorus.rank.cache.rows import KeyValueRows, Rows
 from chorus.rank.upstream import decoders
 
 Cache = list[Any]
 
-_BATCHED = (decoders.BatchKVCache, decoders.BatchRotatingKVCache)
+_BATCHED = (Rows, decoders.BatchRotatingKVCache)
 
 
 class CacheError(ChorusError, ValueError):
@@ -34,7 +36,7 @@ def merge(caches: Sequence[Cache]) -> Cache:
         raise CacheError("there is nothing to merge: give at least one cache")
     _require_batchable(caches[0])
     places = {id(entry): place for place, entry in enumerate(caches[0])}
-    return _per_object(caches[0], lambda entry: entry.merge([cache[places[id(entry)]] for cache in caches]))
+    return _per_object(caches[0], lambda entry: _merge([cache[places[id(entry)]] for cache in caches]))
 
 
 def extend(batch: Cache, other: Cache) -> Cache:
@@ -122,6 +124,8 @@ def _growth(entry: Any) -> int:
 
 def newest(entry: Any, count: int) -> tuple[mx.array, mx.array]:
     """The keys and values of the last `count` tokens, as they were written by the last update."""
+    if isinstance(entry, KeyValueRows):
+        return entry.newest(count)
     end = entry._idx if hasattr(entry, "_idx") else entry.offset
     return entry.keys[..., end - count : end, :], entry.values[..., end - count : end, :]
 
@@ -162,10 +166,15 @@ def _can_merge(entry: Any) -> bool:
     return hasattr(entry, "merge") and not isinstance(entry, _BATCHED)
 
 
+def _merge(entries: Sequence[Any]) -> Any:
+    first = entries[0]
+    if isinstance(first, decoders.CacheList):
+        return decoders.CacheList(*map(_merge, zip(*(entry.caches for entry in entries), strict=True)))
+    return KeyValueRows.merge(entries) if isinstance(first, decoders.KVCache) else first.merge(list(entries))
+
+
 def _extract(entry: Any, row: int) -> Any:
     # Upstream cannot take a row from a cache that was never written, and some models have one for a layer without use.
-    if isinstance(entry, decoders.BatchKVCache) and entry.empty():
-        return decoders.KVCache()
     if isinstance(entry, decoders.BatchRotatingKVCache) and entry.empty():
         return decoders.RotatingKVCache(entry.max_size)
     return entry.extract(row)

@@ -53,9 +53,9 @@ def register_all() -> None:
 
 
 _WRONG_IN_BATCHES = {
-    "afm7": "the layers that reuse keys take their position from the padded length",
+    "afm7": "the layers that reuse keys take the position of every row from the longest one",
     "gpt_bigcode": "makes its positions with numpy from one offset",
-    "minimax_m3_vl": "chooses blocks of keys by their place in the padded row",
+    "minimax_m3_vl": "chooses blocks of keys as if every row were as long as the longest one",
     "phi3small": "adds a mask of a batch to scores of another shape",
 }
 

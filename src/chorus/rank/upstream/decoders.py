@@ -17,12 +17,12 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx_lm.models.cache import (
     ArraysCache,
-    BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
     ChunkedKVCache,
     KVCache,
     RotatingKVCache,
+    create_attention_mask,
     make_prompt_cache,
 )
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
@@ -31,7 +31,6 @@ from chorus.errors import ChorusError
 
 __all__ = [
     "ArraysCache",
-    "BatchKVCache",
     "BatchRotatingKVCache",
     "CacheList",
     "ChunkedKVCache",
@@ -41,6 +40,7 @@ __all__ = [
     "architecture_module",
     "architecture_name",
     "build",
+    "create_attention_mask",
     "defining_modules",
     "make_prompt_cache",
     "module_names",

@@ -1,0 +1,220 @@
+"""The keys and values of a batch, a row for each sequence.
+
+Every row begins at place 0 and has a length of its own, so to forget a row's last tokens is arithmetic. While all rows
+are equally long, they are written and read as a single sequence is: by slices, and without an array for a mask, which
+would cost an accelerator its fused attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+from chorus.rank.upstream import decoders
+
+STEP = 256
+"""Rows get room for this many tokens at a time."""
+
+Block = tuple[Sequence[mx.array], int, int]
+"""Arrays, how many rows they have, and how many of their places are filled at most."""
+
+
+class Rows:
+    """What rows of any form have in common: how long they are, and arrays of the shape (rows, heads, places, width)."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self.arrays: list[mx.array] = []
+        """Nothing until the first tokens are written."""
+        self._offset: int | mx.array | None = None
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The place of the next token: one number where it is the same for all rows, else an array of one per row."""
+        if self._offset is None:
+            self._offset = self.lengths[0] if self._equal else mx.array(self.lengths, dtype=mx.int32)
+        return self._offset
+
+    def make_mask(
+        self, count: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """What the next `count` tokens of each row may look at."""
+        if self._equal:
+            mask: mx.array | str | None = decoders.create_attention_mask(
+                count, self.lengths[0], return_array, window_size
+            )
+            return mask
+        asking = self._next_places(count)
+        places = mx.arange(max(self.lengths) + count)
+        seen = asking >= places
+        return seen if window_size is None else seen & (asking < places + window_size)
+
+    def append(self, new: Sequence[mx.array]) -> None:
+        """Write the next tokens of every row, the same number for each."""
+        count = new[0].shape[2]
+        room = _room(max(self.lengths) + count)
+        held = self.arrays or [array[:, :, :0] for array in new]
+        self.arrays = [
+            self._written(widened(array, room), tokens, count) for array, tokens in zip(held, new, strict=True)
+        ]
+        self._set_lengths([length + count for length in self.lengths])
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, count: int) -> int:
+        """Every row forgets its last `count` tokens."""
+        self._set_lengths([length - count for length in self.lengths])
+        return count
+
+    def trim_row(self, row: int, count: int) -> None:
+        """One row forgets its last `count` tokens."""
+        lengths = list(self.lengths)
+        lengths[row] -= count
+        self._set_lengths(lengths)
+
+    def filter(self, rows: mx.array) -> None:
+        """Only these rows stay, in this order; the room that only others needed goes with them."""
+        self._set_lengths([self.lengths[row] for row in cast(list[int], rows.tolist())])
+        room = _room(max(self.lengths))
+        self.arrays = [array[:, :, :room][rows] for array in self.arrays]
+
+    def extend(self, other: Rows) -> None:
+        """The rows of `other` come behind these."""
+        self.arrays = _stacked(
+            [
+                (self.arrays, len(self.lengths), max(self.lengths)),
+                (other.arrays, len(other.lengths), max(other.lengths)),
+            ]
+        )
+        self._set_lengths(self.lengths + other.lengths)
+
+    def size(self) -> int:
+        return max(self.lengths)
+
+    def empty(self) -> bool:
+        return not self.arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def _equal(self) -> bool:
+        return min(self.lengths) == max(self.lengths)
+
+    def _stack(self, singles: Sequence[Sequence[mx.array]]) -> None:
+        """Take over what single sequences hold."""
+        self.arrays = _stacked([(arrays, 1, length) for arrays, length in zip(singles, self.lengths, strict=True)])
+
+    def _row(self, row: int) -> list[mx.array]:
+        return [array[row : row + 1, :, : self.lengths[row]] for array in self.arrays]
+
+    def _filled(self) -> list[mx.array]:
+        """All arrays up to the end of the longest row."""
+        longest = max(self.lengths)
+        return [array[..., :longest, :] for array in self.arrays]
+
+    def _newest(self, count: int) -> list[mx.array]:
+        if self._equal:
+            end = self.lengths[0]
+            return [array[..., end - count : end, :] for array in self.arrays]
+        places = self._next_places(count) - count
+        return [mx.take_along_axis(array, places, axis=2) for array in self.arrays]
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self.lengths, self._offset = lengths, None
+
+    def _written(self, held: mx.array, new: mx.array, count: int) -> mx.array:
+        # The arrays of a ghost have no bytes, and a scatter divides by their width.
+        if new.size == 0:
+            return held
+        if self._equal:
+            start = self.lengths[0]
+            held[..., start : start + count, :] = new
+            return held
+        return mx.put_along_axis(held, self._next_places(count), new, axis=2)
+
+    def _next_places(self, count: int) -> mx.array:
+        """Where the next `count` tokens of each row go: (rows, 1, count, 1)."""
+        starts = mx.expand_dims(mx.array(self.offset), (1, 2, 3))
+        return starts if count == 1 else starts + mx.arange(count)[:, None]
+
+
+class KeyValueRows(Rows):
+    """Stands where upstream has its BatchKVCache: models write to it, read its offset and ask it for a mask."""
+
+    @classmethod
+    def merge(cls, singles: Sequence[Any]) -> KeyValueRows:
+        """Single-sequence caches, which stay as they are, as the rows of one batch."""
+        rows = cls([single.offset for single in singles])
+        rows._stack([() if single.empty() else (single.keys, single.values) for single in singles])
+        return rows
+
+    def extract(self, row: int) -> Any:
+        """A row as a single-sequence cache, whose arrays are slices of these."""
+        single = decoders.KVCache()
+        if self.arrays:
+            single.keys, single.values = self._row(row)
+            single.offset = self.lengths[row]
+        return single
+
+    # Some models put arrays of their own here.
+    @property
+    def keys(self) -> mx.array | None:
+        return self.arrays[0] if self.arrays else None
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self.arrays[0] = keys
+
+    @property
+    def values(self) -> mx.array | None:
+        return self.arrays[1] if self.arrays else None
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self.arrays[1] = values
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the next tokens of every row; all keys and values up to the end of the longest one."""
+        self.append((keys, values))
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        keys, values = self._filled()
+        return keys, values
+
+    def newest(self, count: int) -> tuple[mx.array, mx.array]:
+        """The keys and values of each row's last `count` tokens."""
+        keys, values = self._newest(count)
+        return keys, values
+
+
+def widened(array: mx.array, room: int) -> mx.array:
+    """The array with room for so many tokens at least."""
+    rows, heads, places, width = array.shape
+    if places >= room:
+        return array
+    return mx.concatenate([array, mx.zeros((rows, heads, room - places, width), array.dtype)], axis=2)
+
+
+def _stacked(blocks: Sequence[Block]) -> list[mx.array]:
+    """The arrays of all blocks one below the other, with room for the next token."""
+    written = next((arrays for arrays, _, _ in blocks if arrays), ())
+    room = _room(max(longest for _, _, longest in blocks) + 1)
+    total = sum(rows for _, rows, _ in blocks)
+    stacked = [mx.zeros((total, like.shape[1], room, like.shape[3]), like.dtype) for like in written]
+    start = 0
+    for arrays, rows, longest in blocks:
+        # Nothing comes from a block that was never written.
+        for whole, part in zip(stacked, arrays, strict=False):
+            whole[start : start + rows, :, :longest] = part[:, :, :longest]
+        start += rows
+    return stacked
+
+
+def _room(tokens: int) -> int:
+    return -(-tokens // STEP) * STEP
