@@ -20,6 +20,7 @@ from chorus.localai.requests import (
     grammar_of,
     is_uncached,
     logit_bias,
+    metadata_name,
     sampling_of,
     template_arguments,
     wanted_logprobs,
@@ -117,6 +118,14 @@ def test_metadata_reaches_the_template() -> None:
     )
     arguments = template_arguments(request, {"bos_token": "<s>"}, LIMITS)
     assert arguments == {"bos_token": "<s>", "style": "short", "enable_thinking": False, "reasoning_effort": "high"}
+
+
+def test_metadata_names_a_conversation_within_bounds() -> None:
+    request = wire.PredictOptions(Metadata={"conversation_id": "c", "cache_salt": "x" * 1025})
+    assert metadata_name(request, "conversation_id") == "c"
+    with pytest.raises(BadField, match="1024"):
+        metadata_name(request, "cache_salt")
+    assert metadata_name(wire.PredictOptions(), "conversation_id") == ""
 
 
 def test_arguments_of_earlier_calls_are_decoded_before_templating() -> None:

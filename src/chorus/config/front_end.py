@@ -31,6 +31,8 @@ class ApiSettings(ApiOptions):
     trust_remote_code: bool = False
     keys_file: Path | None = None
     """Where the API keys are, read again when it changes; without one, everybody who can connect is served."""
+    cache_per_key: bool = False
+    """Each key's requests share what is kept of their prompts among themselves only."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
     status_file: Path | None = None

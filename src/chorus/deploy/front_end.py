@@ -186,6 +186,7 @@ def api_settings(
         model_name=model.id.rpartition("/")[2],
         model_path=model.path,
         keys_file=access.keys_file,
+        cache_per_key=settings.cache.per_key,
         sampling=settings.sampling,
         limits=Limits(**api.shared_with(Limits)),
         trust_remote_code=settings.engine.trust_remote_code,

@@ -12,6 +12,7 @@ from chorus.localai.requests import (
     asked_tokens,
     grammar_of,
     is_uncached,
+    metadata_name,
     sampling_of,
     stop_strings,
     wanted_logprobs,
@@ -25,6 +26,7 @@ from chorus.serving.prepare import check_token
 from chorus.serving.prepare import prepare as prepare_generation
 from chorus.serving.prompt.conversation import NoCalls, conversation_tokens
 from chorus.serving.request import GenerationRequest
+from chorus.serving.sharing import conversation_of, scope_of
 from chorus.text.errors import TextError
 
 
@@ -59,6 +61,8 @@ def generation_request(loaded: LoadedModel, request: wire.PredictOptions, label:
         ignore_eos=request.IgnoreEOS,
         logprobs=top_logprobs if logprobs else None,
         grammar=grammar_of(request, loaded.limits),
+        scope=scope_of(metadata_name(request, "cache_salt"), owner=""),
+        conversation=conversation_of(metadata_name(request, "conversation_id"), owner=""),
         uncached=is_uncached(request),
         id=label,
     )

@@ -16,6 +16,7 @@ from chorus.serving import measure
 from chorus.serving.grammar import rules, sent_as
 from chorus.serving.measure import Amounts
 from chorus.serving.sampling import draw_seed
+from chorus.serving.sharing import LONGEST_NAME
 
 MOST_TOP_LOGPROBS = 20
 
@@ -59,6 +60,14 @@ def is_uncached(request: wire.PredictOptions) -> bool:
     ModelIdentity; without one, false may just as well be what was never said.
     """
     return request.PromptCacheRO or (bool(request.ModelIdentity) and not request.PromptCacheAll)
+
+
+def metadata_name(request: wire.PredictOptions, key: str) -> str:
+    """What the client put into its metadata, which LocalAI hands on. Its CorrelationId names no conversation: it is a
+    new one for each request unless the client chose it, and nothing tells which."""
+    name = request.Metadata.get(key, "")
+    measure.count(f"Metadata {key}", len(name), LONGEST_NAME, "characters")
+    return name
 
 
 def logit_bias(text: str, vocabulary: int, limits: Amounts) -> dict[int, float]:

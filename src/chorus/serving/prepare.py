@@ -137,6 +137,9 @@ def _choices(
         owner=request.owner,
         cuts=prompt.cuts,
         needed_cuts=prompt.needed_cuts,
+        scope=request.scope,
+        conversation=request.conversation,
+        pinned=request.pinned,
         uncached=request.uncached,
     )
     return [

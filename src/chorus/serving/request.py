@@ -60,6 +60,12 @@ class GenerationRequest:
     """Part of the id that the engine sees, so that its log lines can be matched with the front end's."""
     owner: str = ""
     """Whom the request is counted for."""
+    scope: str = ""
+    """Only requests of one scope share what is kept of their prompts."""
+    conversation: str = ""
+    """What is kept of a conversation goes after everything else."""
+    pinned: bool = False
+    """The client marked parts of the prompt to be kept."""
     uncached: bool = False
     """Nothing that is stored is used for it, and nothing of it is stored."""
 

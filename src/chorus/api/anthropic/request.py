@@ -12,13 +12,13 @@ from chorus.api.fields import (
     Name,
     NonEmpty,
     PositiveCount,
-    RequestBody,
     StrictModel,
     Undescribed,
     by_json_type,
 )
 from chorus.api.openai.chat.request import FunctionName
 from chorus.api.openai.sampling import schema_grammar
+from chorus.api.sharing import SharingFields
 from chorus.config.sampling import Temperature, TopK, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
@@ -26,7 +26,7 @@ from chorus.serving.tools import Tool, ToolChoice
 
 
 class CacheControl(StrictModel):
-    """Prefixes are cached without being asked; the mark is taken and not needed."""
+    """Prefixes are cached without being asked; the mark has them kept longer, wherever it stands."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -183,7 +183,7 @@ class ContextManagement(StrictModel):
     edits: list[ThinkingEdit] = Field(default_factory=list)
 
 
-class CountRequest(RequestBody):
+class CountRequest(SharingFields):
     """What tokens are counted of; also what a message request has besides its limits."""
 
     unserved: ClassVar[dict[str, Harmless]] = {"mcp_servers": ([],), "container": ()}
@@ -200,6 +200,16 @@ class CountRequest(RequestBody):
 
     def offered_tools(self) -> list[Tool]:
         return [tool.as_tool() for tool in self.tools or () if isinstance(tool, ToolDefinition)]
+
+    @property
+    def pins(self) -> bool:
+        system = self.system if isinstance(self.system, list) else []
+        contents = [message.content for message in self.messages if isinstance(message.content, list)]
+        blocks = [*system, *(block for content in contents for block in content)]
+        results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+        inner = [block for content in results if isinstance(content, list) for block in content]
+        marked = (self, *blocks, *inner, *(self.tools or ()))
+        return any(getattr(part, "cache_control", None) for part in marked)
 
     @property
     def asked_choice(self) -> ToolChoice | None:

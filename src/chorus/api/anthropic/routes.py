@@ -18,6 +18,7 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
+from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prepare import conversation_prompt, prepare
 from chorus.serving.request import FieldNames, GenerationRequest
@@ -32,7 +33,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages", **operation(MessagesRequest, AnthropicMessage, streams=True, anthropic=True))
     async def create_message(request: Request) -> Response:
         body = await read_request(request, MessagesRequest, service)
-        generation = await prepare(generation_request(body, record_of(request.scope), settings), service.model)
+        asked = generation_request(body, record_of(request.scope), settings)
+        generation = await prepare(shared(asked, body, request.headers, settings), service.model)
         wire = MessageFormat(f"msg_{uuid.uuid4().hex}", settings.model_id, len(generation.prompts[0]))
         return GenerationResponse(service, generation, wire, stream=bool(body.stream))
 

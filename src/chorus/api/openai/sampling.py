@@ -11,12 +11,12 @@ from chorus.api.fields import (
     Name,
     NonEmpty,
     PositiveCount,
-    RequestBody,
     StrictModel,
     TextOrTexts,
     as_tuple,
     refused,
 )
+from chorus.api.sharing import SharingFields
 from chorus.config.sampling import SamplingOptions
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar, GrammarError
@@ -30,7 +30,7 @@ class StreamOptions(StrictModel):
     """Padding against observers of encrypted traffic; accepted for OpenAI's clients, never added."""
 
 
-class SamplingFields(SamplingOptions, RequestBody):
+class SamplingFields(SamplingOptions, SharingFields):
     model: Name | None = None
     max_tokens: PositiveCount | None = None
     # Called so by the servers that have it.
@@ -48,8 +48,6 @@ class SamplingFields(SamplingOptions, RequestBody):
     guided_choice: Annotated[list[NonEmpty], Field(min_length=1, max_length=1000)] | None = None
     guided_grammar: NonEmpty | None = None
     return_token_ids: bool | None = None
-    conversation_id: Name | None = None
-    """A client's name for a conversation. Prefixes are found by their tokens, so it changes nothing yet."""
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:

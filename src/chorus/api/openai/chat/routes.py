@@ -18,6 +18,7 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
+from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
 from chorus.serving import measure
@@ -35,6 +36,7 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await read_request(request, ChatRequest, service)
         asked = generation_request(body, record_of(request.scope), service.settings)
+        asked = shared(asked, body, request.headers, service.settings)
         generation = await prepare(asked, service.model)
         wire = ChatFormat(
             id=f"chatcmpl-{uuid.uuid4().hex}",

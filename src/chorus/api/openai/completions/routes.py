@@ -17,6 +17,7 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
+from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prepare import prepare
 from chorus.serving.request import FieldNames, GenerationRequest
@@ -30,6 +31,7 @@ def router(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_request(request, CompletionRequest, service)
         asked = generation_request(body, record_of(request.scope), service.settings)
+        asked = shared(asked, body, request.headers, service.settings)
         generation = await prepare(asked, service.model)
         wire = CompletionFormat(
             id=f"cmpl-{uuid.uuid4().hex}",

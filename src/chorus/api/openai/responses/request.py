@@ -14,7 +14,6 @@ from chorus.api.fields import (
     NonEmpty,
     OtherPart,
     PositiveCount,
-    RequestBody,
     StrictModel,
     Undescribed,
     by_json_type,
@@ -23,6 +22,7 @@ from chorus.api.fields import (
 )
 from chorus.api.openai.chat.request import Effort, FunctionName
 from chorus.api.openai.sampling import schema_grammar
+from chorus.api.sharing import SharingFields
 from chorus.config.sampling import Penalty, Seed, Temperature, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
@@ -191,7 +191,7 @@ class ResponsesStreamOptions(StrictModel):
 Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(SharingFields):
     unserved: ClassVar[dict[str, Harmless]] = {
         "background": (False,),
         "conversation": (),

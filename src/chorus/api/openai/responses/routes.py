@@ -20,6 +20,7 @@ from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
+from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.messages.engine import Sampling
 from chorus.serving import measure
@@ -51,6 +52,7 @@ def router(service: Service) -> APIRouter:
         before = () if earlier is None else stored(request, earlier, "previous_response_id").messages
         messages = messages_of(body.input, limits, before)
         asked = generation_request(body, messages, record, service.settings)
+        asked = shared(asked, body, request.headers, service.settings)
         generation = await prepare(asked, service.model)
 
         def keep(answer: dict[str, Any], blocks: Sequence[Block]) -> None:
