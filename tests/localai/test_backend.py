@@ -247,6 +247,23 @@ def test_text_becomes_tokens_and_text_again(loaded: Backend) -> None:
     assert rendered.length > loaded.client.TokenizeString(Prompt="Hi").length
 
 
+def test_a_model_file_decides_whether_its_prompts_are_kept(loaded: Backend, tiny_model: Path) -> None:
+    prompt = "A fox, a dog and a very long story of how they came to live together"
+
+    def computed(**fields: Any) -> int:
+        reply = loaded.client.Predict(Prompt=prompt, Tokens=2, ModelIdentity=str(tiny_model), **fields)
+        processed: int = loaded.client.GetMetrics().prompt_tokens_processed
+        assert processed <= reply.prompt_tokens
+        return processed
+
+    first, again = computed(PromptCacheAll=False), computed(PromptCacheAll=False, PromptCachePath="/cache/file")
+    assert first == again == loaded.client.TokenizeString(Prompt=prompt).length
+    assert computed(PromptCacheAll=True, PromptCacheRO=True) == first
+    assert computed(PromptCacheAll=True) == first
+    assert computed(PromptCacheAll=True, PromptCachePath="/cache/file") < first
+    assert loaded.log.count("prompt_cache_path is ignored") == 1
+
+
 def test_status_and_metrics_tell_memory_and_speed(loaded: Backend) -> None:
     reply = loaded.client.Predict(Prompt="The quick brown fox", Tokens=9, IgnoreEOS=True)
     metrics = loaded.client.GetMetrics()

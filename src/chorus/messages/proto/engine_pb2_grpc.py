@@ -81,7 +81,7 @@ class EngineServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Forget every stored prefix that no running request stands on.
+        """Forget all that is stored; running requests have copies and go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
