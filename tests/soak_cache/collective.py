@@ -8,13 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from chorus import platform
 from chorus.platform.process import lifeline
-from chorus.rank.upstream import lean
+from tests.soak_cache import prepared
 
 lifeline.hold()
-platform.prepare(1)
-lean.install()
+prepared.prepare()
 
 from chorus.rank.worker import Worker  # noqa: E402
 from tests.soak_cache.cases import Case, Sitting  # noqa: E402

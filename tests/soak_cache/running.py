@@ -13,10 +13,10 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sections import CacheConfig
 from chorus.platform import mpi
 from chorus.platform.process.lifeline import Lifeline
-from tests.soak_cache.cases import Case, Settings, Sitting, settings_of
+from tests.soak_cache.cases import Case, Sitting, settings_of
 from tests.soak_cache.conversations import World, conversation
 from tests.soak_cache.holding import Findings, Table, leading
-from tests.support.architectures import single_cache
+from tests.support.architectures import Config, build_config, single_cache
 from tests.support.architectures.facts import feed
 from tests.support.ranks import Ranks
 from tests.support.sockets import short
@@ -43,6 +43,10 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self._ranks.__exit__()
+
+    def start_anew(self) -> None:
+        self._ranks.__exit__()
+        self._ranks, self._followers = Ranks(self._folder), 0
 
     def hold(self, sitting: Sitting) -> Findings:
         if sitting.case.tensor:
@@ -88,7 +92,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
     model = folder / f"{sitting.case.architecture}-{settings.window}"
     if not model.is_dir():
         write_random_model(model, config)
-    teacher = Teacher(config)
+    rows = settings.rows_of_memory
     spec = EngineSpec(
         address=f"unix:{short(folder)}/engine.sock",
         model_path=model,
@@ -100,7 +104,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
         lanes=settings.lanes,
         start_timeout_seconds=60,
         step_timeout_seconds=60,
-        cache=CacheConfig(memory=memory_for(settings, sitting.case, teacher)),
+        cache=CacheConfig(memory=rows and memory_for(rows, CONTEXT, sitting.case, config)),
         **({"parallel": "tensor", "transport": "mpi"} if sitting.case.tensor else {}),
     )
     table = Table(settings.at_once)
@@ -110,8 +114,8 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
         speakers = [conversation(world, sitting.random(number)) for number in range(sitting.conversations)]
         table.hold(leader, speakers)
     found = table.findings
-    found.faults += wrong_answers(teacher, table)
-    if settings.rows_of_memory is None and found.could_be_cached >= MANY and not found.cached_tokens:
+    found.faults += wrong_answers(Teacher(config), table)
+    if rows is None and found.could_be_cached >= MANY and not found.cached_tokens:
         found.faults.append(f"nothing was cached of {found.could_be_cached} tokens that had been sent before")
     return found
 
@@ -129,12 +133,10 @@ def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
     return tuple(f"unix:{short(folder)}/rank{rank}.sock" for rank in range(ranks))
 
 
-def memory_for(settings: Settings, case: Case, teacher: Teacher) -> int | None:
-    """Bytes for the rank that holds most of the model."""
-    if settings.rows_of_memory is None:
-        return None
-    cache = single_cache(teacher.model)
-    feed(teacher.model, cache, [1] * CONTEXT)
-    layers = len(cache)
-    share = 1 / case.ranks if case.tensor else -(-layers // case.ranks) / layers
-    return int(settings.rows_of_memory * share * sum(entry.nbytes for entry in cache))
+def memory_for(rows: int, tokens: int, case: Case, config: Config) -> int:
+    """What the rank that holds most of the model needs for so many sequences of so many tokens."""
+    model = build_config(config)
+    cache = single_cache(model)
+    feed(model, cache, [1] * tokens)
+    share = 1 / case.ranks if case.tensor else -(-len(cache) // case.ranks) / len(cache)
+    return int(rows * share * sum(entry.nbytes for entry in cache))
