@@ -110,7 +110,7 @@ def of_each(cases: Sequence[Case], seed: int, conversations: int) -> list[Sittin
     ]
 
 
-def in_all(cases: Sequence[Case], seed: int, conversations: int, fewest: int = 5) -> list[Sitting]:
+def in_all(cases: Sequence[Case], seed: int, conversations: int, fewest: int = 4) -> list[Sitting]:
     """So many conversations drawn from all cases: one sitting of each, or of as many different ones as can be."""
     drawn = list(cases)
     Random(seed).shuffle(drawn)

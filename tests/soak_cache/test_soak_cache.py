@@ -17,7 +17,7 @@ SECONDS = 300.0
 
 
 def test_answers_with_the_cache_are_those_of_the_plain_model() -> None:
-    command = [sys.executable, "-m", "tests.soak_cache", "--in-all", "30", "--seed", "1"]
+    command = [sys.executable, "-m", "tests.soak_cache", "--in-all", "30", "--seed", "1", "--jobs", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
