@@ -24,10 +24,10 @@ class Shape:
 
     agents: int = 2
     turns: int = 14
-    system: int = 500
-    tools: int = 5
-    task: int = 100
-    result: tuple[int, int] = (20, 100)
+    system: int = 200
+    tools: int = 3
+    task: int = 60
+    result: tuple[int, int] = (20, 80)
     """The shortest and the longest that a tool returns."""
     answer: int = 16
 

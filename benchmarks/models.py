@@ -216,7 +216,7 @@ def _write_agent_tiny(folder: Path) -> None:
 _FALCON_H1_135M: dict[str, Any] = {
     "model_type": "falcon_h1",
     "hidden_size": 576,
-    "num_hidden_layers": 24,
+    "num_hidden_layers": 21,
     "intermediate_size": 1536,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,

@@ -30,7 +30,7 @@ PROMPT_FED = "prompt tokens fed / those after the longest prefix already fed"
 PIPELINE_ROUNDS = 3
 """Upstream's pipeline takes minutes for each."""
 TINY = Shape(system=60, tools=2, task=20, result=(4, 12), answer=4)
-LARGE = Shape(system=4000, tools=20, task=400, result=(100, 1500), answer=64)
+LARGE = Shape(system=2000, tools=20, task=400, result=(100, 1500), answer=64)
 
 
 def measure(run: Run) -> list[Goal]:
