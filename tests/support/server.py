@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,14 @@ class ChorusServer:
     """`with ChorusServer(model, ["--ranks", "2"], folder) as server: server.client()…`"""
 
     def __init__(
-        self, model: str | Path, arguments: list[str], folder: Path, environment: dict[str, str] | None = None
+        self,
+        model: str | Path,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        enter: Sequence[str] = (),
     ) -> None:
+        """`enter` stands before the command: what runs it somewhere else."""
         self.log_file = folder / f"serve-{time.monotonic_ns()}.log"
         command = [sys.executable, "-c", "from chorus.cli import main; main()", "serve", str(model), "--port", "0"]
         inherited = {
@@ -35,7 +42,7 @@ class ChorusServer:
         }
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *arguments],
+                [*enter, *command, *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

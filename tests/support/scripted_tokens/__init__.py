@@ -1,0 +1,99 @@
+"""An engine that says what a test wrote down, and computes everything as if it had thought of it.
+
+The processes of a server with this environment take sampled tokens from the script (`site/sitecustomize.py`), and note
+the requests that reach the engine and the tokens that each rank is fed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+SITE = Path(__file__).parent / "site"
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation: the prompts that have all of `shows` in them, and the answers to the first, the second, …"""
+
+    shows: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request that reached the engine."""
+
+    prompt: tuple[int, ...]
+    text: str
+    fed: tuple[int, ...]
+    """How many tokens of the prompt each rank was fed."""
+
+    @property
+    def cached(self) -> float:
+        """The part of the prompt that no rank was fed."""
+        return 1 - max(self.fed) / len(self.prompt)
+
+
+class ScriptedTokens:
+    def __init__(self, folder: Path, model: Path, talks: list[Talk], *, turn: str, end: str) -> None:
+        """`turn` opens an answer in the prompts of the model, the token `end` closes it."""
+        self._folder = folder
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        script = {
+            "tokenizer": str(model / "tokenizer.json"),
+            "talks": [{"shows": talk.shows, "answers": talk.answers} for talk in talks],
+            "turn": turn,
+            "end": end,
+            "aside": "A short title",
+        }
+        folder.mkdir()
+        (folder / "script.json").write_text(json.dumps(script))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(path), "SCRIPTED_TOKENS": str(self._folder)}
+
+    def requests(self, talk: Talk) -> list[Seen]:
+        """Those of a conversation, in the order in which they came."""
+        ranks = [self._fed(file) for file in sorted(self._folder.glob("fed-*.jsonl"))]
+        found = []
+        for entry in self._lines(self._folder / "requests.jsonl"):
+            prompt, number = tuple(entry["prompt"]), entry["sequence"]
+            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            if all(part in text for part in talk.shows):
+                fed = [rank.get(number, []) for rank in ranks]
+                # What a batch was fed for it with its last prompt token looks like a sampled one, and is not noted.
+                assert all(tuple(own) in (prompt[len(prompt) - len(own) :], prompt[-len(own) - 1 : -1]) for own in fed)
+                found.append(Seen(prompt, text, tuple(map(len, fed))))
+        return found
+
+    def parting(self, earlier: Seen, later: Seen) -> str:
+        """Where a prompt goes on otherwise than the one before it, as text."""
+        pairs = zip(earlier.prompt, later.prompt, strict=False)
+        same = next((place for place, (one, two) in enumerate(pairs) if one != two), len(earlier.prompt))
+        shown = [
+            self._tokenizer.decode(seen.prompt[place:stop], skip_special_tokens=False)
+            for seen, place, stop in (
+                (later, max(same - 40, 0), same),
+                (earlier, same, same + 40),
+                (later, same, same + 40),
+            )
+        ]
+        return f"after {same} tokens, behind {shown[0]!r}:\n  before {shown[1]!r}\n  now    {shown[2]!r}"
+
+    def _fed(self, file: Path) -> dict[int, list[int]]:
+        fed: dict[int, list[int]] = {}
+        for step in self._lines(file):
+            for sequence, tokens in step:
+                fed.setdefault(sequence, []).extend(tokens)
+        return fed
+
+    def _lines(self, file: Path) -> list[Any]:
+        return [json.loads(line) for line in file.read_text().splitlines()]
