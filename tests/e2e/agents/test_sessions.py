@@ -52,6 +52,5 @@ def test_what_a_client_sends_once_more_is_read_once(
     requests = served.script.requests(errand.talk)
     assert len(requests) == len(errand.answers)
     for earlier, later in pairwise(requests):
-        assert later.cached >= CACHED, (
-            f"{later.fed} of {len(later.prompt)} tokens {served.script.parting(earlier, later)}"
-        )
+        parting = served.script.parting(earlier, later)
+        assert later.cached >= CACHED, f"{later.fed} of {len(later.prompt)} tokens were fed; they part {parting}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 SITE = Path(__file__).parent / "site"
+PARTING_TOKENS = 40
+"""How much is shown on both sides of where two prompts part."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class ScriptedTokens:
         found = []
         for entry in self._lines(self._folder / "requests.jsonl"):
             prompt, number = tuple(entry["prompt"]), entry["sequence"]
-            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            text = self._text(prompt)
             if all(part in text for part in talk.shows):
                 fed = [rank.get(number, []) for rank in ranks]
                 # What a batch was fed for it with its last prompt token looks like a sampled one, and is not noted.
@@ -78,15 +81,12 @@ class ScriptedTokens:
         """Where a prompt goes on otherwise than the one before it, as text."""
         pairs = zip(earlier.prompt, later.prompt, strict=False)
         same = next((place for place, (one, two) in enumerate(pairs) if one != two), len(earlier.prompt))
-        shown = [
-            self._tokenizer.decode(seen.prompt[place:stop], skip_special_tokens=False)
-            for seen, place, stop in (
-                (later, max(same - 40, 0), same),
-                (earlier, same, same + 40),
-                (later, same, same + 40),
-            )
-        ]
-        return f"after {same} tokens, behind {shown[0]!r}:\n  before {shown[1]!r}\n  now    {shown[2]!r}"
+        common = self._text(later.prompt[max(same - PARTING_TOKENS, 0) : same])
+        before, now = (self._text(seen.prompt[same : same + PARTING_TOKENS]) for seen in (earlier, later))
+        return f"after {same} tokens, behind {common!r}:\n  before {before!r}\n  now    {now!r}"
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _fed(self, file: Path) -> dict[int, list[int]]:
         fed: dict[int, list[int]] = {}
