@@ -44,6 +44,7 @@ def claude_code(folder: Path) -> Errand:
         call("Read", f'{{"limit": 5.0, "file_path": "{note}"}}'),
         thinking("Then the copy.", call("Bash", copy)),
         "The note and its copy say plum.",
+        call("ToolSearch", '{"query": "select:NotebookEdit", "max_results": 3}'),
         thinking(
             "A new fruit.",
             call("Edit", f'{{"file_path": "{note}", "old_string": "plum", "new_string": "pear"}}'),

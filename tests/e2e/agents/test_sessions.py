@@ -47,7 +47,7 @@ def test_what_a_client_sends_once_more_is_read_once(
     agent = errand.client(clients, served.url, errand.folder, network.enter)
     assert errand.answers[3] in agent.ask(errand.prompt)
     assert (agent.work / "copy.txt").read_text() == "plum\n"
-    assert errand.answers[5] in agent.ask(AGAIN)
+    assert errand.answers[-1] in agent.ask(AGAIN)
     assert (agent.work / "note.txt").read_text() == "pear\n"
     requests = served.script.requests(errand.talk)
     assert len(requests) == len(errand.answers)
