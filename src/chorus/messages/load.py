@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from chorus.messages.proto import rank_pb2
 
@@ -104,6 +105,8 @@ class Loaded:
     batches: bool = False
     unpacked: bool = False
     """Quantized weights were."""
+    files: tuple[str, ...] = ()
+    """Names of what an earlier load of the same part has left on disk there."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class LoadProgress:
     def from_wire(cls, message: rank_pb2.LoadProgress) -> LoadProgress:
         loaded = None
         if message.HasField("loaded"):
-            loaded = Loaded(*(getattr(message.loaded, field.name) for field in fields(Loaded)))
+            loaded = Loaded(**_values(message.loaded, Loaded))
         return cls(message.done_bytes, message.total_bytes, loaded)
 
 
@@ -145,10 +148,25 @@ class Status:
     """What the windows and recurrent states of a sequence take there at most."""
     stored_bytes: int = 0
     """What stored segments take there."""
+    saved: tuple[str, ...] = ()
+    """Names of files that were written since the last step."""
+    restored: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Files that could not be written or read, and are gone."""
+    disk_bytes: int = 0
 
     def to_wire(self) -> rank_pb2.Done:
         return rank_pb2.Done(**{figure.name: getattr(self, figure.name) for figure in fields(self)})
 
     @classmethod
     def from_wire(cls, message: rank_pb2.Done) -> Status:
-        return cls(**{figure.name: getattr(message, figure.name) for figure in fields(cls)})
+        return cls(**_values(message, cls))
+
+
+def _values(message: Any, kind: type[Any]) -> dict[str, Any]:
+    """What a message says of a dataclass whose fields are called as on the wire."""
+
+    def plain(value: Any) -> Any:
+        return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+    return {field.name: plain(getattr(message, field.name)) for field in fields(kind)}

@@ -68,6 +68,22 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Write a segment to a file of this name; the segment stays until it is evicted. The rank says when it is done."""
+
+    segment: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Read a file of this name as a segment; the rank says whether it could."""
+
+    segment: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keeping:
     """What a model's caches allow to be kept, the same on every rank."""
 
@@ -83,7 +99,7 @@ class Keeping:
     """Why nothing can be kept; empty where it can."""
 
 
-Operation = Drop | Fork | Store | Split | Evict
+Operation = Drop | Fork | Store | Split | Evict | Save | Restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +190,10 @@ def _operation_to_wire(operation: Operation) -> pb.Operation:
             return pb.Operation(split=pb.Split(segment=segment, at=at, rest=rest))
         case Evict(segment):
             return pb.Operation(evict=segment)
+        case Save(segment, key):
+            return pb.Operation(save=pb.File(segment=segment, key=key))
+        case Restore(segment, key):
+            return pb.Operation(restore=pb.File(segment=segment, key=key))
 
 
 def _operation_from_wire(message: pb.Operation) -> Operation:
@@ -190,5 +210,9 @@ def _operation_from_wire(message: pb.Operation) -> Operation:
             return Split(message.split.segment, message.split.at, message.split.rest)
         case "evict":
             return Evict(message.evict)
+        case "save":
+            return Save(message.save.segment, message.save.key)
+        case "restore":
+            return Restore(message.restore.segment, message.restore.key)
         case unknown:
             raise ValueError(f"a step with an operation that this version does not know ({unknown})")

@@ -83,20 +83,22 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked")
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked", "files")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     UNPACKED_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     last_layer: int
     weight_bytes: int
     dtype: str
     batches: bool
     unpacked: bool
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ...) -> None: ...
+    files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")
@@ -115,18 +117,30 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("drop", "fork", "store", "split", "evict")
+    __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore")
     DROP_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     EVICT_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     drop: int
     fork: Fork
     store: Store
     split: Split
     evict: int
-    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ...) -> None: ...
+    save: File
+    restore: File
+    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ..., save: _Optional[_Union[File, _Mapping]] = ..., restore: _Optional[_Union[File, _Mapping]] = ...) -> None: ...
+
+class File(_message.Message):
+    __slots__ = ("segment", "key")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    key: str
+    def __init__(self, segment: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("sequence", "parts")
@@ -193,7 +207,7 @@ class UnloadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +217,10 @@ class Done(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
@@ -212,4 +230,8 @@ class Done(_message.Message):
     sent_bytes: int
     state_bytes: int
     stored_bytes: int
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    saved: _containers.RepeatedScalarFieldContainer[str]
+    restored: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    disk_bytes: int
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
