@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from chorus.engine.room import Use, rectangle
 from chorus.engine.scheduler import Scheduler
 from chorus.messages.engine import Finish, Progress, Request
-from chorus.messages.rank import Drop, Evict, Fork, Keeping, Operation, Split, Step, Store
+from chorus.messages.rank import Drop, Evict, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
 
 VOCABULARY = 50
 STOP = 0
@@ -53,6 +53,8 @@ class FakeRanks:
     drawn: dict[int, int] = field(default_factory=dict)
     logits: set[int] = field(default_factory=set)
     newest: tuple[int, ...] = ()
+    files: dict[str, Segment] = field(default_factory=dict)
+    said: dict[str, list[str]] = field(default_factory=lambda: {"saved": [], "restored": [], "failed": []})
     fed: int = 0
 
     def run(self, step: Step, seeds: dict[int, int]) -> dict[int, int]:
@@ -107,8 +109,17 @@ class FakeRanks:
                 self.segments[rest] = Segment(whole.start + at, whole.tokens[at:], whole.state)
                 self.segments[number] = Segment(whole.start, whole.tokens[:at])
             case Evict(number):
-                del self.segments[number]
+                self.segments.pop(number, None)
                 self.logits.discard(number)
+            case Save(number, key):
+                assert key not in self.files
+                self.files[key] = self.segments[number]
+                self.said["saved"].append(key)
+            case Restore(number, key):
+                assert number not in self.segments
+                if file := self.files.get(key):
+                    self.segments[number] = file
+                self.said["restored" if file else "failed"].append(key)
             case Fork(sequence, parts):
                 assert sequence not in self.sequences
                 tokens: list[int] = []
@@ -123,6 +134,10 @@ class FakeRanks:
                     assert state[: len(tokens)] == tokens
                     assert len(state) == len(tokens) or len(state) <= self.keeping.reach
                 self.sequences[sequence] = tokens
+
+    def say(self) -> dict[str, list[str]]:
+        said, self.said = self.said, {"saved": [], "restored": [], "failed": []}
+        return said
 
     def held(self) -> Use:
         rows = {row for lane in self.lanes.values() for row in lane}
@@ -164,13 +179,15 @@ class Run:
             seeds = {n: s.request.sampling.seed for n in step.sequences if (s := self.scheduler.sequence(n))}
             self._sent.append((step, self.ranks.run(step, seeds)))
             assert self.scheduler.limits.room.holds(self.ranks.held()), "more is held than there is room for"
+        self.scheduler.files_done(0, **self.ranks.say())
         if self._sent:
             step, tokens = self._sent.pop(0)
             self._hear(self.scheduler.finish(step, tokens))
 
     def until_idle(self, turns: int = 20_000) -> None:
         for _ in range(turns):
-            if self.scheduler.idle and not self._sent:
+            disk = self.scheduler.prefixes.disk
+            if self.scheduler.idle and not self._sent and not (disk and disk.asked):
                 return
             self.turn()
         raise AssertionError("it never comes to rest")

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from chorus.engine.prefix.disk import DiskIndex
 from chorus.engine.prefix.index import Limits, PrefixIndex
+from chorus.engine.prefix.saved import Saved, key_of
 from chorus.engine.room import UNLIMITED, RankRoom, Room
 from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Request, Sampling
@@ -208,6 +210,64 @@ def test_the_youngest_stream_makes_room_and_goes_on_later() -> None:
     assert run.scheduler.cache_facts().preempted >= 1
 
 
+@KINDS
+def test_what_memory_has_forgotten_is_read_from_disk(keeping: Keeping) -> None:
+    room = Room((RankRoom(budget=1200, per_token=1, layers=99),))
+    run = run_of(keeping, room)
+    disk = run.scheduler.prefixes.disk = DiskIndex(keeping, ranks=1)
+    requests = [request(str(n), tokens(n, 300)) for n in range(5)]
+    for one in requests:
+        run.submit(one)
+        run.until_idle()
+    again = request("again", (*requests[0].prompt, *run.answers["0"], *tokens(9, 5)))
+    run.submit(again)
+    run.until_idle()
+    assert run.right(again)
+    assert cached(run, "again") >= 300
+    assert disk.restored_tokens >= 300
+    lines = list(disk.lines())
+    later = run_of(keeping, room)
+    later.ranks.files = run.ranks.files
+    later.scheduler.prefixes.disk = DiskIndex(keeping, ranks=1)
+    later.scheduler.prefixes.disk.read(["{}", *lines, "no line of ours"], set(run.ranks.files))
+    assert later.scheduler.prefixes.disk.files == disk.files
+    later.submit(again)
+    later.until_idle()
+    assert later.right(again)
+    assert cached(later, "again") >= 300
+
+
+def test_a_list_that_was_tampered_with_brings_nothing() -> None:
+    file = Saved("", 0, (1, 2, 3), None, key_of("", (1, 2, 3), 0, state=False))
+    disk = DiskIndex(PLAIN, ranks=1)
+    disk.add(file)
+    (line,) = disk.lines()
+    other = DiskIndex(PLAIN, ranks=1)
+    other.read([line.replace('"start": 0', '"start": 1'), line.replace('"scope": ""', '"scope": "x"')], {file.key})
+    assert other.files == 0
+    other.read([line], set())
+    assert other.files == 0
+    other.read([line], {file.key})
+    assert other.files == 1
+
+
+def test_what_cannot_be_read_is_computed() -> None:
+    room = Room((RankRoom(budget=1200, per_token=1, layers=99),))
+    run = run_of(PLAIN, room)
+    disk = run.scheduler.prefixes.disk = DiskIndex(PLAIN, ranks=1)
+    requests = [request(str(n), tokens(n, 300)) for n in range(5)]
+    for one in requests:
+        run.submit(one)
+        run.until_idle()
+    run.ranks.files.clear()
+    again = request("again", (*requests[0].prompt, *tokens(9, 5)))
+    run.submit(again)
+    run.until_idle()
+    assert run.right(again)
+    assert cached(run, "again") == 0
+    assert disk.restored_tokens == 0
+
+
 def test_one_long_sequence_does_not_widen_everybodys_row() -> None:
     room = Room((RankRoom(budget=20_000, per_token=1, layers=99),))
     run = run_of(PLAIN, room, prefill_chunk=4096)
@@ -233,6 +293,8 @@ def test_random_conversations_get_the_answers_of_a_model_that_keeps_nothing(keep
     tight = Room((RankRoom(budget, 1, 5, 7), RankRoom(2 * budget, 2, 1, 3)))
     options = {"depth": rng.choice([1, 2, 4]), "lanes": rng.choice([1, 2]), "max_batch": rng.choice([1, 3, 8])}
     run = run_of(keeping, tight if seed % 2 else UNLIMITED, lookahead=rng.random() < 0.7, **options)
+    if seed % 3:
+        run.scheduler.prefixes.disk = DiskIndex(keeping, ranks=1)
     histories: list[tuple[int, ...]] = [tokens(seed, 70)]
     requests: list[Request] = []
     for number in range(40):
@@ -252,6 +314,8 @@ def test_random_conversations_get_the_answers_of_a_model_that_keeps_nothing(keep
             run.cancel(rng.choice(requests).id)
         ended = [r for r in requests if r.id in run.ended]
         histories += [(*r.prompt, *run.answers[r.id]) for r in ended[-2:]]
+        if rng.random() < 0.1 and run.ranks.files:
+            del run.ranks.files[rng.choice(list(run.ranks.files))]
     run.until_idle()
     assert all(map(run.right, requests))
     assert not run.ranks.sequences

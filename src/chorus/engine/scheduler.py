@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from chorus.engine.prefix.index import Hit, PrefixIndex
+from chorus.engine.prefix.saved import Saved
 from chorus.engine.prefix.tree import common
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, Timing, TokenLogprobs
@@ -99,6 +100,8 @@ class Sequence:
     first_token: float | None = None
     hit: tuple[tuple[int, int], Hit] | None = None
     """What was stored for it when it was last looked for, and when that was."""
+    files: list[Saved] | None = None
+    """What is read for it from disk; None: nobody has looked."""
     in_common: dict[int, int] = field(default_factory=dict)
     """By the number of another sequence: how many tokens both begin with."""
 
@@ -292,6 +295,7 @@ class Scheduler:
             cached_tokens=index.counts.cached_tokens,
             evicted_tokens=index.counts.evicted_tokens,
             preempted=self.preempted,
+            restored_tokens=index.disk.restored_tokens if index.disk else 0,
             conversations=sum(until > now for until in list(self._conversations.values())),
         )
 
@@ -315,7 +319,10 @@ class Scheduler:
             self._make_room()
             if still := [sequence for sequence in sequences if sequence in lane.sequences]:
                 return self._decode(lane, still)
-        if self._operations:
+        if not self._by_request:
+            self._operations += self.prefixes.idle_saves()
+        # Ranks tell what became of files with the steps that they finish.
+        if self._operations or (self.prefixes.disk and self.prefixes.disk.asked):
             return self._step(())
         return None
 
@@ -330,6 +337,16 @@ class Scheduler:
             if sequence := self._by_number.get(number):
                 news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
+
+    def files_done(self, rank: int, saved: Iterable[str], restored: Iterable[str], failed: Iterable[str]) -> None:
+        """What a rank says became of files that it was to write or to read."""
+        if self.prefixes.disk is None:
+            return
+        now = self._clock()
+        for key, ok in [*((key, True) for key in (*saved, *restored)), *((key, False) for key in failed)]:
+            asked = self.prefixes.disk.answer(rank, key, ok, now)
+            if asked and asked.segment:
+                self._operations += self.prefixes.placed(asked)
 
     def finish_embedding(self, number: int, embedding: tuple[float, ...]) -> list[Progress]:
         sequence = self._by_number.get(number)
@@ -373,7 +390,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limits.max_batch:
-            sequence = next((s for s in self._in_line() if not self._waits_for_another(s)), None)
+            sequence = next((s for s in self._in_line() if not self._waits(s)), None)
             if sequence is None or not self._take_room(sequence):
                 return
             self._waiting.remove(sequence)
@@ -425,6 +442,23 @@ class Scheduler:
             tokens = (*sequence.request.prompt, *sequence.output)
             sequence.hit = now, self.prefixes.find(sequence.request.scope, tokens)
         return sequence.hit[1]
+
+    def _waits(self, sequence: Sequence) -> bool:
+        return self._waits_for_another(sequence) or self._waits_for_disk(sequence)
+
+    def _waits_for_disk(self, sequence: Sequence) -> bool:
+        """Whether files are being read that bring its prompt further than memory does."""
+        disk = self.prefixes.disk
+        if disk is None or not sequence.kept:
+            return False
+        if sequence.files is None:
+            sequence.files = disk.find(sequence.request.scope, sequence.filling, self._hit(sequence).length)
+            wanted = Use(sum(len(file.tokens) for file in sequence.files), len(sequence.files))
+            self._operations += self.prefixes.make_room(self._live() + wanted)
+            if not self.limits.room.holds(self._live() + self.prefixes.use + wanted):
+                sequence.files = []
+            self._operations += self.prefixes.restore(sequence.files)
+        return any(map(disk.reading_now, sequence.files))
 
     def _waits_for_another(self, sequence: Sequence) -> bool:
         """Whether a prompt is being read that begins as this one's, for longer than what is stored: it is read once."""
@@ -631,6 +665,9 @@ class Scheduler:
         sequence.expected -= 1
         if sequence.first_token is None:
             sequence.first_token = self._clock()
+            if self.prefixes.disk and sequence.first_forward is not None:
+                read = len(sequence.filling) - (sequence.cached or 0)
+                self.prefixes.disk.computing.note(sequence.first_token - sequence.first_forward, read)
         if token in sequence.request.stop_tokens:
             return self._end(sequence, Finish.STOP, end=(token,))
         sequence.output.append(token)

@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chorus.engine.prefix import tree
+from chorus.engine.prefix.disk import Asked, DiskIndex
+from chorus.engine.prefix.saved import Saved
 from chorus.engine.prefix.tree import Match, Node
 from chorus.engine.room import NOTHING, UNLIMITED, Room, Use
-from chorus.messages.rank import Evict, Fork, Keeping, Operation, Part, Split, Store
+from chorus.messages.rank import Evict, Fork, Keeping, Operation, Part, Restore, Save, Split, Store
 
 WORTH_A_CUT = 16
 """A state that saves fewer tokens than this is not worth the forward that it costs to stop there."""
+IDLE_SECONDS = 2.0
+"""What nobody has stored or read for so long is written to disk, where there is one for it."""
 MAX_TOKENS = 8 << 20
 MAX_ENTRIES = 1 << 16
 """However cheap they are for the ranks: the tree itself takes memory too."""
@@ -65,6 +69,7 @@ class PrefixIndex:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     version: int = 0
     """Changes whenever something is stored or forgotten."""
+    disk: DiskIndex | None = None
 
     def find(self, scope: str, tokens: Sequence[int]) -> Hit:
         """The longest beginning to go on from. At least one token is left, since only a forward makes the next, unless
@@ -121,7 +126,7 @@ class PrefixIndex:
         """
         if not tokens:
             return []
-        top = self._roots.setdefault(scope, tree.root())
+        top = self._roots.setdefault(scope, tree.root(scope))
         found = tree.match(top, tokens)
         operations: list[Operation] = []
         end = found.nodes[-1] if found.nodes else top
@@ -151,6 +156,67 @@ class PrefixIndex:
         known = tree.match(top, tokens).length if top else 0
         return Use(len(tokens) - known, not self.keeping.anywhere)
 
+    # What goes to disk and comes from there.
+
+    def idle_saves(self) -> list[Operation]:
+        """Files of what nobody has asked for in a while, so that it outlives this process."""
+        if self.disk is None:
+            return []
+        since = self.clock() - IDLE_SECONDS
+        nodes = (node for top in self._roots.values() for node in top.below() if node.parent and node.used < since)
+        return [operation for node in nodes for operation in self._save(node)]
+
+    def _save(self, node: Node) -> list[Operation]:
+        """Files of a node and of all before it, as far as there are none."""
+        if self.disk is None:
+            return []
+        now, operations = self.clock(), list[Operation]()
+        for each in node.path():
+            before = each.parent.file if each.parent else None
+            if each.file is None and (before or not each.start):
+                each.file, new = self.disk.file(each.scope, each.whole(), each.start, before, now)
+                operations += [Save(each.segment, each.file.key)] if each.file and new else []
+            if each.state is not None and each.state_file is None and each.file:
+                each.state_file, new = self.disk.file(each.scope, each.whole(), each.stop, each.file, now)
+                operations += [Save(each.state, each.state_file.key)] if each.state_file and new else []
+        return operations
+
+    def restore(self, files: Iterable[Saved]) -> list[Operation]:
+        """Have them read; `placed` comes when every rank has."""
+        operations: list[Operation] = []
+        for file in files:
+            number = self._number()
+            if self.disk and self.disk.ask(file, self.clock(), number):
+                self._count(len(file.tokens), not file.tokens, 1)
+                operations.append(Restore(number, file.key))
+        return operations
+
+    def placed(self, asked: Asked) -> list[Operation]:
+        """What all ranks have read takes its place in the tree, if that is still free and nothing before it is gone."""
+        file, segment = asked.file, asked.segment
+        path = file.path()
+        top = self._roots.setdefault(file.scope, tree.root(file.scope))
+        found = tree.match(top, path)
+        end = found.nodes[-1] if found.nodes else top
+        if not asked.failed and not file.tokens:
+            if found.length == len(path) == end.stop and end.state is None:
+                end.state, end.state_file, end.used = segment, file, self.clock()
+                return []
+        elif not asked.failed and file.start <= found.length < file.stop:
+            operations: list[Operation] = []
+            if found.length < end.stop:
+                operations.append(self._split(end, found.length - end.start))
+            if double := found.length - file.start:
+                rest = self._number()
+                operations += [Split(segment, double, rest), Evict(segment)]
+                self._count(-double, 0, 0)
+                segment = rest
+            node = tree.add(end, path[found.length :])
+            node.segment, node.file, node.used = segment, file, self.clock()
+            return operations
+        self._count(-len(file.tokens), -(not file.tokens), -1)
+        return [Evict(segment)]
+
     def forget(self, sequences: Iterable[int]) -> list[Operation]:
         """What was taken from sequences whose step failed may be half written: it goes, and all that stands on it."""
         failed = set(sequences)
@@ -170,12 +236,13 @@ class PrefixIndex:
     def make_room(self, beside: Use) -> list[Operation]:
         """Forget the least worthy until the rest fits beside what streams take; all of it may go."""
         gone: list[Operation] = []
-        while self.entries and not self._fits(beside):
+        # One look at all nodes serves for many: whoever becomes a leaf by it has its turn in the next.
+        while not self._fits(beside) and (removable := list(self._removable())):
             now = self.clock()
-            # One look at all nodes serves for many: whoever becomes a leaf by it has its turn in the next.
-            for node in sorted(self._removable(), key=lambda node: self._worth(node, now)):
+            for node in sorted(removable, key=lambda node: self._worth(node, now)):
                 if self._fits(beside):
                     break
+                gone += self._save(node)
                 gone += self._drop_state(node) if node.children else self._remove(node)
         return gone
 

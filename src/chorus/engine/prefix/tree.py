@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-Tokens = tuple[int, ...]
+from chorus.engine.prefix.saved import Saved, Tokens
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +20,10 @@ class Node:
     """Under which number they hold their windows and recurrent states at its end."""
     logits: bool = False
     """Whether the leader has the logits behind its end: who begins there has nothing to feed."""
+    file: Saved | None = None
+    """Where its tokens were written to disk."""
+    state_file: Saved | None = None
+    scope: str = ""
     children: dict[int, Node] = field(default_factory=dict)
     used: float = 0.0
     """When it was last stored or read."""
@@ -42,6 +46,10 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def whole(self) -> Tokens:
+        """All tokens up to its end."""
+        return tuple(token for node in self.path() for token in node.tokens)
+
     def below(self) -> Iterator[Node]:
         """This node and all behind it."""
         waiting = [self]
@@ -59,8 +67,8 @@ class Match:
     length: int
 
 
-def root() -> Node:
-    return Node((), 0, None)
+def root(scope: str = "") -> Node:
+    return Node((), 0, None, scope=scope)
 
 
 def match(top: Node, tokens: Sequence[int]) -> Match:
@@ -93,7 +101,7 @@ def common(run: Tokens, tokens: Sequence[int], at: int) -> int:
 
 
 def add(parent: Node, tokens: Tokens) -> Node:
-    child = Node(tokens, parent.stop, parent)
+    child = Node(tokens, parent.stop, parent, scope=parent.scope)
     parent.children[tokens[0]] = child
     return child
 
@@ -106,6 +114,9 @@ def split(node: Node, at: int) -> Node:
         node,
         state=node.state,
         logits=node.logits,
+        file=node.file,
+        state_file=node.state_file,
+        scope=node.scope,
         children=node.children,
         used=node.used,
         uses=node.uses,
@@ -115,7 +126,7 @@ def split(node: Node, at: int) -> Node:
     for child in rest.children.values():
         child.parent = rest
     node.tokens, node.children = node.tokens[:at], {rest.tokens[0]: rest}
-    node.state, node.logits = None, False
+    node.state, node.state_file, node.logits = None, None, False
     return rest
 
 
