@@ -47,3 +47,8 @@ class EngineSpec(EngineOptions):
     """Where to leave the reason when the engine cannot start."""
     log_level: str = "info"
     log_json: bool = False
+
+    @property
+    def disk_bytes(self) -> int:
+        """What each rank may write of what it computed."""
+        return self.cache.disk if self.cache.enabled else 0

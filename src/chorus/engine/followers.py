@@ -61,9 +61,12 @@ class Follower:
     cache_bytes_per_token: int = 0
     state_bytes: int = 0
     stored_bytes: int = 0
+    disk_bytes: int = 0
     free_bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     failure: str | None = None
+    disk_news: queue.SimpleQueue[Status] = field(default_factory=queue.SimpleQueue)
+    """Of the steps after which it had something to tell about its disk."""
 
     def __post_init__(self) -> None:
         self._channel = open_channel(self.address, self.security)
@@ -113,6 +116,9 @@ class Follower:
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                     self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
+                    self.disk_bytes = done.disk_bytes
+                    if done.saved or done.restored or done.failed:
+                        self.disk_news.put(done)
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
                 self.failure = f"{self.name} closed its link"
             except RankLost as error:

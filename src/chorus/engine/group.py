@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ from chorus.planning.split import SplitError, choose_split, layers_of
 from chorus.platform import device, mac_memory
 from chorus.platform.memory import cache_share, left_for_cache
 from chorus.platform.sizes import size
+from chorus.rank.cache.disk import Disk, NoDisk
+from chorus.rank.disk_tier import open_disk
 from chorus.rank.load import LoadedShard, LoadError, load_shard, own_folder, stored_layers
 from chorus.rank.parallel import Part, take_part
 from chorus.rank.pipeline.stage import check_boundaries
@@ -72,6 +74,8 @@ class Group:
     shard: LoadedShard
     followers: Followers
     batches: bool
+    disk: Disk = field(default_factory=NoDisk)
+    """The leader's own."""
 
     def room(self, own: Runner, fraction: float, context: int, most: int | None = None) -> Room:
         """What the caches may take on each rank where they take anything: what is left there, or `most`."""
@@ -139,7 +143,9 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
             progress=lambda done, total: report(done / max(total, 1)),
         )
         _tell(shard)
-        return Group(shard, NoFollowers(), shard.stage.batches)
+        disk = open_disk(shard, 0, (), spec.disk_bytes, str(spec.cache.disk_folder or ""))
+        cleanup.callback(disk.close)
+        return Group(shard, NoFollowers(), shard.stage.batches, disk)
     layout = _layout(spec, ranks)
     security = security_of(spec.identity, spec.insecure)
     inbox = Inbox()
@@ -169,7 +175,9 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
     group = FollowerGroup(followers, parts[0].lead(), spec.step_timeout_seconds)
     cleanup.callback(group.close)
     _tell(shard)
-    return Group(shard, group, shard.stage.batches and all(f.loaded.batches for f in followers))
+    cleanup.callback(parts[0].disk.close)
+    batches = shard.stage.batches and all(f.loaded.batches for f in followers)
+    return Group(shard, group, batches, parts[0].disk)
 
 
 def _greet_all(followers: list[Follower], timeout: float) -> None:
@@ -281,5 +289,7 @@ def _load_request(
         coordinator=spec.coordinator or f"{hosts[0]}:{coordinator_port}",
         rdma_devices=spec.rdma_devices,
         step_timeout_seconds=spec.step_timeout_seconds,
+        disk_bytes=spec.disk_bytes,
+        disk_folder=str(spec.cache.disk_folder or ""),
         look_ahead=_looks_ahead(layout, followers),
     )

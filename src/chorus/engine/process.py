@@ -237,7 +237,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         lanes=min(spec.lanes or 1, group.stages),
     )
     step_log = cleanup.enter_context(contextlib.closing(LogFile(spec.step_log))) if spec.step_log else None
-    runner = Runner(group.shard.stage)
+    runner = Runner(group.shard.stage, group.disk)
     leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():

@@ -67,6 +67,10 @@ class LoadRequest:
     rdma_devices: DeviceMatrix | None = None
     compression: str = ""
     step_timeout_seconds: float = 0.0
+    disk_bytes: int = 0
+    """What the files of each rank may take; 0: none are written."""
+    disk_folder: str = ""
+    """Where the ranks on the leader's machine write them; empty: in the folder for things that can be made again."""
     look_ahead: bool = False
     """A pipeline's collectives stay inside the graph, sampled tokens too."""
 
@@ -105,6 +109,8 @@ class Loaded:
     batches: bool = False
     unpacked: bool = False
     """Quantized weights were."""
+    disk: bool = False
+    """It can write files."""
     files: tuple[str, ...] = ()
     """Names of what an earlier load of the same part has left on disk there."""
 
@@ -152,7 +158,7 @@ class Status:
     """Names of files that were written since the last step."""
     restored: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    """Files that could not be written or read, and are gone."""
+    """Files that could not be written or read, or made room for others, and are gone."""
     disk_bytes: int = 0
 
     def to_wire(self) -> rank_pb2.Done:

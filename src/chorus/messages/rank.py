@@ -77,10 +77,19 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Read a file of this name as a segment; the rank says whether it could."""
+    """Read a file of this name as a segment; the rank says with this step whether it could, and has no such segment if
+    not.
+    """
 
     segment: int
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Erase:
+    """Delete the file of this name; without one, all of them."""
+
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ class Keeping:
     """Why nothing can be kept; empty where it can."""
 
 
-Operation = Drop | Fork | Store | Split | Evict | Save | Restore
+Operation = Drop | Fork | Store | Split | Evict | Save | Restore | Erase
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +203,8 @@ def _operation_to_wire(operation: Operation) -> pb.Operation:
             return pb.Operation(save=pb.File(segment=segment, key=key))
         case Restore(segment, key):
             return pb.Operation(restore=pb.File(segment=segment, key=key))
+        case Erase(key):
+            return pb.Operation(erase=key)
 
 
 def _operation_from_wire(message: pb.Operation) -> Operation:
@@ -214,5 +225,7 @@ def _operation_from_wire(message: pb.Operation) -> Operation:
             return Save(message.save.segment, message.save.key)
         case "restore":
             return Restore(message.restore.segment, message.restore.key)
+        case "erase":
+            return Erase(message.erase)
         case unknown:
             raise ValueError(f"a step with an operation that this version does not know ({unknown})")

@@ -47,6 +47,8 @@ class LoadedShard:
     weight_bytes: int
     context_length: int
     vocabulary: int
+    path: Path
+    """The folder that its weights came from."""
     budget: mac_memory.Budget | None = None
     """What this rank may take of a Mac's memory in all; None elsewhere."""
 
@@ -182,7 +184,7 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     if budget:
         metal.hold(mx, weight_bytes, budget)
     config = lazy.config
-    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config), budget)
+    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config), path, budget)
 
 
 def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None:

@@ -15,6 +15,8 @@ import mlx.core as mx
 from chorus.messages.load import LoadRequest, ranks_here
 from chorus.messages.rank import Step
 from chorus.planning.split import check_layer_counts, layers_of
+from chorus.rank.cache.disk import Disk
+from chorus.rank.disk_tier import open_disk
 from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.join import connect, layout_of
 from chorus.rank.load import LoadedShard, load_shard, load_slices, own_folder
@@ -72,6 +74,9 @@ class Part(Protocol):
     @property
     def shard(self) -> LoadedShard: ...
 
+    @property
+    def disk(self) -> Disk: ...
+
     def lead(self) -> LeadingSide: ...
 
     def follow(self) -> FollowingSide: ...
@@ -88,6 +93,7 @@ class PipelinePart:
     stages: int
     first_stage: int
     """The rank that holds the first layers, or the last of those that do."""
+    disk: Disk
 
     @property
     def token_path(self) -> TokenPath | None:
@@ -133,7 +139,7 @@ class PipelineFollower:
     """Takes activations from the stage before, hands its own to the next."""
 
     def __init__(self, part: PipelinePart) -> None:
-        self.runner = Runner(part.shard.stage)
+        self.runner = Runner(part.shard.stage, part.disk)
         self._link = part.link
         tokens = part.token_path
         self._relay = TokenRelay(tokens.receive_tokens) if tokens and part.shard.stage.is_first else None
@@ -162,7 +168,7 @@ class PipelineFollower:
             self._link.send(step.number, outputs)
 
     def forget(self) -> None:
-        self.runner = Runner(self.runner.stage)
+        self.runner = Runner(self.runner.stage, self.runner.disk)
 
     def close(self) -> None:
         self._link.close()
@@ -174,6 +180,7 @@ class TensorPart:
 
     shard: LoadedShard
     peers: mx.distributed.Group
+    disk: Disk
 
     def lead(self) -> LeadingSide:
         return TensorLeader(self)
@@ -211,7 +218,7 @@ class TensorFollower:
     """Runs the same forwards as the leader on its own slices; tokens arrive inside the graph."""
 
     def __init__(self, part: TensorPart) -> None:
-        self.runner = Runner(part.shard.stage)
+        self.runner = Runner(part.shard.stage, part.disk)
         self._peers = part.peers
         self._tokens = GraphTokens()
         self._met = False
@@ -231,7 +238,7 @@ class TensorFollower:
             self._tokens.note(step, tokens)
 
     def forget(self) -> None:
-        self.runner = Runner(self.runner.stage)
+        self.runner = Runner(self.runner.stage, self.runner.disk)
         self._tokens = GraphTokens()
 
     def close(self) -> None:
@@ -268,7 +275,10 @@ def take_part(
     else:
         folder = own_folder(path, rank, layout.split, layout.weights)
         shard = load_slices(folder, TensorPlan(place.member, place.weights), connection.peers, layers, **options)
+    # A folder that the leader names means nothing on another machine.
+    place_on_disk = request.disk_folder if rank == 0 or request.addresses[rank].startswith("unix:") else ""
+    disk = open_disk(shard, rank, (layout.split, layout.weights), request.disk_bytes, place_on_disk)
     if connection.link is not None:
-        return PipelinePart(shard, connection.link, layout.stages, layout.ranks - 1)
+        return PipelinePart(shard, connection.link, layout.stages, layout.ranks - 1, disk)
     assert connection.peers is not None, "a rank among several has somebody beside or behind it"
-    return TensorPart(shard, connection.peers)
+    return TensorPart(shard, connection.peers, disk)

@@ -13,10 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.messages.rank import Drop, Evict, Feed, Fork, Keeping, Operation, Split, Step, Store
+from chorus.messages.rank import Drop, Erase, Evict, Feed, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
 from chorus.rank.cache.caches import CacheError
+from chorus.rank.cache.disk import Disk, NoDisk
 from chorus.rank.cache.store import SegmentStore, keeping, stack, state_bytes
 from chorus.rank.pipeline.stage import Stage
 
@@ -26,8 +27,9 @@ Cache = list[Any]
 class Runner:
     """Runs steps on one stage, with the caches of all sequences."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, disk: Disk | None = None) -> None:
         self.stage = stage
+        self.disk = disk or NoDisk()
         self._alone: dict[int, Cache] = {}
         self._lanes: defaultdict[int, Batch] = defaultdict(Batch)
         self._store = SegmentStore()
@@ -99,6 +101,13 @@ class Runner:
                 self._store.split(segment, at, rest)
             case Evict(segment):
                 self._store.evict(segment)
+            case Save(segment, key):
+                self.disk.save(key, self._store.segment(segment))
+            case Restore(segment, key):
+                if found := self.disk.restore(key):
+                    self._store.put(segment, found)
+            case Erase(key):
+                self.disk.erase(key)
 
     def _prompt_cache(self, feeds: Sequence[Feed]) -> Cache:
         """Several sequences run side by side in one cache, which nothing pads: all their rows are equally long."""

@@ -30,6 +30,7 @@ from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_RANK_LOST
+from chorus.rank.cache.disk import NoDisk
 from chorus.rank.join import connect
 from chorus.rank.load import LoadedShard, LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
@@ -257,6 +258,7 @@ class Worker:
                 self._leave_at = time.monotonic() + SPENT_SECONDS
             return
         self._memory.budget = shard.budget
+        disk = self._part.runner.disk
         held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
         log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
         loaded = Loaded(
@@ -266,6 +268,8 @@ class Worker:
             dtype=shard.dtype,
             unpacked=shard.policy.dequantize,
             batches=shard.stage.batches,
+            files=tuple(disk.held_keys()),
+            disk=not isinstance(disk, NoDisk),
         )
         answers.put(LoadProgress(shard.weight_bytes, shard.weight_bytes, loaded))
 
@@ -300,6 +304,7 @@ class Worker:
             return Status(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
         beats.finished(step.number)
         traffic, runner = self._part.traffic, self._part.runner
+        news = runner.disk.news()
         self._memory.look_again()
         return Status(
             number=step.number,
@@ -307,6 +312,10 @@ class Worker:
             cache_bytes_per_token=runner.cache_bytes_per_token,
             state_bytes=runner.state_bytes,
             stored_bytes=runner.stored_bytes,
+            saved=tuple(news.saved),
+            restored=tuple(news.restored),
+            failed=tuple(news.failed),
+            disk_bytes=runner.disk.nbytes,
             free_bytes=self._memory.free,
             tensor_bytes=traffic.tensor_bytes,
             sent_bytes=traffic.sent_bytes,
@@ -325,6 +334,7 @@ class Worker:
         if self._part is None:
             return
         self._part.close()
+        self._part.runner.disk.close()
         self._part = None
         self._inbox.clear()
         beats.loaded(0, 0)

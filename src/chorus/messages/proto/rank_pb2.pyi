@@ -29,7 +29,7 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "routes", "session", "weights")
+    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "weights")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class LoadRequest(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     LOOK_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FOLDER_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
@@ -67,10 +69,12 @@ class LoadRequest(_message.Message):
     compression: str
     policies: _containers.RepeatedScalarFieldContainer[str]
     look_ahead: bool
+    disk_bytes: int
+    disk_folder: str
     routes: _containers.RepeatedScalarFieldContainer[str]
     session: int
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")
@@ -83,13 +87,14 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked", "files")
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked", "disk", "files")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     UNPACKED_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
     last_layer: int
@@ -97,8 +102,9 @@ class Loaded(_message.Message):
     dtype: str
     batches: bool
     unpacked: bool
+    disk: bool
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")
@@ -117,7 +123,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore")
+    __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore", "erase")
     DROP_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +131,7 @@ class Operation(_message.Message):
     EVICT_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    ERASE_FIELD_NUMBER: _ClassVar[int]
     drop: int
     fork: Fork
     store: Store
@@ -132,7 +139,8 @@ class Operation(_message.Message):
     evict: int
     save: File
     restore: File
-    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ..., save: _Optional[_Union[File, _Mapping]] = ..., restore: _Optional[_Union[File, _Mapping]] = ...) -> None: ...
+    erase: str
+    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ..., save: _Optional[_Union[File, _Mapping]] = ..., restore: _Optional[_Union[File, _Mapping]] = ..., erase: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("segment", "key")

@@ -77,7 +77,9 @@ def stack(caches: Sequence[Cache], fresh: Cache, room: int = 1) -> Cache:
 
 
 @dataclass(frozen=True)
-class _Segment:
+class Segment:
+    """The tokens from `start` to `stop` of some sequence, computed."""
+
     start: int
     stop: int
     slices: dict[int, Arrays]
@@ -98,7 +100,7 @@ class _Segment:
 class SegmentStore:
     def __init__(self) -> None:
         self.nbytes = 0
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, Segment] = {}
 
     def take(self, number: int, cache: Cache, start: int, stop: int, state: bool) -> None:
         """Keep the tokens from `start` to `stop` of a sequence, with `state` also what stands behind them; that alone
@@ -110,7 +112,7 @@ class SegmentStore:
         if number in self._segments or not 0 <= start <= stop or (start == stop and not state):
             raise CacheError(f"segment {number} cannot hold the tokens from {start} to {stop}")
         slices = {place: _copied(_slice(leaf, start, stop)) for place, leaf in _plain(leaves)} if start < stop else {}
-        segment = _Segment(start, stop, slices)
+        segment = Segment(start, stop, slices)
         if state:
             _check_states(leaves, stop)
             states = {place: _copied(_contents(leaf, stop)) for place, leaf in _others(leaves)}
@@ -124,7 +126,7 @@ class SegmentStore:
         """
         if not parts:
             raise CacheError("there is nothing to join: name at least one segment")
-        chosen = [(self._known(part.segment), part) for part in parts]
+        chosen = [(self.segment(part.segment), part) for part in parts]
         total = 0
         for segment, part in chosen:
             if part.length and (part.length > segment.length or segment.start != total):
@@ -147,11 +149,11 @@ class SegmentStore:
 
     def split(self, number: int, at: int, rest: int) -> None:
         """The first `at` tokens stay; what comes behind them, and the state, becomes the segment `rest`."""
-        segment = self._known(number)
+        segment = self.segment(number)
         if not 0 < at < segment.length or rest in self._segments:
             raise CacheError(f"segment {number} of {segment.length} tokens cannot be split at {at} into {rest}")
         middle = segment.start + at
-        head, tail = _Segment(segment.start, middle, {}), _Segment(middle, segment.stop, {}, segment.states)
+        head, tail = Segment(segment.start, middle, {}), Segment(middle, segment.stop, {}, segment.states)
         self._let_go(number)
         # Leaf by leaf, so that never more than one of them is there twice.
         for place in list(segment.slices):
@@ -162,6 +164,18 @@ class SegmentStore:
         self._keep(number, head)
         self._keep(rest, tail)
 
+    def segment(self, number: int) -> Segment:
+        try:
+            return self._segments[number]
+        except KeyError:
+            raise UnknownSegment(f"segment {number} is not stored here") from None
+
+    def put(self, number: int, segment: Segment) -> None:
+        """Keep a segment that was taken before, under a number of now."""
+        if number in self._segments:
+            raise CacheError(f"segment {number} is stored already")
+        self._keep(number, segment)
+
     def evict(self, number: int) -> None:
         """What is not there, since the step that was to store it has failed, need not go."""
         self._let_go(number)
@@ -170,13 +184,7 @@ class SegmentStore:
         self._segments.clear()
         self.nbytes = 0
 
-    def _known(self, number: int) -> _Segment:
-        try:
-            return self._segments[number]
-        except KeyError:
-            raise UnknownSegment(f"segment {number} is not stored here") from None
-
-    def _keep(self, number: int, segment: _Segment) -> None:
+    def _keep(self, number: int, segment: Segment) -> None:
         self._let_go(number)
         self._segments[number] = segment
         self.nbytes += segment.nbytes
