@@ -105,7 +105,7 @@ class Speaker:
         prompt = self._prompt()
         if not prompt:
             return
-        ask = self._new(prompt, longest=30)
+        ask = self._new(prompt)
         if self.random.random() < 0.6:
             ask = replace(ask, cancel_after_tokens=self.random.randint(1, 12))
         else:
@@ -157,10 +157,10 @@ class Speaker:
             tokens = (*tokens[:-2], *self._words(2))
         self.history = (*answer.request.prompt, *tokens)
 
-    def _new(self, prompt: tuple[int, ...], longest: int = 16) -> Ask:
+    def _new(self, prompt: tuple[int, ...]) -> Ask:
         random = self.random
         room = self.world.context - len(prompt)
-        most = min(room, random.choice((1, 4, 8, longest)))
+        most = min(room, random.choice((1, 4, 8, 16, 40)))
         cuts, needed = self._cuts(len(prompt))
         stops = frozenset(self._words(6)) if random.random() < 0.3 else frozenset[int]()
         return Ask(

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from chorus.config.engine import EngineSpec
-from chorus.engine import process
+from chorus.engine import process, room, scheduler
 from chorus.engine.leader import Cancel, Leader, Submit
 from chorus.engine.process import Engine
 from chorus.messages.engine import Finish, Progress, Request, Timing
@@ -33,10 +33,20 @@ MOST_TURNS = 500_000
 def leading(spec: EngineSpec, publish: Any) -> Iterator[Leader]:
     """A leader as the engine's process makes it, with its group; no socket, and no grammars."""
     service = SimpleNamespace(publish=publish, leave=lambda reason: None)
-    with contextlib.ExitStack() as cleanup, mock.patch.object(process, "Grammars"):
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(mock.patch.object(process, "Grammars"))
         group, leader = process._start(Engine(spec), service, cleanup)  # type: ignore[arg-type]
         with group.followers.naming_the_lost():
             yield leader
+
+
+@contextlib.contextmanager
+def on_a_small_scale() -> Iterator[None]:
+    """A leader that counts memory by a few tokens, and waits for others to save a few: what happens with long
+    conversations happens with short ones.
+    """
+    with mock.patch.object(room, "STEP", 16), mock.patch.multiple(scheduler, HEADROOM=8, WORTH_WAITING=16):
+        yield
 
 
 @dataclass

@@ -15,7 +15,7 @@ from chorus.platform import mpi
 from chorus.platform.process.lifeline import Lifeline
 from tests.soak_cache.cases import Case, Sitting, settings_of
 from tests.soak_cache.conversations import World, conversation
-from tests.soak_cache.holding import Findings, Table, leading
+from tests.soak_cache.holding import Findings, Table, leading, on_a_small_scale
 from tests.support.architectures import Config, build_config, single_cache
 from tests.support.architectures.facts import feed
 from tests.support.ranks import Ranks
@@ -111,7 +111,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
         **({"parallel": "tensor", "transport": "mpi"} if sitting.case.tensor else {}),
     )
     table = Table(settings.at_once)
-    with leading(spec, table.publish) as leader:
+    with on_a_small_scale(), leading(spec, table.publish) as leader:
         limits = leader.scheduler.limits
         world = World.drawn(sitting.random("world"), vocabulary_size(config), limits.context, answers=True)
         speakers = [conversation(world, sitting.random(number)) for number in range(sitting.conversations)]
