@@ -49,6 +49,8 @@ ROWS = 8
 PROMPT, ANSWER = 300, 500
 """The longest message and the longest answer."""
 SYSTEMS = 4
+WIDE = {"num_key_value_heads": 4, "head_dim": 64}
+"""Caches that take far more than what a step computes beside them."""
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Crowd(Table):
 
 def press(case: Case, seed: int, seconds: float, folder: Path) -> list[str]:
     """What went wrong."""
-    config = override(ARCHITECTURES[case.architecture], {"max_position_embeddings": CONTEXT})
+    config = override(ARCHITECTURES[case.architecture], WIDE | {"max_position_embeddings": CONTEXT})
     write_random_model(folder / "model", config)
     addresses = rank_addresses(folder, case.ranks)
     files = [folder / f"rank{rank}.bytes" for rank in range(case.ranks)]
