@@ -43,14 +43,18 @@ class Runner:
     ) -> list[mx.array]:
         """Build the forward of a step. `tokens` replaces the step's own where they are still inside the graph."""
         fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
+        dropped = {operation.sequence for operation in step.operations if isinstance(operation, Drop)}
         for operation in step.operations:
             self._operate(operation, fed)
+        for number, batch in self._lanes.items():
+            if not step.decode or number != step.lane:
+                batch.drop(dropped)
         if not step.feeds or step.recalls:
             return []
         if tokens is None:
             tokens = mx.array([feed.tokens for feed in step.feeds], dtype=mx.int32)
         if step.decode:
-            cache = self._lanes[step.lane].hold(step.sequences, self._alone)
+            cache = self._lanes[step.lane].hold(step.sequences, self._alone, dropped)
         else:
             cache = self._prompt_cache(step.feeds)
         outputs = self.stage.forward(tokens, cache, received, logits=step.logits)
@@ -87,8 +91,6 @@ class Runner:
         match operation:
             case Drop(sequence):
                 self._alone.pop(sequence, None)
-                for batch in self._lanes.values():
-                    batch.drop(sequence)
             case Store(sequence, segment, start, stop, state):
                 self._store.take(segment, self._cache_of(sequence), start, stop, state)
             case Fork(sequence, parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from chorus.errors import ChorusError
@@ -34,9 +34,10 @@ class Batch:
     def cache_bytes(self) -> int:
         return caches.size_bytes(self._cache)
 
-    def hold(self, wanted: Sequence[int], alone: dict[int, Cache]) -> Cache:
+    def hold(self, wanted: Sequence[int], alone: dict[int, Cache], dropped: Collection[int] = ()) -> Cache:
         """Hold exactly these sequences: rows that stay keep their order, new ones come last, out of `alone`."""
-        self.keep([number for number in self.rows if number in wanted])
+        # All who leave do so at once: each time, the rows that stay are copied.
+        self.keep([number for number in self.rows if number in wanted and number not in dropped])
         joining = list(wanted[len(self.rows) :])
         if self.rows + joining != list(wanted):
             raise ValueError(f"step changes the order of the batch from {self.rows} to {list(wanted)}")
@@ -46,8 +47,8 @@ class Batch:
                 del alone[number]
         return self._cache
 
-    def drop(self, sequence: int) -> None:
-        self.keep([number for number in self.rows if number != sequence])
+    def drop(self, sequences: Collection[int]) -> None:
+        self.keep([number for number in self.rows if number not in sequences])
 
     def keep(self, rows: list[int]) -> None:
         if rows == self.rows:
