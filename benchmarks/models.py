@@ -248,7 +248,7 @@ def _write_llama_7b(folder: Path) -> None:
     from tests.support.tiny_model import LLAMA_400M
 
     shape = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "num_attention_heads": 32}
-    shape |= {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 16384}
+    shape |= {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768}
     write_word_model(folder, LLAMA_400M | shape, dtype="bfloat16")
 
 

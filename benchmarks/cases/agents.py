@@ -34,9 +34,9 @@ LARGE = Shape(system=2000, tools=20, task=400, result=(100, 1500), answer=64)
 
 
 def measure(run: Run) -> list[Goal]:
-    name, shape = (AGENT_TINY, TINY) if run.options.quick else (AGENT, Shape())
-    if run.options.large:
-        name, shape = LLAMA_7B, LARGE
+    name, shape = (LLAMA_7B, LARGE) if run.options.large else (AGENT, Shape())
+    if run.options.quick:
+        name, shape = AGENT_TINY, TINY
     model = model_folder(name)
     compared = _Compared(run, model, shape)
     threads = cores.threads_per_rank(cores.usable_cores(), 1)

@@ -41,10 +41,13 @@ class Served:
 
 
 def measure(run: Run) -> list[Goal]:
-    names = (AGENT_TINY, HYBRID_TINY) if run.options.quick else (SMOLLM2 + FLOAT32_SUFFIX, HYBRID)
-    ranks, length = ((1, 2), 200) if run.options.quick else (RANKS, PROMPT)
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    names, ranks, length = (SMOLLM2 + FLOAT32_SUFFIX, HYBRID), RANKS, PROMPT
     if run.options.large:
         names, ranks, length = (LLAMA_7B,), (1,), LARGE_PROMPT
+    if run.options.quick:
+        names, ranks, length = (AGENT_TINY, HYBRID_TINY), ranks[:2], 200
     run.notes.append(f"a conversation of {length:,} tokens, the last turn of {TURN}; the time of a one-token answer")
     run.notes.append("the hybrid has a state that cannot go back: a rewritten turn is shown without a goal")
     served = [Served(name, count) for name in names for count in ranks]

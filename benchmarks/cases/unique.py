@@ -21,11 +21,9 @@ PLAIN_BOUND, HYBRID_BOUND = 0.97, 0.95
 
 
 def measure(run: Run) -> list[Goal]:
-    bounds = {AGENT: PLAIN_BOUND, HYBRID: HYBRID_BOUND}
+    bounds = {LLAMA_7B: PLAIN_BOUND} if run.options.large else {AGENT: PLAIN_BOUND, HYBRID: HYBRID_BOUND}
     if run.options.quick:
         bounds = {AGENT_TINY: PLAIN_BOUND, HYBRID_TINY: HYBRID_BOUND}
-    if run.options.large:
-        bounds = {LLAMA_7B: PLAIN_BOUND}
     goals = []
     for name, bound in bounds.items():
         run.say(name)
