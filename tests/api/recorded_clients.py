@@ -1,6 +1,6 @@
 """What other people's programs sent when they were tried, shortened: each field and each shape that they used is here.
 
-Claude Code 2.1.197, OpenCode 1.18.33, Cline 3.0.65 and Open WebUI 0.12.4.
+Claude Code 2.1.197 and 2.1.325, OpenCode 1.18.33, Cline 3.0.65 and Open WebUI 0.12.4.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ CLAUDE_CODE: dict[str, Any] = {
         {"role": "system", "content": "These skills can be used:\n- init: begin a project"},
     ],
     "system": [
-        {"type": "text", "text": "x-billing-header: version=2"},
+        {
+            "type": "text",
+            "text": "x-anthropic-billing-header: cc_version=2.1.325.262; cc_entrypoint=sdk-cli; cch=00000;"
+            " cc_prev_req=req_0; cc_turn_index=0;",
+        },
         {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
         {"type": "text", "text": "\nYou help with software.", "cache_control": EPHEMERAL},
     ],
@@ -77,6 +81,34 @@ CLAUDE_CODE_RESULT: list[dict[str, Any]] = [
         ],
     },
 ]
+# A tool that is described when a search has found it; until then it is only known to be there.
+CLAUDE_CODE_DEFERRED: dict[str, Any] = {
+    "name": "CronCreate",
+    "description": "Runs something later",
+    "input_schema": {"type": "object", "properties": {"cron": {"type": "string"}}, "required": ["cron"]},
+    "defer_loading": True,
+}
+CLAUDE_CODE_SEARCH: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": ""},
+            {"type": "tool_use", "id": "toolu_2", "name": "ToolSearch", "input": {"query": "cron", "max_results": 5.0}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "toolu_2",
+                "content": [{"type": "tool_reference", "tool_name": "CronCreate"}],
+                "cache_control": EPHEMERAL,
+            }
+        ],
+    },
+]
+CLAUDE_CODE_REMINDER = "The task tools haven't been used recently."
 OPENCODE_HEADERS = {
     "user-agent": "opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14",
     "x-session-affinity": "ses_0",

@@ -64,6 +64,8 @@ class ApiOptions(Section):
     """HTTPS where both are given; read again when they change."""
     tool_parser: str | None = Field(default=None, min_length=1)
     """How the model writes tool calls and reasoning, where its template does not tell."""
+    client_rules: bool = True
+    """What real clients send in ever new forms is given one form, so that prompts which mean the same are the same."""
     embeddings: bool | None = None
     """Whether /v1/embeddings is served; by default the model's files decide."""
     pooling: Literal["mean", "last"] | None = None

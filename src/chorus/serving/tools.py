@@ -17,6 +17,8 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
     """Calls of it always have arguments as the parameters say."""
+    deferred: bool = False
+    """Described in the conversation, where something refers to it, and not before it."""
 
     def for_template(self) -> dict[str, Any]:
         """In OpenAI's form, which is the one that chat templates are written for."""
@@ -47,6 +49,11 @@ class Tools:
 
     def for_template(self) -> list[dict[str, Any]]:
         return [tool.for_template() for tool in self.functions]
+
+    @property
+    def leading(self) -> tuple[Tool, ...]:
+        """Those that are described before the conversation."""
+        return tuple(tool for tool in self.functions if not tool.deferred)
 
     @property
     def forced(self) -> str | Mapping[str, str] | None:

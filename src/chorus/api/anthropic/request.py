@@ -85,10 +85,28 @@ PlainContent = Annotated[
 ]
 
 
+class ToolReferenceBlock(_Block):
+    """What a search for tools found: a tool that was left out of the leading ones until now."""
+
+    type: Literal["tool_reference"]
+    tool_name: NonEmpty
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolReferenceBlock, Tag("<tool_reference>")]
+    | Annotated[OtherBlock, Tag("<other>")],
+    _kind("text", "tool_reference"),
+]
+ResultContent = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[ResultBlock], Tag("<list>")], Discriminator(by_json_type)
+]
+
+
 class ToolResultBlock(_Block):
     type: Literal["tool_result"]
     tool_use_id: NonEmpty
-    content: PlainContent | None = None
+    content: ResultContent | None = None
     is_error: bool | None = None
 
 
@@ -119,9 +137,13 @@ class ToolDefinition(BaseModel):
     cache_control: CacheControl | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    """Shown to the model where a result refers to it."""
 
     def as_tool(self) -> Tool:
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+        return Tool(
+            self.name, self.description, self.input_schema, bool(self.strict), deferred=bool(self.defer_loading)
+        )
 
 
 class OtherTool(Undescribed):

@@ -50,10 +50,13 @@ def router(service: Service) -> APIRouter:
 
 def conversation(body: CountRequest, settings: ApiSettings) -> GenerationRequest:
     """What tokens are counted of."""
-    limits = settings.limits
+    limits, with_rules = settings.limits, settings.client_rules
+    tools = body.offered_tools()
+    if not with_rules:
+        tools = [replace(tool, deferred=False) for tool in tools]
     return GenerationRequest(
-        messages=messages_of(body, limits),
-        tools=checked_tools(body.offered_tools(), body.asked_choice, body.parallel, limits),
+        messages=messages_of(body, limits, with_rules=with_rules),
+        tools=checked_tools(tools, body.asked_choice, body.parallel, limits),
         grammar=body.asked_grammar(limits),
         template_arguments=template_arguments(body.thinking, body.output_config),
         # An answer that the client has begun is to be continued, not answered.

@@ -28,7 +28,7 @@ def template_messages(request: GenerationRequest, tokenizer: ServedTokenizer) ->
     """In the roles that the template has a place for."""
     messages = list(request.messages or ())
     if not tokenizer.shows_tools:
-        messages = spelled_out(messages, request.tools.functions)
+        messages = spelled_out(messages, request.tools.leading)
     if request.role_mapping is not None or tokenizer.knows_developers:
         return messages
     return [{**entry, "role": "system"} if entry["role"] == "developer" else entry for entry in messages]
@@ -36,12 +36,17 @@ def template_messages(request: GenerationRequest, tokenizer: ServedTokenizer) ->
 
 def rendered(request: GenerationRequest, tokenizer: ServedTokenizer) -> Rendering:
     """In the order that was sent where the template takes it; its objection is to what was sent."""
-    tools = request.tools.for_template() or None if tokenizer.shows_tools else None
+    leading = request.tools.leading if tokenizer.shows_tools else ()
+    tools = [tool.for_template() for tool in leading] or None
 
     def write(messages: list[Message], *, continue_last: bool = False, for_answer: bool = True) -> str:
         arguments: dict[str, Any] = dict(request.template_arguments)
         return tokenizer.chat_text(
-            messages, tools=tools, template_arguments=arguments, continue_last=continue_last, for_answer=for_answer
+            messages,
+            tools=tools,
+            template_arguments=arguments,
+            continue_last=continue_last,
+            for_answer=for_answer,
         )
 
     objection: TemplateError | None = None
