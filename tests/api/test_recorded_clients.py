@@ -17,6 +17,7 @@ from tests.api.recorded_clients import (
     CLAUDE_CODE_RESULT,
     CLINE,
     CLINE_HEADERS,
+    EPHEMERAL,
     OPEN_WEBUI_ADJUSTED,
     OPENCODE,
     OPENCODE_HEADERS,
@@ -212,3 +213,74 @@ def test_open_webui_is_told_which_of_its_settings_are_ollamas_own(tool_http: htt
     response = tool_http.post("/v1/chat/completions", json={**OPEN_WEBUI_ADJUSTED, setting: 2048})
     assert response.status_code == 400
     assert setting in response.json()["error"]["message"]
+
+
+# Arguments as no client sends them back: with spaces, with a point, in this order.
+ODD_CALL = '<tool_call>\n{"name": "Read", "arguments": {"offset":  5000.0, "file_path":"/w/note.txt"}}\n</tool_call>'
+
+
+def test_claude_codes_answer_comes_back_as_the_tokens_that_the_model_wrote(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
+    # One by one: no text that is encoded anew becomes these.
+    drawn = [token for letter in f"I must look.</think>I read it. \n{ODD_CALL}" for token in encoded(tokenizer, letter)]
+    engine.next(say(drawn), says(tokenizer, "</think>It says plum."))
+    asked = {name: value for name, value in CLAUDE_CODE.items() if name not in ("output_config", "stream")}
+    blocks = tool_http.post("/v1/messages", json=asked, headers=CLAUDE_CODE_HEADERS).json()["content"]
+    thought, text, call = blocks
+    back = [
+        thought,
+        {"type": "text", "text": ""},
+        {**text, "text": text["text"].strip()},
+        {**call, "input": {"file_path": "/w/note.txt", "offset": 5000}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "1\tplum", "cache_control": EPHEMERAL}
+    turn = [{"role": "assistant", "content": back}, {"role": "user", "content": [result]}]
+    grown = {**asked, "messages": [*asked["messages"], *turn]}
+    tool_http.post("/v1/messages", json=grown, headers=CLAUDE_CODE_HEADERS).raise_for_status()
+    assert_goes_on(engine, drawn, tokenizer)
+    counted = tool_http.post("/v1/messages/count_tokens", json={"messages": grown["messages"], "tools": asked["tools"]})
+    assert counted.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_opencodes_call_comes_back_as_the_tokens_that_the_model_wrote(
+    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer, stream: bool
+) -> None:
+    drawn = encoded(tokenizer, f"I read it.\n{ODD_CALL}")
+    engine.next(say(drawn), says(tokenizer, "It says plum."))
+    asked = OPENCODE if stream else {**CLINE, "stream": False, "stream_options": None}
+    response = tool_http.post("/v1/chat/completions", json=asked, headers=OPENCODE_HEADERS)
+    if stream:
+        call_id = next(
+            call["id"]
+            for event in events(response)
+            for choice in event["choices"]
+            for call in choice["delta"].get("tool_calls", ())
+        )
+    else:
+        call_id = response.json()["choices"][0]["message"]["tool_calls"][0]["id"]
+    function = {"name": "Read", "arguments": '{"file_path":"/w/note.txt","offset":5000}'}
+    turn = [
+        {
+            "role": "assistant",
+            "content": "I read it.",
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call_id, "content": "1: plum"},
+    ]
+    grown = {**asked, "messages": [*asked["messages"], *turn]}
+    tool_http.post("/v1/chat/completions", json=grown, headers=OPENCODE_HEADERS).raise_for_status()
+    assert_goes_on(engine, drawn, tokenizer)
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, special=False)
+
+
+def assert_goes_on(engine: ScriptedEngine, drawn: list[int], tokenizer: Tokenizer) -> None:
+    """The last request begins with the one before it, its answer and the token that ended it."""
+    before, last = (list(run.submit.prompt) for run in engine.runs[-2:])
+    known = [*before, *drawn, *encoded(tokenizer, "<|im_end|>")]
+    assert last[: len(known)] == known
+    assert "plum" in tokenizer.decode(last[len(known) :])

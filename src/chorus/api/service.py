@@ -42,7 +42,13 @@ class Service:
         self.client = client
         self.tokenizer = tokenizer
         self.model = ServedModel(
-            tokenizer, settings.limits, client, self.capacity, settings.tool_parser, settings.max_tokens
+            tokenizer,
+            settings.limits,
+            client,
+            self.capacity,
+            settings.tool_parser,
+            settings.max_tokens,
+            settings.client_rules,
         )
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
         self.fingerprint = ""

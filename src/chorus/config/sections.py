@@ -130,6 +130,10 @@ class Limits(Section):
     max_stored_responses: int = Field(default=1000, ge=0)
     max_stored_bytes: int = Field(default=64 << 20, ge=0)
     """What /v1/responses keeps in memory for previous_response_id; the oldest goes first."""
+    max_remembered_answers: int = Field(default=4096, ge=0)
+    max_remembered_bytes: int = Field(default=64 << 20, ge=0)
+    """Tokens of prompts and their answers, four bytes each, kept for the request that sends the answer back; the one
+    that was used last stays longest."""
     body_timeout_seconds: float = Field(default=30, gt=0)
     request_timeout_seconds: float = Field(default=600, gt=0)
     keep_alive_seconds: float = Field(default=15, gt=0)

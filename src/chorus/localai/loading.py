@@ -126,7 +126,8 @@ def _load_text(
     try:
         tokenizer = ServedTokenizer.load(model.path, trust_remote_code=plan.settings.engine.trust_remote_code)
         tokenizer = with_end_token(tokenizer, plan.special_tokens)
-        return ServedModel(tokenizer, plan.settings.api, client, capacity, plan.tool_parser)
+        api = plan.settings.api
+        return ServedModel(tokenizer, api, client, capacity, plan.tool_parser, client_rules=api.client_rules)
     except TokenizerError as error:
         raise LoadFailed(str(error)) from None
     except ValueError as error:

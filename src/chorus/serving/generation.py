@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -56,12 +56,18 @@ class AnswerEnd:
 Event = AnswerDelta | AnswerEnd
 
 
+Keep = Callable[[Sequence[int], Sequence[Piece]], None]
+"""Takes the tokens of an answer, and what was read from them."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """One answer that is wanted: what the engine is sent, and how its text is read. No parser: all of it is content."""
 
     request: Request
     parser: OutputParser | None = None
+    keep: Keep | None = None
+    """Called with an answer that ended by itself and was read to its end."""
 
 
 class Generation(AsyncIterator[Event]):
@@ -149,6 +155,8 @@ async def _answer(
     clock, prompt_tokens = _Clock(), len(choice.request.prompt)
     finished: Finish | None = None
     timing: Timing | None = None
+    tokens: list[int] = []
+    pieces: list[Piece] = []
     async for progress in stream:
         if progress.tokens:
             clock.tick()
@@ -157,7 +165,11 @@ async def _answer(
         if finished and not text.stopped:
             shown += text.flush()
         if used or shown:
-            yield AnswerDelta(number, reader.read(shown, used), progress.tokens[:used], progress.logprobs[:used])
+            read = reader.read(shown, used)
+            if choice.keep:
+                tokens += progress.tokens
+                pieces += read
+            yield AnswerDelta(number, read, progress.tokens[:used], progress.logprobs[:used])
         if finished or text.stopped or reader.full:
             break
     reason: FinishReason = "stop"
@@ -171,6 +183,8 @@ async def _answer(
     timing = timing or clock.timing(prompt_tokens, text.used)
     if last := reader.flush():
         yield AnswerDelta(number, last, ())
+    if choice.keep and finished is Finish.STOP and not text.stopped and not reader.full:
+        choice.keep(tokens, (*pieces, *last))
     if reader.calls and reason == "stop":
         reason = "tool_calls"
     usage = Usage(prompt_tokens, generated, timing.cached_tokens, reader.reasoning_tokens, timing.stored_tokens)

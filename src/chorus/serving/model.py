@@ -10,6 +10,7 @@ from chorus.serving.engine_client import EngineClient
 from chorus.serving.measure import Amounts
 from chorus.serving.prompt import plain_tools
 from chorus.serving.prompt.answer_format import AnswerFormat
+from chorus.serving.prompt.remembered import AnswerMemory
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.serving.workers import Workers
 from chorus.text.parsers import choose
@@ -32,6 +33,10 @@ class ModelLimits(Amounts, Protocol):
     def max_logprobs(self) -> int: ...
     @property
     def max_preparing(self) -> int: ...
+    @property
+    def max_remembered_answers(self) -> int: ...
+    @property
+    def max_remembered_bytes(self) -> int: ...
 
 
 class ServedModel:
@@ -45,6 +50,7 @@ class ServedModel:
         capacity: Callable[[], Awaitable[Capacity]],
         tool_parser: str | None = None,
         max_tokens: int | None = None,
+        client_rules: bool = True,
     ) -> None:
         """`tool_parser` goes over what the chat template shows."""
         self.tokenizer = tokenizer
@@ -57,3 +63,6 @@ class ServedModel:
         parser = tool_parser or (None if tokenizer.shows_tools else plain_tools.PARSER)
         self.answer_format = AnswerFormat(choose(tokenizer.chat_template, parser), tokenizer)
         self.workers = Workers(limits.max_preparing)
+        most = limits.max_remembered_answers, limits.max_remembered_bytes
+        self.memory = AnswerMemory(*most) if client_rules and all(most) else None
+        """Of what the model wrote, for the requests that send it back."""

@@ -10,15 +10,17 @@ from chorus.messages.engine import Request
 from chorus.messages.grammar import Grammar
 from chorus.serving import measure
 from chorus.serving.errors import ContextExceeded
-from chorus.serving.generation import Choice, Generation
+from chorus.serving.generation import Choice, Generation, Keep
 from chorus.serving.measure import InvalidValue
 from chorus.serving.model import Capacity, ModelLimits, ServedModel
 from chorus.serving.prompt.answer_format import call_id
 from chorus.serving.prompt.conversation import answer_grammar, conversation_size, conversation_tokens
+from chorus.serving.prompt.remembered import answer_message
 from chorus.serving.prompt.tokens import Prompt
 from chorus.serving.request import GenerationRequest
 from chorus.serving.sampling import draw_seed
 from chorus.text.errors import TextError
+from chorus.text.parsers.toolkit.pieces import Piece
 from chorus.text.stops import Stops
 
 
@@ -58,7 +60,11 @@ async def prompts_of(request: GenerationRequest, model: ServedModel, capacity: C
 
 async def conversation_prompt(request: GenerationRequest, model: ServedModel, capacity: Capacity) -> Prompt:
     size, field = conversation_size(request), request.fields.prompt
-    return await _checked(lambda: conversation_tokens(request, model.tokenizer), size, field, model, capacity)
+
+    def make() -> Prompt:
+        return conversation_tokens(request, model.tokenizer, model.memory)
+
+    return await _checked(make, size, field, model, capacity)
 
 
 async def text_tokens(
@@ -146,9 +152,23 @@ def _choices(
         Choice(
             replace(sent, sampling=replace(sent.sampling, seed=choice_seed(sent.sampling.seed, number))),
             form.parser(request.tools, prompt.tokens, call_id(request.call_id_prefix)) if chat else None,
+            _keeper(prompt, model),
         )
         for number in range(request.choices_per_prompt)
     ]
+
+
+def _keeper(prompt: Prompt, model: ServedModel) -> Keep | None:
+    """Remembers an answer to the prompt."""
+    memory, opened, deepest = model.memory, prompt.opened, model.limits.max_nesting
+    if memory is None or opened is None:
+        return None
+
+    def keep(tokens: Sequence[int], pieces: Sequence[Piece]) -> None:
+        if answer := answer_message(pieces, deepest):
+            memory.put(opened, [*prompt.tokens, *tokens], prompt.cuts, answer)
+
+    return keep
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, model: ServedModel, capacity: Capacity) -> int:

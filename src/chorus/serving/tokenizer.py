@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 from chorus.text.tokenizer import Tokenizer
@@ -28,6 +29,11 @@ class ServedTokenizer(Tokenizer):
     def knows_developers(self) -> bool:
         """Whether the template has a place for the developer role; elsewhere it means the system."""
         return "developer" in (self.chat_template or "")
+
+    @cached_property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Of the tokens that end a turn."""
+        return tuple(text for text, token in self.added_tokens.items() if token in self.eos_ids)
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")

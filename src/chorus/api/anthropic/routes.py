@@ -41,7 +41,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", **operation(CountRequest, TokenCount, anthropic=True))
     async def count_tokens(request: Request) -> Response:
         body = await read_request(request, CountRequest, service)
-        asked = conversation(body, settings)
+        asked = replace(conversation(body, settings), owner=record_of(request.scope).owner)
+        asked = shared(asked, body, request.headers, settings)
         prompt = await conversation_prompt(asked, service.model, await service.capacity())
         return JSONResponse({"input_tokens": len(prompt.tokens)})
 

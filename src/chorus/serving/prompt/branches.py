@@ -17,8 +17,8 @@ Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 """A conversation as text, without the beginning of an answer."""
 
-# A letter that nobody's message begins with.
-_OTHERWISE = "\ue0f1"
+OTHERWISE = "\ue0f1"
+"""A letter that nobody's message begins with."""
 _INSTRUCTIONS = ("system", "developer")
 
 
@@ -30,6 +30,11 @@ class Branches:
     needed: tuple[int, ...] = ()
     """Where the next turn of the same conversation parts from the prompt by the template's own doing: reasoning that
     it leaves out of earlier turns, or that it opens for an answer and not in history."""
+
+    def behind(self, start: int) -> Branches:
+        """Those in what is left of the text when its first `start` characters are cut off."""
+        kept = ([place - start for place in places if place > start] for places in (self.cuts, self.needed))
+        return Branches(*map(tuple, kept))
 
 
 def branches(
@@ -46,18 +51,18 @@ def branches(
 
     def cuts() -> Iterator[int]:
         leading = list(takewhile(lambda message: message["role"] in _INSTRUCTIONS, messages))
-        yield from shared([*leading, {"role": "user", "content": _OTHERWISE}])
+        yield from shared([*leading, {"role": "user", "content": OTHERWISE}])
         asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if asked:
-            yield from shared([*messages[: asked[-1]], {**messages[asked[-1]], "content": _OTHERWISE}])
+            yield from shared([*messages[: asked[-1]], {**messages[asked[-1]], "content": OTHERWISE}])
             yield from shared(messages[: asked[-1] + 1])
         if not continues:
             yield from shared(messages)
 
     def needed() -> Iterator[int]:
         before, begun = (messages[:-1], messages[-1]["content"]) if continues else (messages, "")
-        answer = {"role": "assistant", "content": begun + _OTHERWISE}
-        yield from shared([*before, answer, {"role": "user", "content": _OTHERWISE}])
+        answer = {"role": "assistant", "content": begun + OTHERWISE}
+        yield from shared([*before, answer, {"role": "user", "content": OTHERWISE}])
         if calls:
             yield from shared([*before, {**answer, "tool_calls": [_CALL]}, _RESULT])
 
@@ -67,7 +72,7 @@ def branches(
 
 
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
-_RESULT = {"role": "tool", "tool_call_id": _CALL["id"], "name": "f", "content": _OTHERWISE}
+_RESULT = {"role": "tool", "tool_call_id": _CALL["id"], "name": "f", "content": OTHERWISE}
 
 
 def common_length(one: str, other: str) -> int:

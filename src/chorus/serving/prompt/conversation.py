@@ -12,7 +12,9 @@ from chorus.serving import measure
 from chorus.serving.measure import InvalidValue, TooMuch, Unsupported
 from chorus.serving.prompt.answer_format import AnswerFormat, CannotForce
 from chorus.serving.prompt.branches import branches
+from chorus.serving.prompt.remembered import AnswerMemory
 from chorus.serving.prompt.rendering import rendered, template_messages
+from chorus.serving.prompt.resumed import resumed_prompt
 from chorus.serving.prompt.tokens import Prompt, cut_prompt
 from chorus.serving.request import GenerationRequest, Message
 from chorus.serving.tokenizer import ServedTokenizer
@@ -45,14 +47,19 @@ def _length(message: Message) -> int:
     return _EMPTY_MESSAGE + len(message["content"]) + len(message.get("reasoning_content", "")) + calls
 
 
-def conversation_tokens(request: GenerationRequest, tokenizer: ServedTokenizer) -> Prompt:
+def conversation_tokens(
+    request: GenerationRequest, tokenizer: ServedTokenizer, memory: AnswerMemory | None = None
+) -> Prompt:
+    """With a memory, the answers in it that come back are the tokens that the model wrote."""
     if request.role_mapping is not None:
         return Prompt(tuple(tokenizer.encode(mapped_text(template_messages(request, tokenizer), request.role_mapping))))
     told = rendered(request, tokenizer)
     places = branches(
         told.text, told.messages, told.history, continues=request.continue_last, calls=bool(request.tools.functions)
     )
-    return cut_prompt(told.text, places, tokenizer)
+    if memory is None:
+        return cut_prompt(told.text, places, tokenizer)
+    return resumed_prompt(request, told, places, memory, tokenizer)
 
 
 def mapped_text(messages: Sequence[Message], mapping: Mapping[str, str]) -> str:

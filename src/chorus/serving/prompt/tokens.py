@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 from chorus.serving.prompt.branches import Branches
+from chorus.serving.prompt.remembered import Opened
 from chorus.text.tokenizer import Tokenizer
 
 
@@ -16,6 +17,8 @@ class Prompt:
     """Numbers of tokens that are the same whatever follows them, in order."""
     needed_cuts: tuple[int, ...] = ()
     """Those of them where the next turn of the conversation parts from the prompt."""
+    opened: Opened | None = None
+    """What its answer is remembered under; None: it is not."""
 
 
 def cut_prompt(text: str, places: Branches, tokenizer: Tokenizer) -> Prompt:
