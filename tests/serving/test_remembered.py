@@ -16,7 +16,8 @@ from chorus.serving.tools import Tool, ToolChoice, Tools
 from chorus.text.parsers import OutputParser, choose, merged
 from tests.serving.chat_templates import CHAT_TEMPLATE, LLAMA, QWEN, served
 
-TOOLS = Tools((Tool("run", "Runs it", {"type": "object"}),), ToolChoice("auto"))
+PARAMETERS = {"type": "object", "properties": {"wait": {}, "quiet": {"type": "boolean", "default": False}}}
+TOOLS = Tools((Tool("run", "Runs it", PARAMETERS),), ToolChoice("auto"))
 SYSTEM, QUESTION = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital?"}
 AGAIN = {"role": "user", "content": "And of Spain?"}
 RESULT = {"role": "tool", "tool_call_id": "call_0", "content": "Done."}
@@ -80,7 +81,8 @@ def begins(tokenizer: ServedTokenizer, prompt: Prompt, whole: list[int]) -> bool
 
 def reordered(call: dict[str, Any]) -> dict[str, Any]:
     arguments = call["function"]["arguments"]
-    function = {**call["function"], "arguments": {"all": arguments["all"], "wait": int(arguments["wait"])}}
+    reordered = {"quiet": False, "all": arguments["all"], "wait": int(arguments["wait"])}
+    function = {**call["function"], "arguments": reordered}
     return {**call, "type": "function", "function": function}
 
 
@@ -143,6 +145,9 @@ def changed_call(change: dict[str, Any]) -> Any:
         pytest.param(changed_call({"function": {"name": "stop"}}), id="another name"),
         pytest.param(changed_call({"function": {"arguments": {"wait": 5000, "all": 1}}}), id="true is no number"),
         pytest.param(changed_call({"function": {"arguments": {"wait": "5000", "all": True}}}), id="nor is a text"),
+        pytest.param(
+            changed_call({"function": {"arguments": {"wait": 5000, "all": True, "quiet": 0}}}), id="nor false"
+        ),
         pytest.param(lambda message: {**message, "content": "I run."}, id="another text"),
         pytest.param(lambda message: {**message, "reasoning_content": "Hm."}, id="a thought"),
     ],

@@ -1,6 +1,7 @@
 """What the model wrote, remembered for the request that sends it back.
 
-Clients send an answer back altered: arguments in another order, 5000.0 as 5000, spaces gone. And a text that is encoded
+Clients send an answer back altered: arguments in another order or with those that are left to a tool's defaults, 5000.0
+as 5000, spaces gone. And a text that is encoded
 anew may be other tokens than those that were drawn. So the tokens of a prompt with those of its answer are kept under a
 digest of the conversation that they were, and a conversation that begins so begins with these tokens.
 
@@ -14,17 +15,22 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from chorus.serving import measure
 from chorus.serving.request import GenerationRequest, Message
+from chorus.serving.tools import Tools
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Of what a text is checked by, and of Python's objects around an entry.
 _ENTRY_BYTES = 512
+
+
+Defaults = Mapping[str, Mapping[str, Any]]
+"""By the name of a tool, then of an argument: what it is where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Opened:
     """What the template wrote for the answer to begin with."""
     history: str
     """What it wrote before that, had nobody thought: a template may leave thoughts out of it later."""
+    defaults: Defaults = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class AnswerMemory:
         entry = Remembered(array("I", tokens), cuts, prompt.opening, len(history), _digest(history))
         if entry.size > self._most_bytes:
             return
-        key = _next(prompt.conversation, answer)
+        key = _next(prompt.conversation, answer, prompt.defaults)
         with self._turn:
             if known := self._entries.pop(key, None):
                 self._bytes -= known.size
@@ -96,9 +103,21 @@ def conversation_digests(request: GenerationRequest) -> list[bytes]:
     """Of the conversation up to and with each of its messages, after one of what comes before them all."""
     tools = [tool.for_template() for tool in request.tools.leading]
     digests = [_digest(json.dumps([request.scope, tools, dict(request.template_arguments)]))]
+    defaults = tool_defaults(request.tools)
     for message in request.messages or ():
-        digests.append(_next(digests[-1], message))
+        digests.append(_next(digests[-1], message, defaults))
     return digests
+
+
+def tool_defaults(tools: Tools) -> Defaults:
+    """Clients add them to the calls that they send back."""
+    return {tool.name: _defaults(tool.parameters or {}) for tool in tools.functions}
+
+
+def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
+    described = properties.items() if isinstance(properties, dict) else ()
+    return {name: part["default"] for name, part in described if isinstance(part, dict) and "default" in part}
 
 
 def answer_message(pieces: Sequence[Piece], deepest: int) -> Message | None:
@@ -129,20 +148,29 @@ def without_reasoning(messages: Sequence[Message]) -> list[Message]:
     return [{name: part for name, part in message.items() if name not in _REASONING_FIELDS} for message in messages]
 
 
-def _next(before: bytes, message: Message) -> bytes:
-    return hashlib.sha256(before + json.dumps(_meant(message), sort_keys=True).encode()).digest()
+def _next(before: bytes, message: Message, defaults: Defaults) -> bytes:
+    return hashlib.sha256(before + _written(_meant(message, defaults)).encode()).digest()
 
 
-def _meant(message: Message) -> Any:
+def _meant(message: Message, defaults: Defaults) -> Any:
     """An answer by what it means, so that a client may write it otherwise; anything else as it is."""
     if message["role"] != "assistant":
         return message
     reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name)), "")
-    calls = [
-        (call.get("id"), call["function"]["name"], _value(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = [_meant_call(call, defaults) for call in message.get("tool_calls") or ()]
     return ["assistant", message["content"].strip(), reasoning.strip(), calls]
+
+
+def _meant_call(call: Mapping[str, Any], defaults: Defaults) -> Any:
+    name, arguments = call["function"]["name"], _value(call["function"]["arguments"])
+    if isinstance(arguments, dict):
+        usual = {name: _written(_value(value)) for name, value in defaults.get(name, {}).items()}
+        arguments = {name: value for name, value in arguments.items() if usual.get(name) != _written(value)}
+    return [call.get("id"), name, arguments]
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _value(value: Any) -> Any:

@@ -9,7 +9,14 @@ from itertools import islice
 from typing import Any
 
 from chorus.serving.prompt.branches import OTHERWISE, Branches, common_length
-from chorus.serving.prompt.remembered import AnswerMemory, Opened, Remembered, conversation_digests, without_reasoning
+from chorus.serving.prompt.remembered import (
+    AnswerMemory,
+    Opened,
+    Remembered,
+    conversation_digests,
+    tool_defaults,
+    without_reasoning,
+)
 from chorus.serving.prompt.rendering import Rendering
 from chorus.serving.prompt.tokens import Prompt, cut_prompt
 from chorus.serving.request import GenerationRequest, Message
@@ -35,7 +42,7 @@ def resumed_prompt(
     prompt = found.followed_by(told.text, places, tokenizer) if found else cut_prompt(told.text, places, tokenizer)
     if request.continue_last or request.uncached or not told.text.startswith(whole):
         return prompt
-    return replace(prompt, opened=Opened(digests[-1], told.text[len(whole) :], bare))
+    return replace(prompt, opened=Opened(digests[-1], told.text[len(whole) :], bare, tool_defaults(request.tools)))
 
 
 @dataclass(frozen=True)
