@@ -13,6 +13,8 @@ from chorus.api.anthropic.request import MessagesRequest
 from chorus.api.anthropic.routes import conversation
 from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.openai.chat.routes import template_messages
+from chorus.api.openai.responses.history import messages_of
+from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.config.front_end import ApiSettings
 from chorus.serving.prompt.conversation import conversation_tokens
 from chorus.serving.request import GenerationRequest
@@ -164,3 +166,22 @@ def test_empty_texts_are_no_prompt() -> None:
     empty, plain = (changed(messages=[{"role": "user", "content": content}]) for content in (texts, "Hello"))
     assert asked(empty).messages == asked(plain).messages
     assert asked(empty, client_rules=False).messages != asked(plain).messages
+
+
+def test_ids_of_codexs_items_are_no_prompt() -> None:
+    def messages(number: int) -> Any:
+        items = [
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Hi"}],
+                "id": f"msg_{number}",
+            },
+            {"type": "reasoning", "summary": [], "content": [], "id": f"rs_{number}", "encrypted_content": None},
+            {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}", "id": f"fc_{number}"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "ok", "id": f"fco_{number}"},
+        ]
+        body = ResponsesRequest.model_validate_json(json.dumps({"input": items}))
+        return messages_of(body.input, SETTINGS.limits)
+
+    assert messages(1) == messages(2)

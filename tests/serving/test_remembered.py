@@ -103,10 +103,13 @@ def test_an_answer_is_the_tokens_that_were_drawn(tokenizer: ServedTokenizer) -> 
 def test_a_conversation_goes_on_from_its_last_answer(tokenizer: ServedTokenizer) -> None:
     session = Session(tokenizer)
     messages = [SYSTEM, QUESTION]
-    for number in range(5):
+    for number in range(9):
         whole, answer = session.answer(session.prompt(*messages), f"Paris {number}.", letters=True)
         messages += [answer, {"role": "user", "content": f"And {number}?"}]
-        assert begins(tokenizer, session.prompt(*messages), whole)
+        prompt = session.prompt(*messages)
+        assert begins(tokenizer, prompt, whole)
+        assert list(prompt.cuts) == sorted(set(prompt.cuts))
+        assert len(prompt.cuts) <= 9
 
 
 @pytest.mark.parametrize("ending", ["", " ", "\n\n"])

@@ -25,6 +25,8 @@ from chorus.serving.tools import Tools
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Below this every whole number is one float, and short.
+_EXACT = 2**53
 # Of what a text is checked by, and of Python's objects around an entry.
 _ENTRY_BYTES = 512
 
@@ -180,7 +182,7 @@ def _value(value: Any) -> Any:
             return {name: _value(part) for name, part in value.items()}
         case list():
             return [_value(part) for part in value]
-        case float() if value.is_integer():
+        case float() if value.is_integer() and abs(value) < _EXACT:
             return int(value)
     return value
 

@@ -23,6 +23,8 @@ from chorus.serving.request import GenerationRequest, Message
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.errors import TemplateError
 
+# Behind the first, which ends system and tools: each turn adds some, and old ones are of no use.
+_MOST_CUTS = 8
 # Each look at an answer that is remembered takes two renderings. Where the last few cannot be used, none can.
 _MOST_LOOKS = 3
 
@@ -57,7 +59,8 @@ class _Found:
         tokens = tuple(self.answer.tokens)
         rest = cut_prompt(text[self.end :], places.behind(self.end), tokenizer)
         cuts, needed = (tuple(len(tokens) + cut for cut in cuts) for cuts in (rest.cuts, rest.needed_cuts))
-        return Prompt(tokens + rest.tokens, self.answer.cuts + cuts, () if self.is_last else needed)
+        first, later = self.answer.cuts[:1], (*self.answer.cuts[1:], *cuts)
+        return Prompt(tokens + rest.tokens, first + later[-_MOST_CUTS:], () if self.is_last else needed)
 
 
 def _last_answer(
