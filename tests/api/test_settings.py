@@ -48,6 +48,8 @@ GIVEN: dict[str, Any] = {
     "max_inputs": 2,
     "max_stored_responses": 7,
     "max_stored_bytes": 8000,
+    "max_remembered_answers": 33,
+    "max_remembered_bytes": 34,
     "keep_alive_seconds": 9.0,
     "connect_timeout_seconds": 1.0,
     "describe_timeout_seconds": 1.5,
@@ -90,10 +92,13 @@ def test_every_limit_of_the_api_can_be_set(tmp_path: Path) -> None:
 def test_what_is_no_limit_reaches_the_front_end_too(tmp_path: Path) -> None:
     (tmp_path / "chorus.yaml").write_text(
         "api: {cors_origins: ['https://chat.example'], tool_parser: llama3, embeddings: true, pooling: mean}\n"
+        "cache: {per_key: true}\n"
     )
     given = front_end_settings(tmp_path, {})
     assert (given.cors_origins, given.tool_parser) == (("https://chat.example",), "llama3")
     assert (given.embeddings, given.pooling) == (True, "mean")
+    assert (given.client_rules, given.cache_per_key) == (True, True)
+    assert not front_end_settings(tmp_path, {"CHORUS_API__CLIENT_RULES": "false"}).client_rules
 
 
 @pytest.mark.parametrize(
