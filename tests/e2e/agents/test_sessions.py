@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.agents.network import OwnNetwork
-from tests.e2e.agents.talks import AGAIN, Errand, claude_code, opencode
+from tests.e2e.agents.talks import AGAIN, Errand, claude_code, opencode, story
 from tests.support.scripted_tokens import ScriptedTokens
 from tests.support.server import ChorusServer
 
@@ -45,9 +45,10 @@ def test_what_a_client_sends_once_more_is_read_once(
 ) -> None:
     errand = served.errands[name]
     agent = errand.client(clients, served.url, errand.folder, network.enter)
-    assert errand.answers[3] in agent.ask(errand.prompt)
+    (agent.work / "story.txt").write_text(story())
+    assert errand.first_answer in agent.ask(errand.prompt)
     assert (agent.work / "copy.txt").read_text() == "plum\n"
-    assert errand.answers[-1] in agent.ask(AGAIN)
+    assert errand.last_answer in agent.ask(AGAIN)
     assert (agent.work / "note.txt").read_text() == "pear\n"
     requests = served.script.requests(errand.talk)
     assert len(requests) == len(errand.answers)
