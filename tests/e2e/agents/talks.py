@@ -1,7 +1,7 @@
 """What the clients are asked to do, and what the model says to it: thoughts, calls as models write them, answers.
 
-Clients send calls back rewritten: other spaces, another order, other numbers, arguments that nobody gave. What they read
-on the way is little each time, and together more than may be read again.
+Clients send calls back rewritten: other spaces, another order, other numbers, arguments that nobody gave. What they
+read on the way is little each time, and together more than may be read again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def claude_code(folder: Path) -> Errand:
 def opencode(folder: Path) -> Errand:
     work = folder / "work"
     answers = (
-        thinking("The note.", "I write it.\n" + call("write", f'{{"content":"plum\\n","filePath":"{work}/note.txt"}}')),
+        thinking("A note.", "I write it.\n" + call("write", f'{{"content":"plum\\n","filePath":"{work}/note.txt"}}')),
         *pages(lambda line: f'{{"offset": {line}, "limit": {PAGE_LINES}.0, "filePath": "{work}/story.txt"}}', "read"),
         thinking("The copy.", call("bash", COPY)),
         "The note and its copy say plum.",
