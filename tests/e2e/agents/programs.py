@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from chorus.platform.paths import cache_dir
 
 PACKAGES = ("@anthropic-ai/claude-code@2.1.325", "opencode-ai@1.18.33")
 INSTALL_SECONDS = 300
-TURN_SECONDS = 90
+TURN_SECONDS = 120
 MODEL = "default_model"
 CONTEXT = 65536
 
@@ -66,18 +68,24 @@ class Agent(ABC):
     def ask(self, prompt: str) -> str:
         program, *arguments = self.command(prompt, again=self._asked > 0)
         self._asked += 1
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*self._enter, str(self._programs / program), *arguments],
             cwd=self.work,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=TURN_SECONDS,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return self.answer(done.stdout)
+        try:
+            output, errors = process.communicate(timeout=TURN_SECONDS)
+        finally:
+            # With whatever it started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, output + errors
+        return self.answer(output)
 
 
 class ClaudeCode(Agent):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ class Talk:
 class Seen:
     """A request that reached the engine."""
 
-    prompt: tuple[int, ...]
-    text: str
+    prompt: tuple[int, ...] = field(repr=False)
     fed: tuple[int, ...]
     """How many tokens of the prompt each rank was fed."""
 
@@ -74,7 +73,7 @@ class ScriptedTokens:
                 fed = [rank.get(number, []) for rank in ranks]
                 # What a batch was fed for it with its last prompt token looks like a sampled one, and is not noted.
                 assert all(tuple(own) in (prompt[len(prompt) - len(own) :], prompt[-len(own) - 1 : -1]) for own in fed)
-                found.append(Seen(prompt, text, tuple(map(len, fed))))
+                found.append(Seen(prompt, tuple(map(len, fed))))
         return found
 
     def parting(self, earlier: Seen, later: Seen) -> str:
