@@ -33,6 +33,7 @@ class Seen:
     """A request that reached the engine."""
 
     prompt: tuple[int, ...] = field(repr=False)
+    answer: tuple[int, ...] = field(repr=False)
     fed: tuple[int, ...]
     """How many tokens of the prompt each rank was fed."""
 
@@ -47,6 +48,7 @@ class ScriptedTokens:
         """`turn` opens an answer in the prompts of the model, the token `end` closes it."""
         self._folder = folder
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._end = self._tokenizer.token_to_id(end)
         script = {
             "tokenizer": str(model / "tokenizer.json"),
             "talks": [{"shows": talk.shows, "answers": talk.answers} for talk in talks],
@@ -73,15 +75,18 @@ class ScriptedTokens:
                 fed = [rank.get(number, []) for rank in ranks]
                 # What a batch was fed for it with its last prompt token looks like a sampled one, and is not noted.
                 assert all(tuple(own) in (prompt[len(prompt) - len(own) :], prompt[-len(own) - 1 : -1]) for own in fed)
-                found.append(Seen(prompt, tuple(map(len, fed))))
+                answer = talk.answers[len(found)] if len(found) < len(talk.answers) else ""
+                tokens = self._tokenizer.encode(answer, add_special_tokens=False).ids
+                found.append(Seen(prompt, (*tokens, self._end), tuple(map(len, fed))))
         return found
 
     def parting(self, earlier: Seen, later: Seen) -> str:
-        """Where a prompt goes on otherwise than the one before it, as text."""
-        pairs = zip(earlier.prompt, later.prompt, strict=False)
-        same = next((place for place, (one, two) in enumerate(pairs) if one != two), len(earlier.prompt))
+        """Where a prompt goes on otherwise than the one before it and its answer, as text."""
+        read = (*earlier.prompt, *earlier.answer)
+        pairs = zip(read, later.prompt, strict=False)
+        same = next((place for place, (one, two) in enumerate(pairs) if one != two), len(read))
         common = self._text(later.prompt[max(same - PARTING_TOKENS, 0) : same])
-        before, now = (self._text(seen.prompt[same : same + PARTING_TOKENS]) for seen in (earlier, later))
+        before, now = (self._text(tokens[same : same + PARTING_TOKENS]) for tokens in (read, later.prompt))
         return f"after {same} tokens, behind {common!r}:\n  before {before!r}\n  now    {now!r}"
 
     def _text(self, tokens: Sequence[int]) -> str:
