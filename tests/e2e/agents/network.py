@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from types import TracebackType
 
@@ -14,6 +15,8 @@ class OwnNetwork:
     """A namespace with a loopback and nothing else; it lasts as long as the process that holds it."""
 
     def __init__(self) -> None:
+        if not shutil.which("unshare") or not shutil.which("nsenter"):
+            pytest.skip("needs a network namespace: unshare and nsenter are not installed")
         self._holder = subprocess.Popen(
             ["unshare", "--map-root-user", "--net", "sh", "-c", _HOLD],
             stdin=subprocess.PIPE,

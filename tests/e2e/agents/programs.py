@@ -28,13 +28,15 @@ def installed_clients() -> Path:
     """The folder of their commands; fetched once, then kept beside the models."""
     if not shutil.which("npm"):
         pytest.skip("npm is not installed: it brings the clients")
-    folder = cache_dir() / "test-clients" / "-".join(name.rpartition("@")[2] for name in PACKAGES)
-    if not folder.is_dir():
-        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(fresh), *PACKAGES]
+    folder = cache_dir() / "test-clients"
+    whole, wanted = folder / "installed.txt", "\n".join(PACKAGES)
+    if not whole.is_file() or whole.read_text() != wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+        whole.unlink(missing_ok=True)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        fresh.rename(folder)
+        whole.write_text(wanted)
     return folder / "node_modules" / ".bin"
 
 
