@@ -17,6 +17,8 @@ from tests.support.server import ChorusServer
 pytestmark = [pytest.mark.system, pytest.mark.linux("network namespaces")]
 
 CACHED = 0.95
+READ_AGAIN = 8
+"""A few tokens: the last one of an answer is not always fed, and a prompt that is stored whole is fed its own last."""
 
 
 @dataclass(frozen=True)
@@ -53,5 +55,8 @@ def test_what_a_client_sends_once_more_is_read_once(
     requests = served.script.requests(errand.talk)
     assert len(requests) == len(errand.answers)
     for earlier, later in pairwise(requests):
+        new = len(later.prompt) - len(earlier.prompt) - len(earlier.answer)
+        told = f"{later.fed} of {len(later.prompt)} tokens were fed, {new} are new; the rest parts "
         parting = served.script.parting(earlier, later)
-        assert later.cached >= CACHED, f"{later.fed} of {len(later.prompt)} tokens were fed; they part {parting}"
+        assert later.cached >= CACHED, told + parting
+        assert max(later.fed) <= new + READ_AGAIN, told + parting
