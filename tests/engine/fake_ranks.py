@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from chorus.engine.room import Use, rectangle
 from chorus.engine.scheduler import Scheduler
 from chorus.messages.engine import Finish, Progress, Request
-from chorus.messages.rank import Drop, Evict, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
+from chorus.messages.rank import Drop, Erase, Evict, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
 
 VOCABULARY = 50
 STOP = 0
@@ -111,6 +111,8 @@ class FakeRanks:
             case Evict(number):
                 self.segments.pop(number, None)
                 self.logits.discard(number)
+            case Erase():
+                self.files.clear()
             case Save(number, key):
                 assert key not in self.files
                 self.files[key] = self.segments[number]

@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from chorus.engine.followers import Follower
+from chorus.engine.prefix.disk import FileList
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler, Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
@@ -158,6 +159,7 @@ class Leader:
         publish: Callable[[list[Progress]], None],
         followers: Followers | None = None,
         step_log: LogFile | None = None,
+        file_list: FileList | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.finished_step = 0
@@ -166,6 +168,7 @@ class Leader:
         self._followers = followers or NoFollowers()
         self._alone = not self._followers.followers
         self._step_log = step_log
+        self._file_list = file_list
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._sent: deque[Step] = deque()
         self._flight: Flight | None = None
@@ -192,6 +195,7 @@ class Leader:
         finally:
             # Also when a rank was lost: who has ended already must hear of it.
             self._tell()
+            self._write_list()
 
     @property
     def idle(self) -> bool:
@@ -237,8 +241,24 @@ class Leader:
                 command = self._inbox.get_nowait()
         except queue.Empty:
             pass
+        self._hear_of_files()
         self._followers.check()
         return None
+
+    def _hear_of_files(self) -> None:
+        """What became of files that ranks were to write or read."""
+        if self.scheduler.prefixes.disk is None:
+            return
+        news = self._runner.disk.news()
+        self.scheduler.files_done(0, news.saved, news.restored, news.failed)
+        for follower in self._followers.followers:
+            with contextlib.suppress(queue.Empty):
+                while told := follower.disk_news.get_nowait():
+                    self.scheduler.files_done(follower.rank, told.saved, told.restored, told.failed)
+
+    def _write_list(self) -> None:
+        if self._file_list and self.scheduler.prefixes.disk:
+            self._file_list.write(self.scheduler.prefixes.disk)
 
     def _next_command(self) -> Command:
         if not self.idle:
@@ -247,6 +267,7 @@ class Leader:
             return self._inbox.get(timeout=IDLE_SECONDS)
         except queue.Empty:
             self._freed_buffers.give_back()
+            self._write_list()
             raise
 
     def _send_steps(self) -> None:

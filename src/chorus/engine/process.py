@@ -19,6 +19,7 @@ from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, StopLeader
+from chorus.engine.prefix.disk import DiskIndex, FileList
 from chorus.engine.prefix.index import MAX_ENTRIES, MAX_TOKENS, PrefixIndex
 from chorus.engine.prefix.index import Limits as PrefixLimits
 from chorus.engine.room import Room
@@ -55,6 +56,9 @@ class State(IntEnum):
     READY = engine_pb2.READY
     BROKEN = engine_pb2.BROKEN
 
+
+LIST = "list"
+"""The file beside the leader's own files that says which there are on all ranks."""
 
 PHASES = {
     State.STARTING: Phase.STARTING,
@@ -125,6 +129,8 @@ class Engine:
             description.queued = scheduler.queued
             description.step = self.leader.finished_step
             description.cache.CopyFrom(cache_facts_to_wire(scheduler.cache_facts()))
+            taken = [self.group.disk.nbytes, *(follower.disk_bytes for follower in self.group.followers.followers)]
+            description.cache.disk_bytes, description.cache.disk_budget_bytes = max(taken), self.spec.disk_bytes
             description.ranks.extend(self._ranks(self.group, self.leader))
         return description
 
@@ -219,6 +225,16 @@ def _prefixes(spec: EngineSpec, runner: Runner, room: Room) -> PrefixIndex:
     return PrefixIndex(keeping, room, limits)
 
 
+def _disk(runner: Runner, group: Group, file_list: FileList) -> DiskIndex:
+    """With what an earlier leader has written down, as far as every rank still holds it."""
+    followers = group.followers.followers
+    index = DiskIndex(runner.keeping, ranks=1 + len(followers))
+    held = set(group.disk.held_keys()).intersection(*(follower.loaded.files for follower in followers))
+    file_list.read(index, held)
+    log.info("%d stored prefixes are on disk", index.files)
+    return index
+
+
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> tuple[Group, Leader]:
     spec = engine.spec
     engine.enter(State.LOADING, f"loading {spec.model_path.name}")
@@ -238,7 +254,8 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     )
     step_log = cleanup.enter_context(contextlib.closing(LogFile(spec.step_log))) if spec.step_log else None
     runner = Runner(group.shard.stage, group.disk)
-    leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log)
+    file_list = FileList(group.disk.folder / LIST) if group.disk.folder else None
+    leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log, file_list)
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
@@ -253,6 +270,8 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
     leader.scheduler.prefixes = _prefixes(spec, runner, room)
+    if file_list and all(follower.loaded.disk for follower in group.followers.followers):
+        leader.scheduler.prefixes.disk = _disk(runner, group, file_list)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

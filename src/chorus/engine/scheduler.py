@@ -20,7 +20,7 @@ from chorus.engine.prefix.saved import Saved
 from chorus.engine.prefix.tree import common
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, Timing, TokenLogprobs
-from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
+from chorus.messages.rank import Drop, Erase, Feed, Keeping, Operation, Step, Store
 from chorus.text.grammar.client import Constraint
 
 NOTHING_KEPT = Keeping(refusal="it is switched off")
@@ -278,6 +278,9 @@ class Scheduler:
         """Forget all that is stored: how many entries, and how many bytes on the rank that holds most of it."""
         entries, size = self.prefixes.entries, self._bytes(self.prefixes.use)
         self._operations += self.prefixes.clear()
+        if self.prefixes.disk:
+            self.prefixes.disk.clear()
+            self._operations.append(Erase())
         return entries, size
 
     def cache_facts(self) -> CacheFacts:

@@ -30,7 +30,6 @@ from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_RANK_LOST
-from chorus.rank.cache.disk import NoDisk
 from chorus.rank.join import connect
 from chorus.rank.load import LoadedShard, LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
@@ -269,7 +268,7 @@ class Worker:
             unpacked=shard.policy.dequantize,
             batches=shard.stage.batches,
             files=tuple(disk.held_keys()),
-            disk=not isinstance(disk, NoDisk),
+            disk=disk.folder is not None,
         )
         answers.put(LoadProgress(shard.weight_bytes, shard.weight_bytes, loaded))
 

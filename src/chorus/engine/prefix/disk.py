@@ -133,6 +133,8 @@ class DiskIndex:
         """What one rank says of a file; given back when all have spoken."""
         asked = self._asked.get(key)
         if asked is None:
+            if not ok and (gone := self._files.get(key)):
+                self.drop(gone)  # it had to make room there
             return None
         asked.waiting.discard(rank)
         asked.failed |= not ok
@@ -178,7 +180,7 @@ class DiskIndex:
 
     def drop(self, file: Saved) -> None:
         """It cannot be read on some rank: neither can whatever needs it."""
-        self._files.pop(file.key, None)
+        self.changed = True
         gone = {file}
         for other in sorted(self._files.values(), key=lambda f: f.start):
             if other.before in gone:

@@ -36,6 +36,6 @@ class Saved:
 
 def key_of(scope: str, path: Sequence[int], start: int, state: bool) -> str:
     """The name of a file: nobody who has not asked the same can make it, and it says nothing of what was asked."""
-    digest = hashlib.blake2b(scope.encode(), digest_size=20)
+    digest = hashlib.blake2b(f"{scope}\n{'state' if state else start}\n".encode(), digest_size=20)
     digest.update(np.asarray(path, dtype=np.uint32).tobytes())
-    return f"{digest.hexdigest()}-{'state' if state else start}"
+    return digest.hexdigest()

@@ -58,6 +58,11 @@ class Disk(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the files of this rank's part are; None where there are none."""
+        ...
+
     def held_keys(self) -> list[str]:
         """What can be restored, the oldest first."""
         ...
@@ -85,6 +90,7 @@ class NoDisk:
     """Nothing is kept, and everything that is asked for fails."""
 
     nbytes = 0
+    folder: Path | None = None
 
     def __init__(self) -> None:
         self._failed: list[str] = []
@@ -156,6 +162,10 @@ class SegmentDisk:
     @property
     def nbytes(self) -> int:
         return self._total
+
+    @property
+    def folder(self) -> Path | None:
+        return self._own
 
     def held_keys(self) -> list[str]:
         with self._guard:
