@@ -88,6 +88,15 @@ def test_where_states_are_kept_the_third_request_finds_the_place_where_two_have_
     assert [cached(run, name) for name in "abc"] == [0, 0, 50]
 
 
+def test_requests_that_part_a_few_words_behind_a_cut_leave_a_state_at_the_cut() -> None:
+    run = run_of(STATES)
+    system = tokens(1, 50)
+    for name, prompt in {"a": (7, 8, 9), "b": (7, 8, 6), "c": (3, 8)}.items():
+        run.submit(request(name, (*system, *prompt, *tokens(ord(name), 30)), cuts=(50,)))
+        run.until_idle()
+    assert cached(run, "c") == 50
+
+
 def test_a_needed_cut_keeps_a_state_there() -> None:
     run = run_of(STATES)
     prompt = tokens(1, 60)

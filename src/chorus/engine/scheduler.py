@@ -15,7 +15,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from chorus.engine.prefix.index import Hit, PrefixIndex
+from chorus.engine.prefix.index import WORTH_A_CUT, Hit, PrefixIndex
 from chorus.engine.prefix.saved import Saved
 from chorus.engine.prefix.tree import common
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
@@ -426,7 +426,7 @@ class Scheduler:
             self.prefixes.counts.cached_tokens += sequence.cached or 0
         keeping = self.prefixes.keeping
         if sequence.kept and not keeping.anywhere and not keeping.refusal:
-            cuts = (*sequence.request.needed_cuts, *([hit.cut] if hit.cut else ()))
+            cuts = (*sequence.request.needed_cuts, *parting(hit.cut, sequence.request.cuts))
             sequence.stops |= {cut for cut in cuts if hit.length < cut < len(sequence.filling)}
         if sequence.request.conversation:
             self._pin(sequence.request.conversation)
@@ -692,6 +692,16 @@ class Scheduler:
             sequence.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
+
+
+def parting(seen: int | None, cuts: SequenceOf[int]) -> tuple[int, ...]:
+    """Where to stop for a state, when two requests were seen to part: at the last cut before that place, since they may
+    share a few words behind it by chance, and at the place itself where more than a few are shared.
+    """
+    if seen is None:
+        return ()
+    cut = max((cut for cut in cuts if cut <= seen), default=0)
+    return (cut,) if seen - cut < WORTH_A_CUT else (cut, seen)
 
 
 def _beginning_together(first: Sequence, size: int, filling: list[Sequence], budget: int) -> list[Sequence]:
