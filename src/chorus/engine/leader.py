@@ -23,7 +23,8 @@ import numpy as np
 from chorus.engine.followers import Follower
 from chorus.engine.prefix.disk import FileList
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
-from chorus.engine.scheduler import Scheduler, Sequence
+from chorus.engine.scheduler import Scheduler
+from chorus.engine.sequences import Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Evict, Feed, Step, Store
