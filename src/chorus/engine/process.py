@@ -269,9 +269,10 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
-    leader.scheduler.prefixes = _prefixes(spec, runner, room)
+    prefixes = _prefixes(spec, runner, room)
     if file_list and all(follower.loaded.disk for follower in group.followers.followers):
-        leader.scheduler.prefixes.disk = _disk(runner, group, file_list)
+        prefixes.disk = _disk(runner, group, file_list)
+    leader.scheduler.keep(prefixes)
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

@@ -11,15 +11,14 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
-from chorus.engine.prefix.index import WORTH_A_CUT, Hit, PrefixIndex
-from chorus.engine.prefix.tree import common
+from chorus.engine.prefix.index import PrefixIndex
+from chorus.engine.reuse import Reuse
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.engine.sequences import Lane, Sequence, beginning_together
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, TokenLogprobs
-from chorus.messages.rank import Drop, Erase, Feed, Keeping, Operation, Step, Store
+from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
 from chorus.text.grammar.client import Constraint
 
 NOTHING_KEPT = Keeping(refusal="it is switched off")
@@ -27,12 +26,6 @@ NOTHING_KEPT = Keeping(refusal="it is switched off")
 CATCH_UP = 4
 """A prompt that lacks no more than this many tokens joins the batch and is fed them there, one with each decode."""
 
-
-MAX_CONVERSATIONS = 4096
-"""That are counted."""
-
-WORTH_WAITING = 64
-"""A request waits for another one's prompt to be read where it saves at least so many tokens."""
 
 MORE_LANES = 2
 """Batches beside the usual ones, for sequences that are so long that they would widen everybody's row."""
@@ -74,12 +67,12 @@ class Scheduler:
     ) -> None:
         """With `prefixes`, what was computed is kept for requests that begin alike."""
         self.limits = limits
-        self.prefixes = prefixes or PrefixIndex(NOTHING_KEPT)
+        self.reuse = Reuse(prefixes or PrefixIndex(NOTHING_KEPT), self, clock)
         self.preempted = 0
         """How often a stream had to make room and went on later."""
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
-        self._filling: list[Sequence] = []
+        self.filling: list[Sequence] = []
         self._lanes: list[Lane] = []
         self._by_request: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
@@ -88,7 +81,6 @@ class Scheduler:
         """Whose whole prompt was found stored, with its logits: nothing is fed before their first token."""
         self._afterwards: list[Operation] = []
         """Operations on what the step that is being made will have computed."""
-        self._conversations: dict[str, float] = {}
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
@@ -141,21 +133,25 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._by_request and not self._operations
 
+    @property
+    def prefixes(self) -> PrefixIndex:
+        return self.reuse.index
+
+    def keep(self, prefixes: PrefixIndex) -> None:
+        """From now on what was computed is kept in this index."""
+        self.reuse = Reuse(prefixes, self, self._clock)
+
     def clear_cache(self) -> tuple[int, int]:
         """Forget all that is stored: how many entries, and how many bytes on the rank that holds most of it."""
         entries, size = self.prefixes.entries, self._bytes(self.prefixes.use)
-        self._operations += self.prefixes.clear()
-        if self.prefixes.disk:
-            self.prefixes.disk.clear()
-            self._operations.append(Erase())
+        self._operations += self.reuse.clear()
         return entries, size
 
     def cache_facts(self) -> CacheFacts:
-        index, live = self.prefixes, self._live()
+        index, live = self.prefixes, self.live()
         tightest = self.limits.room.tightest(index.use + live)
-        now = self._clock()
         return CacheFacts(
-            off=index.keeping.refusal,
+            off=self.reuse.off,
             entries=index.entries,
             tokens=index.use.tokens,
             bytes=tightest.bytes(index.use) if tightest else 0,
@@ -166,7 +162,7 @@ class Scheduler:
             evicted_tokens=index.counts.evicted_tokens,
             preempted=self.preempted,
             restored_tokens=index.disk.restored_tokens if index.disk else 0,
-            conversations=sum(until > now for until in list(self._conversations.values())),
+            conversations=self.reuse.conversations,
         )
 
     def _bytes(self, use: Use) -> int:
@@ -210,13 +206,7 @@ class Scheduler:
 
     def files_done(self, rank: int, saved: Iterable[str], restored: Iterable[str], failed: Iterable[str]) -> None:
         """What a rank says became of files that it was to write or to read."""
-        if self.prefixes.disk is None:
-            return
-        now = self._clock()
-        for key, ok in [*((key, True) for key in (*saved, *restored)), *((key, False) for key in failed)]:
-            asked = self.prefixes.disk.answer(rank, key, ok, now)
-            if asked and asked.segment:
-                self._operations += self.prefixes.placed(asked)
+        self._operations += self.reuse.files_done(rank, saved, restored, failed)
 
     def finish_embedding(self, number: int, embedding: tuple[float, ...]) -> list[Progress]:
         sequence = self._by_number.get(number)
@@ -224,7 +214,7 @@ class Scheduler:
 
     @property
     def _admitted(self) -> list[Sequence]:
-        return [*self._filling, *(sequence for lane in self._lanes for sequence in lane.sequences)]
+        return [*self.filling, *(sequence for lane in self._lanes for sequence in lane.sequences)]
 
     def _refusal(self, request: Request) -> Progress | None:
         def refuse(finish: Finish, why: str) -> Progress:
@@ -265,7 +255,6 @@ class Scheduler:
                 return
             self._waiting.remove(sequence)
             self._by_number[sequence.number] = sequence
-            self._filling.append(sequence)
             self._begin(sequence)
 
     def _in_line(self) -> list[Sequence]:
@@ -276,97 +265,26 @@ class Scheduler:
         return sorted(waiting, key=lambda s: (served[s.request.owner], s.number))[: self.limits.max_batch]
 
     def _begin(self, sequence: Sequence) -> None:
-        """With what is stored of its prompt, wherever it ends."""
         sequence.filling = (*sequence.request.prompt, *sequence.output)
-        first = sequence.cached is None
-        hit = self._hit(sequence)
-        if hit.length:
-            self._operations.append(self.prefixes.fork(sequence.number, hit, sequence.pinned))
-            sequence.present = True
-        sequence.begin(hit.length)
-        if hit.logits:
-            self._filling.remove(sequence)
-            self._lane(self._lane_for(sequence)).sequences.append(sequence)
-            self._recalled.append((sequence, hit.logits))
-        if first and sequence.kept:
-            self.prefixes.counts.prompt_tokens += len(sequence.request.prompt)
-            self.prefixes.counts.cached_tokens += sequence.cached or 0
-        keeping = self.prefixes.keeping
-        if sequence.kept and not keeping.anywhere and not keeping.refusal:
-            cuts = (*sequence.request.needed_cuts, *parting(hit.cut, sequence.request.cuts))
-            sequence.stops |= {cut for cut in cuts if hit.length < cut < len(sequence.filling)}
-        if sequence.request.conversation:
-            self._pin(sequence.request.conversation)
-
-    def _pin(self, conversation: str) -> None:
-        self._conversations.pop(conversation, None)
-        self._conversations[conversation] = self._clock() + self.prefixes.limits.pin_seconds
-        if len(self._conversations) > MAX_CONVERSATIONS:
-            del self._conversations[next(iter(self._conversations))]
-
-    def _hit(self, sequence: Sequence) -> Hit:
-        if not sequence.kept:
-            return Hit()
-        now = self.prefixes.version, sequence.position
-        if sequence.hit is None or sequence.hit[0] != now:
-            tokens = (*sequence.request.prompt, *sequence.output)
-            sequence.hit = now, self.prefixes.find(sequence.request.scope, tokens)
-        return sequence.hit[1]
+        hit, operations = self.reuse.begin(sequence)
+        self._operations += operations
+        if not hit.logits:
+            self.filling.append(sequence)
+            return
+        self._lane(self._lane_for(sequence)).sequences.append(sequence)
+        self._recalled.append((sequence, hit.logits))
 
     def _waits(self, sequence: Sequence) -> bool:
-        return self._waits_for_another(sequence) or self._waits_for_disk(sequence)
-
-    def _waits_for_disk(self, sequence: Sequence) -> bool:
-        """Whether files are being read that bring its prompt further than memory does."""
-        disk = self.prefixes.disk
-        if disk is None or not sequence.kept:
-            return False
-        if sequence.files is None:
-            sequence.files = disk.find(sequence.request.scope, sequence.filling, self._hit(sequence).length)
-            wanted = Use(sum(len(file.tokens) for file in sequence.files), len(sequence.files))
-            self._operations += self.prefixes.make_room(self._live() + wanted)
-            if not self.limits.room.holds(self._live() + self.prefixes.use + wanted):
-                sequence.files = []
-            self._operations += self.prefixes.restore(sequence.files)
-        return any(map(disk.reading_now, sequence.files))
-
-    def _waits_for_another(self, sequence: Sequence) -> bool:
-        """Whether a prompt is being read that begins as this one's, for longer than what is stored: it is read once."""
-        if not sequence.kept or self.prefixes.keeping.refusal:
-            return False
-        length: int | None = None
-        for other in self._filling:
-            shared = self._in_common(sequence, other)
-            if shared < WORTH_WAITING or not other.prompt_left:
-                continue
-            length = self._hit(sequence).length if length is None else length
-            if shared - length < WORTH_WAITING:
-                continue
-            if shared > other.fed:
-                # Whose prompt is the same begins with the other's logits, if that is all that can be kept.
-                if self.prefixes.keeping.anywhere or other.request.prompt != sequence.request.prompt:
-                    other.stops.add(shared)
-                return True
-            if self.prefixes.keeping.anywhere and other.present:
-                self._operations += self._store(other, other.filling[: other.fed])
-                return False
-        return False
-
-    def _in_common(self, sequence: Sequence, other: Sequence) -> int:
-        """How many tokens both begin with; at least one of this sequence's own is left."""
-        if not other.kept or other.request.scope != sequence.request.scope:
-            return 0
-        if other.number not in sequence.in_common:
-            own = sequence.request.prompt
-            sequence.in_common[other.number] = min(len(own) - 1, common(own, other.request.prompt, 0))
-        return sequence.in_common[other.number]
+        waits, operations = self.reuse.wait(sequence)
+        self._operations += operations
+        return waits
 
     # What is held, and what has room beside it.
 
-    def _live(self, joining: Sequence | None = None, ahead: bool = False) -> Use:
+    def live(self, joining: Sequence | None = None, ahead: bool = False) -> Use:
         """What the caches of streams take, or will soon: with a newcomer, with all that admitted ones were promised."""
         use = Use()
-        for sequence in self._filling:
+        for sequence in self.filling:
             use += rectangle([sequence.soon])
         lanes = {lane.number: [s.soon if ahead else s.length + 1 for s in lane.sequences] for lane in self._lanes}
         if joining:
@@ -377,7 +295,7 @@ class Scheduler:
 
     def _take_room(self, sequence: Sequence) -> bool:
         """Whether it may begin beside those who run; what is stored gives way to it."""
-        live = self._live(sequence, ahead=True)
+        live = self.live(sequence, ahead=True)
         if not self.limits.room.holds(live) and self._admitted:
             return False
         self._operations += self.prefixes.make_room(live)
@@ -385,13 +303,13 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """For everybody's next token: what is stored gives way, then the youngest stream."""
-        live = self._live()
+        live = self.live()
         if self.limits.room.holds(live + self.prefixes.use):
             return
         self._operations += self.prefixes.make_room(live)
         while not self.limits.room.holds(live) and len(self._admitted) > 1:
             self._preempt(max(self._admitted, key=lambda sequence: sequence.number))
-            live = self._live()
+            live = self.live()
 
     def _preempt(self, sequence: Sequence) -> None:
         """It makes room now and goes on later, from the tokens that it has."""
@@ -401,8 +319,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Its cache goes, and its place among those who run."""
-        if sequence in self._filling:
-            self._filling.remove(sequence)
+        if sequence in self.filling:
+            self.filling.remove(sequence)
         self._recalled = [(other, segment) for other, segment in self._recalled if other is not sequence]
         for lane in self._lanes:
             if sequence in lane.sequences:
@@ -411,36 +329,8 @@ class Scheduler:
             self._operations.append(Drop(sequence.number))
             sequence.present = False
 
-    def _store(
-        self, sequence: Sequence, tokens: SequenceOf[int], *, state: bool = False, logits: bool = False
-    ) -> list[Operation]:
-        """Keep what it has fed so far, for others, where there is room beside those who run."""
-        if not sequence.kept or self.prefixes.keeping.refusal:
-            return []
-        request, live = sequence.request, self._live()
-        operations = self.prefixes.make_room(live + self.prefixes.wanted(request.scope, tokens))
-        # What had to go may have been the beginning of this: then more is wanted than before.
-        if not self.limits.room.holds(live + self.prefixes.use + self.prefixes.wanted(request.scope, tokens)):
-            return operations
-        stored = self.prefixes.store(
-            request.scope, tokens, sequence.number, state=state, logits=logits, pinned=sequence.pinned
-        )
-        new = (op.stop - op.start for op in stored if isinstance(op, Store) and op.start < len(request.prompt))
-        sequence.stored = min(len(request.prompt), sequence.stored + sum(new))
-        return [*operations, *stored]
-
-    def _keep_answer(self, sequence: Sequence, end: tuple[int, ...] = ()) -> None:
-        """Before its cache goes: what it holds behind the prompt, as far as the tokens are known."""
-        if sequence.answer_kept or not sequence.present:
-            return
-        sequence.answer_kept = True
-        known = (*sequence.request.prompt, *sequence.output, *end)
-        whole = sequence.length <= len(known)
-        if whole or self.prefixes.keeping.anywhere:
-            self._operations += self._store(sequence, known[: sequence.length], state=whole)
-
     def _next_chunk(self) -> tuple[list[Sequence], int] | None:
-        filling = [sequence for sequence in self._filling if sequence.prompt_left]
+        filling = [sequence for sequence in self.filling if sequence.prompt_left]
         if not filling:
             return None
         # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
@@ -462,7 +352,7 @@ class Scheduler:
         feeds = tuple(self._prompt_feed(sequence, size) for sequence in together)
         for sequence in together:
             if sequence.prompt_left <= (CATCH_UP if len(together) > 1 else 0):
-                self._filling.remove(sequence)
+                self.filling.remove(sequence)
                 self._lane(self._lane_for(sequence)).sequences.append(sequence)
         return self._step(feeds, logits=not all(feed.partial for feed in feeds))
 
@@ -475,7 +365,7 @@ class Scheduler:
         sequence.expected += not sequence.prompt_left
         if not sequence.prompt_left or sequence.fed in sequence.stops:
             whole = not sequence.prompt_left
-            self._afterwards += self._store(sequence, sequence.filling[: sequence.fed], state=True, logits=whole)
+            self._afterwards += self.reuse.store(sequence, sequence.filling[: sequence.fed], state=True, logits=whole)
         return Feed(sequence.number, tokens, partial=bool(sequence.prompt_left), begins=begins)
 
     def _recall(self) -> Step:
@@ -510,7 +400,7 @@ class Scheduler:
         for sequence in lane.sequences:
             if not sequence.may_decode:
                 # Its row goes with this step: the ranks hold whoever decodes and nobody else.
-                self._keep_answer(sequence)
+                self._operations += self.reuse.keep_answer(sequence)
         feeds = tuple(map(self._decode_feed, ready))
         lane.under_way += 1
         lane.prefilled = 0
@@ -535,9 +425,7 @@ class Scheduler:
         sequence.expected -= 1
         if sequence.first_token is None:
             sequence.first_token = self._clock()
-            if self.prefixes.disk and sequence.first_forward is not None:
-                read = len(sequence.filling) - (sequence.cached or 0)
-                self.prefixes.disk.computing.note(sequence.first_token - sequence.first_forward, read)
+            self.reuse.prompt_read(sequence)
         if token in sequence.request.stop_tokens:
             return self._end(sequence, Finish.STOP, end=(token,))
         sequence.output.append(token)
@@ -553,19 +441,9 @@ class Scheduler:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         if finish is not Finish.FAILED:
-            self._keep_answer(sequence, end)
+            self._operations += self.reuse.keep_answer(sequence, end)
         self._leave(sequence)
         if sequence.constraint:
             sequence.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
-
-
-def parting(seen: int | None, cuts: SequenceOf[int]) -> tuple[int, ...]:
-    """Where to stop for a state, when two requests were seen to part: at the last cut before that place, since they may
-    share a few words behind it by chance, and at the place itself where more than a few are shared.
-    """
-    if seen is None:
-        return ()
-    cut = max((cut for cut in cuts if cut <= seen), default=0)
-    return (cut,) if seen - cut < WORTH_A_CUT else (cut, seen)
