@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
+import mlx.core as mx
 
+from chorus.engine.sampling import Draw, sample
 from chorus.messages.engine import Finish, Request, Sampling
-from tests.support.architectures import ARCHITECTURES
+from tests.support.architectures import ARCHITECTURES, single_cache
 from tests.support.teacher import Answer, Teacher
 
 ROOT = Path(__file__).parents[2]
@@ -22,27 +24,23 @@ def test_answers_with_the_cache_are_those_of_the_plain_model() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def teacher() -> Teacher:
-    return Teacher(ARCHITECTURES["qwen2"])
-
-
-def test_a_teacher_sees_one_wrong_token_and_a_wrong_position(teacher: Teacher) -> None:
-    request = Request("1:1", (5, 6, 7, 8, 9), 12, sampling=Sampling(temperature=1.0, seed=3))
+def test_a_teacher_sees_a_wrong_token_a_wrong_position_and_a_wrong_end() -> None:
+    teacher = Teacher(ARCHITECTURES["qwen2"])
+    request = Request("1:1", (5, 6, 7, 8, 9), 6, frozenset({300}), Sampling(temperature=1.0, seed=3))
     tokens: list[int] = []
     while len(tokens) < request.max_tokens:
-        tokens.append(_likeliest(teacher, request, tokens))
+        read = (*request.prompt, *tokens)
+        logits = teacher.model(mx.array([read]), cache=single_cache(teacher.model))[:, -1]
+        tokens.append(int(sample(logits, [Draw(request.sampling, len(read))]).item()))
     right = Answer(request, tuple(tokens), Finish.LENGTH)
-    wrong = Answer(request, (*tokens[:4], tokens[4] + 1, *tokens[5:]), Finish.LENGTH)
-    early = Answer(Request("1:2", request.prompt[1:], 12, sampling=request.sampling), tuple(tokens), Finish.LENGTH)
-    first, second, third = teacher.faults([right, wrong, early])
-    assert first is None
-    assert second
-    assert second.startswith("token 4 of 12 scores")
-    assert third
-
-
-def _likeliest(teacher: Teacher, request: Request, tokens: list[int]) -> int:
-    """The only next token that the teacher finds nothing wrong with."""
-    candidates = [Answer(request, (*tokens, token), Finish.CANCELLED) for token in range(3, 320)]
-    return next(a.tokens[-1] for a, fault in zip(candidates, teacher.faults(candidates), strict=True) if fault is None)
+    again = replace(right, request=replace(request, answered=tuple(tokens[:2])), tokens=tuple(tokens[2:]))
+    wrong = replace(right, tokens=(*tokens[:3], tokens[3] ^ 1, *tokens[4:]))
+    moved = replace(right, request=replace(request, prompt=request.prompt[1:]))
+    ended = replace(right, tokens=tuple(tokens[:3]), finish=Finish.STOP)
+    faults = teacher.faults([right, again, wrong, moved, ended])
+    assert faults[:2] == [None, None]
+    assert [str(fault).partition(" scores ")[0] for fault in faults[2:]] == [
+        "token 3 of 6",
+        "token 0 of 6",
+        "token 3 of 3",
+    ]
