@@ -96,7 +96,7 @@ def settings_of(sitting: Sitting) -> Settings:
         prefill_chunk=random.choice((8, 16, 16, 64)),
         max_batch=random.choice((3, 8)),
         lanes=1 if sitting.case.tensor else random.randint(1, sitting.case.ranks),
-        rows_of_memory=random.choice((None, None, 2, 4)),
+        rows_of_memory=random.choice((None, None, 3, 6)),
         at_once=random.randint(3, 6),
     )
 
