@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from chorus.config.engine import EngineSpec
-from chorus.engine import process, room, scheduler
+from chorus.engine import process, reuse, room, sequences
 from chorus.engine.leader import Cancel, Leader, Submit
 from chorus.engine.process import Engine
 from chorus.messages.engine import Finish, Progress, Request, Timing
@@ -45,7 +45,11 @@ def on_a_small_scale() -> Iterator[None]:
     """A leader that counts memory by a few tokens, and waits for others to save a few: what happens with long
     conversations happens with short ones.
     """
-    with mock.patch.object(room, "STEP", 16), mock.patch.multiple(scheduler, HEADROOM=8, WORTH_WAITING=16):
+    with (
+        mock.patch.object(room, "STEP", 16),
+        mock.patch.object(sequences, "HEADROOM", 8),
+        mock.patch.object(reuse, "WORTH_WAITING", 16),
+    ):
         yield
 
 
