@@ -33,7 +33,7 @@ def facts() -> Facts:
         cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         python=platform.python_version(),
-        versions={name: metadata.version(name) for name in _PACKAGES},
+        versions={name: _version(name) for name in _PACKAGES},
     )
 
 
@@ -81,3 +81,10 @@ def _processor() -> str:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # run from its sources
