@@ -281,7 +281,10 @@ class Leader:
         self._freed_buffers.used()
         try:
             self._keep_logits(step)
-            outputs = self._runner.run(step, self._graph_tokens.of(step), self._followers.receive(step))
+            tokens, received = self._graph_tokens.of(step), self._followers.receive(step)
+            # What is stored is computed first, and that may need a rank that is gone.
+            with self._followers.waiting():
+                outputs = self._runner.run(step, tokens, received)
             if step.recalls:
                 outputs = [mx.stack([self._kept_logits[feed.recalled] for feed in step.feeds])]
             self._newest = (step.sequences, outputs[0]) if step.logits else None

@@ -195,12 +195,15 @@ def test_the_oldest_goes_when_there_is_no_room_and_that_is_told(opened: Callable
     assert written(opened(limit=one - 1), **{SECOND: segment(2)}).failed == [SECOND]
 
 
-def test_files_of_another_model_make_room_too(opened: Callable[..., SegmentDisk]) -> None:
+def test_files_of_another_model_make_room_too_and_nothing_is_left_behind(opened: Callable[..., SegmentDisk]) -> None:
     other = save(opened)
+    (other.parent / "list").write_text("of the leader's")
     disk = opened(OTHERS, limit=int(1.5 * other.stat().st_size))
     assert disk.held_keys() == []
     assert written(disk, **{KEY: segment()}).saved == [KEY]
     assert not other.exists()
+    opened(OTHERS)
+    assert [file.name for file in other.parent.iterdir()] == [disk_module.LOCK]
 
 
 def test_what_is_erased_is_gone_also_when_it_was_still_to_be_written(opened: Callable[..., SegmentDisk]) -> None:
@@ -245,7 +248,10 @@ def test_a_key_that_is_none_is_refused(opened: Callable[..., SegmentDisk], key: 
         opened().restore(key)
 
 
-def test_two_ranks_do_not_share_their_files(opened: Callable[..., SegmentDisk], tmp_path: Path) -> None:
+def test_two_ranks_do_not_share_their_files(
+    opened: Callable[..., SegmentDisk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "LOCK_SECONDS", 0.01)
     opened()
     with pytest.raises(OSError, match="another rank uses it"):
         SegmentDisk(tmp_path / "segments", OURS, 1 << 30)

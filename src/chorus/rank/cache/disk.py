@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ MOST_KEYS = 1 << 14
 """A rank does not tell of more, nor does it write more."""
 WAITING_BYTES = 1 << 30
 """What waits for the disk holds memory: beyond this, nothing more is taken."""
+LOCK = "lock"
+LOCK_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """How long a rank that ends goes on with what it was told to write."""
 
@@ -143,9 +146,7 @@ class SegmentDisk:
     def __init__(self, folder: Path, fingerprint: str, limit: int) -> None:
         self._fingerprint, self._limit = fingerprint, limit
         self._own = private_folder(private_folder(folder) / fingerprint)
-        self._lock = _lock(self._own)
-        if self._lock is None:
-            raise OSError(0, "another rank uses it", str(self._own))
+        self._lock: int | None = _own_lock(self._own)
         self._guard = threading.Lock()
         self._files: dict[Path, int] = {}
         """Their sizes, the oldest first."""
@@ -228,7 +229,10 @@ class SegmentDisk:
         found = [(file.stat(), file) for file in _files_in(self._own, own=True)]
         for other in folder.iterdir():
             if other != self._own and other.is_dir() and (lock := _lock(other)) is not None:
-                found += [(file.stat(), file) for file in _files_in(other, own=False)]
+                files = [(file.stat(), file) for file in _files_in(other, own=False)]
+                found += files
+                if not files:
+                    _clear(other)
                 os.close(lock)
         for status, file in sorted(found, key=lambda entry: entry[0].st_mtime_ns):
             try:
@@ -329,9 +333,19 @@ def check_key(key: str) -> None:
         raise ValueError(f"{key[:40]!r} cannot name a segment: a key is 16 to 128 hexadecimal digits")
 
 
+def _own_lock(folder: Path) -> int:
+    """Another rank that starts looks at everybody's files, which takes a moment."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while (lock := _lock(folder)) is None:
+        if time.monotonic() > deadline:
+            raise OSError(0, "another rank uses it", str(folder))
+        time.sleep(LOCK_SECONDS / 20)
+    return lock
+
+
 def _lock(folder: Path) -> int | None:
     """Held as long as it is open; None where somebody else has it."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -346,6 +360,13 @@ def _files_in(folder: Path, *, own: bool) -> Iterator[Path]:
             yield file
         elif own and file.suffix == ASIDE:
             file.unlink(missing_ok=True)  # whoever wrote it has ended
+
+
+def _clear(folder: Path) -> None:
+    """No segment is left: whatever was written about them goes too."""
+    for file in folder.iterdir():
+        if file.name != LOCK and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def _content(file: Path) -> memoryview:
