@@ -79,8 +79,8 @@ class Settings:
     prefill_chunk: int
     max_batch: int
     lanes: int
-    rows_of_memory: int | None
-    """For how many sequences there is memory, streams and stored ones together; None: for all."""
+    tokens_of_memory: int | None
+    """For how many tokens there is memory, of streams and stored ones together; None: for all."""
     at_once: int
     """How many conversations are held at the same time."""
 
@@ -96,7 +96,7 @@ def settings_of(sitting: Sitting) -> Settings:
         prefill_chunk=random.choice((8, 16, 16, 64)),
         max_batch=random.choice((3, 8)),
         lanes=1 if sitting.case.tensor else random.randint(1, sitting.case.ranks),
-        rows_of_memory=random.choice((None, None, 3, 6)),
+        tokens_of_memory=random.choice((None, None, 500, 900)),
         at_once=random.randint(3, 6),
     )
 

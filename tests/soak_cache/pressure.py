@@ -132,7 +132,7 @@ def press(case: Case, seed: int, seconds: float, folder: Path) -> list[str]:
         max_batch=64,
         max_queue=1024,
         lanes=1,
-        cache=CacheConfig(memory=memory_for(ROWS, CONTEXT, case, config)),
+        cache=CacheConfig(memory=memory_for(ROWS * CONTEXT, 2 * ROWS, case, config)),
     )
     load = Load.drawn(Random(seed), vocabulary_size(config), seconds)
     crowd = Crowd(load)

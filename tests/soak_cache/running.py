@@ -13,6 +13,8 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sections import CacheConfig
 from chorus.platform import mpi
 from chorus.platform.process.lifeline import Lifeline
+from chorus.rank.cache import caches
+from chorus.rank.cache.store import state_bytes
 from tests.soak_cache.cases import Case, Sitting, settings_of
 from tests.soak_cache.conversations import World, conversation
 from tests.soak_cache.holding import Findings, Table, leading, on_a_small_scale
@@ -26,6 +28,8 @@ from tests.support.tiny_model import vocabulary_size, write_random_model
 ROOT = Path(__file__).parents[2]
 CONTEXT = 384
 SECONDS = 400.0
+STATES = 8
+"""For so many windows and recurrent states there is memory where there is little."""
 MANY = 200
 """Of so many tokens that others have sent before, some are cached, whatever the conversations are."""
 
@@ -95,7 +99,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
     model = folder / f"{sitting.case.architecture}-{settings.window}"
     if not model.is_dir():
         write_random_model(model, config)
-    rows = settings.rows_of_memory
+    tokens = settings.tokens_of_memory
     spec = EngineSpec(
         address=f"unix:{short(folder)}/engine.sock",
         model_path=model,
@@ -107,7 +111,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
         lanes=settings.lanes,
         start_timeout_seconds=60,
         step_timeout_seconds=60,
-        cache=CacheConfig(memory=rows and memory_for(rows, CONTEXT, sitting.case, config)),
+        cache=CacheConfig(memory=tokens and memory_for(tokens, STATES, sitting.case, config)),
         **({"parallel": "tensor", "transport": "mpi"} if sitting.case.tensor else {}),
     )
     table = Table(settings.at_once)
@@ -118,7 +122,7 @@ def hold(sitting: Sitting, folder: Path, addresses: tuple[str, ...]) -> Findings
         table.hold(leader, speakers)
     found = table.findings
     found.faults += wrong_answers(Teacher(config), table)
-    if rows is None and found.could_be_cached >= MANY and not found.cached_tokens:
+    if tokens is None and found.could_be_cached >= MANY and not found.cached_tokens:
         found.faults.append(f"nothing was cached of {found.could_be_cached} tokens that had been sent before")
     return found
 
@@ -136,10 +140,10 @@ def rank_addresses(folder: Path, ranks: int) -> tuple[str, ...]:
     return tuple(f"unix:{short(folder)}/rank{rank}.sock" for rank in range(ranks))
 
 
-def memory_for(rows: int, tokens: int, case: Case, config: Config) -> int:
-    """What the rank that holds most of the model needs for so many sequences of so many tokens."""
+def memory_for(tokens: int, states: int, case: Case, config: Config) -> int:
+    """What the rank that holds most of the model needs for so many tokens, and so many windows and recurrent states."""
     model = build_config(config)
     cache = single_cache(model)
-    feed(model, cache, [1] * tokens)
+    feed(model, cache, [1])
     share = 1 / case.ranks if case.tensor else -(-len(cache) // case.ranks) / len(cache)
-    return int(rows * share * sum(entry.nbytes for entry in cache))
+    return int(share * (tokens * caches.bytes_per_token(cache) + states * state_bytes(cache)))
