@@ -15,6 +15,7 @@ from chorus.engine.leader import Leader, StopLeader, Submit
 from chorus.errors import ChorusError
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling
 from chorus.messages.grammar import Grammar, GrammarError, GrammarPart
+from chorus.messages.rank import Evict, Feed, Step
 from chorus.rank.load import LoadedShard
 from chorus.text.grammar.client import Constraint
 from chorus.text.tokenizer import Tokenizer
@@ -122,6 +123,17 @@ def test_nothing_is_kept_of_sequences_that_ended(make_leader: MakeLeader) -> Non
     run(leader, *(Request(f"1:{i}", tuple(range(1, 5 + i)), 3 + i) for i in range(6)))
     assert leader._runner.sequences == 0
     assert leader._runner.cache_bytes == 0
+
+
+def test_logits_are_still_there_for_the_step_that_lets_go_of_them(make_leader: MakeLeader) -> None:
+    """One request begins with them, and the room that they took is given to another that is admitted beside it."""
+    leader, _ = make_leader()
+    leader._kept_logits[5] = mx.zeros((8,))
+    step = Step(1, (Evict(5),), (Feed(1, (), recalled=5),), logits=True)
+    launched = leader._launch(step)
+    assert launched is not None
+    assert launched[1][0].shape == (1, 8)
+    assert not leader._kept_logits
 
 
 SCHEMA = {

@@ -295,19 +295,21 @@ class Leader:
                 raise
             self._fail(step, error)
             return None
+        finally:
+            # Not before: a step may begin with what it lets go of for somebody else.
+            for operation in step.operations:
+                if isinstance(operation, Evict):
+                    self._kept_logits.pop(operation.segment, None)
 
     def _keep_logits(self, step: Step) -> None:
         """Of prompts that were just read whole, for whoever sends the same once more."""
         for operation in step.operations:
-            match operation:
-                case Store(logits=True):
-                    assert self._newest is not None, "a prompt's end is stored right behind the step that reached it"
-                    sequences, logits = self._newest
-                    kept = mx.contiguous(logits[sequences.index(operation.sequence)])
-                    mx.async_eval(kept)
-                    self._kept_logits[operation.segment] = kept
-                case Evict(segment):
-                    self._kept_logits.pop(segment, None)
+            if isinstance(operation, Store) and operation.logits:
+                assert self._newest is not None, "a prompt's end is stored right behind the step that reached it"
+                sequences, logits = self._newest
+                kept = mx.contiguous(logits[sequences.index(operation.sequence)])
+                mx.async_eval(kept)
+                self._kept_logits[operation.segment] = kept
 
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
