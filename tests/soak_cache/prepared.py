@@ -16,3 +16,7 @@ def prepare() -> None:
     os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
     platform.prepare(1)
     lean.install()
+    # Only now may MLX be imported: its BLAS has been taken over.
+    from tests.support import device_thread
+
+    device_thread.keep_from_interrupting()

@@ -138,7 +138,7 @@ def press(case: Case, seed: int, seconds: float, folder: Path) -> list[str]:
     crowd = Crowd(load)
     with Ranks(folder) as ranks:
         for rank in range(1, case.ranks):
-            ranks.follower(rank, addresses[rank], module="tests.soak_cache.metered_rank")
+            ranks.follower(rank, addresses[rank], "--metered", module="tests.soak_cache.follower")
         metered = Meter(files[0]).install()
         with leading(spec, crowd.publish) as leader:
             room = leader.scheduler.limits.room

@@ -60,7 +60,7 @@ class Place:
     def _addresses(self, ranks: int) -> tuple[str, ...]:
         addresses = rank_addresses(self._folder, ranks)
         for rank in range(self._followers + 1, ranks):
-            self._ranks.follower(rank, addresses[rank])
+            self._ranks.follower(rank, addresses[rank], module="tests.soak_cache.follower")
             self._followers = rank
         return addresses if ranks > 1 else ()
 

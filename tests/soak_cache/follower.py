@@ -1,4 +1,4 @@
-"""A follower as `python -m chorus.rank` runs one, with a meter: it writes to `rank<N>.bytes` beside its socket."""
+"""A follower as `python -m chorus.rank` runs one. Metered, it writes what it holds to `rank<N>.bytes` by its socket."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def main() -> int:
     parser.add_argument("--rank", type=int)
     parser.add_argument("--listen")
     parser.add_argument("--threads")
+    parser.add_argument("--metered", action="store_true")
     given = parser.parse_args()
-    Meter(Path(given.listen.removeprefix("unix:")).parent / f"rank{given.rank}.bytes").install()
+    if given.metered:
+        Meter(Path(given.listen.removeprefix("unix:")).parent / f"rank{given.rank}.bytes").install()
     return Worker(given.rank, given.listen).serve()
 
 
