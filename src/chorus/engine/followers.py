@@ -60,6 +60,7 @@ class Follower:
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
     state_bytes: int = 0
+    growing_layers: int = 0
     stored_bytes: int = 0
     disk_bytes: int = 0
     free_bytes: int = 0
@@ -116,6 +117,7 @@ class Follower:
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                     self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
+                    self.growing_layers = done.growing_layers
                     self.disk_bytes = done.disk_bytes
                     if done.saved or done.restored or done.failed:
                         self.disk_news.put(done)

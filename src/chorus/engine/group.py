@@ -62,6 +62,7 @@ class CacheRoom:
     state: int
     """Of a sequence's windows and recurrent states."""
     layers: int
+    """Those that keep something of every token: one of them is copied when a cache grows."""
     weights: int
 
     @property
@@ -90,14 +91,14 @@ class Group:
         )
 
     def _rooms(self, own: Runner, fraction: float) -> Iterator[CacheRoom]:
-        backend, left, stage = device.backend(), left_for_cache(mx, self.shard.budget), self.shard.stage
+        backend, left = device.backend(), left_for_cache(mx, self.shard.budget)
         yield CacheRoom(
             "rank 0",
             backend,
             cache_share(backend, left, fraction),
             own.cache_bytes_per_token,
             own.state_bytes + (LOGIT_BYTES * self.shard.vocabulary if own.state_bytes else 0),
-            stage.last - stage.first,
+            max(1, own.growing_layers),
             self.shard.weight_bytes,
         )
         for f in self.followers.followers:
@@ -107,7 +108,7 @@ class Group:
                 cache_share(f.hello.device, f.free_bytes, fraction),
                 f.cache_bytes_per_token,
                 f.state_bytes,
-                f.loaded.last_layer - f.loaded.first_layer,
+                max(1, f.growing_layers),
                 f.loaded.weight_bytes,
             )
 

@@ -152,6 +152,8 @@ class Status:
     """The same as sent: fewer where frames were packed."""
     state_bytes: int = 0
     """What the windows and recurrent states of a sequence take there at most."""
+    growing_layers: int = 0
+    """How many of the layers there keep something of every token."""
     stored_bytes: int = 0
     """What stored segments take there."""
     saved: tuple[str, ...] = ()

@@ -33,9 +33,9 @@ class Runner:
         self._alone: dict[int, Cache] = {}
         self._lanes: defaultdict[int, Batch] = defaultdict(Batch)
         self._store = SegmentStore()
-        self.cache_bytes_per_token = self.state_bytes = 0
-        """What a token of a sequence costs this rank, and what its windows and recurrent states take at most; seen at
-        the first prompt that it ran.
+        self.cache_bytes_per_token = self.state_bytes = self.growing_layers = 0
+        """What a token of a sequence costs this rank, what its windows and recurrent states take at most, and how many
+        layers keep something of every token; seen at the first prompt that it ran.
         """
 
     def run(
@@ -61,6 +61,7 @@ class Runner:
         if not step.decode and not self.cache_bytes_per_token + self.state_bytes:
             self.cache_bytes_per_token = caches.bytes_per_token(cache) // len(step.feeds)
             self.state_bytes = state_bytes(cache) // len(step.feeds)
+            self.growing_layers = caches.growing_layers(cache)
         # The caches ride along, or the graph of a chunk whose logits nobody wants would pile up. They are not handed
         # out: somebody holding them would turn the next in-place update into a copy.
         mx.async_eval(outputs, caches.arrays(cache))

@@ -310,6 +310,7 @@ class Worker:
             memory_bytes=self._memory.resident,
             cache_bytes_per_token=runner.cache_bytes_per_token,
             state_bytes=runner.state_bytes,
+            growing_layers=runner.growing_layers,
             stored_bytes=runner.stored_bytes,
             saved=tuple(news.saved),
             restored=tuple(news.restored),

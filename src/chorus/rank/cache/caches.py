@@ -114,6 +114,11 @@ def bytes_per_token(cache: Cache) -> int:
     return sum(_growth(entry) for (entry,) in _distinct(cache))
 
 
+def growing_layers(cache: Cache) -> int:
+    """How many entries keep something of every token."""
+    return sum(bool(_growth(entry)) for (entry,) in _distinct(cache))
+
+
 def _growth(entry: Any) -> int:
     if isinstance(entry, decoders.CacheList):
         return sum(map(_growth, entry.caches))
