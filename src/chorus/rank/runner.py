@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from chorus.messages.rank import Drop, Erase, Evict, Feed, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
+from chorus.platform import device
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
 from chorus.rank.cache.caches import CacheError
@@ -93,7 +94,9 @@ class Runner:
             case Drop(sequence):
                 self._alone.pop(sequence, None)
             case Store(sequence, segment, start, stop, state):
-                self._store.take(segment, self._cache_of(sequence), start, stop, state)
+                # A GPU copies one sequence in less time than it takes to wait for all that it was given before.
+                wait = sequence not in self._alone or device.backend() == "cpu"
+                self._store.take(segment, self._cache_of(sequence), start, stop, state, wait)
             case Fork(sequence, parts):
                 cache = self._store.join(parts, self.stage.new_cache(), fed.get(sequence, 1))
                 if sequence not in fed:

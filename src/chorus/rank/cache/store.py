@@ -102,11 +102,12 @@ class SegmentStore:
         self.nbytes = 0
         self._segments: dict[int, Segment] = {}
 
-    def take(self, number: int, cache: Cache, start: int, stop: int, state: bool) -> None:
+    def take(self, number: int, cache: Cache, start: int, stop: int, state: bool, wait: bool = True) -> None:
         """Keep the tokens from `start` to `stop` of a sequence, with `state` also what stands behind them; that alone
         where both are the same place.
 
         What is taken is copied and computed at once: whoever holds a slice of the source makes its next write copy it.
+        Without `wait` it is only begun: then that write may copy the source.
         """
         leaves = _leaves(cache)
         if number in self._segments or not 0 <= start <= stop or (start == stop and not state):
@@ -117,7 +118,7 @@ class SegmentStore:
             _check_states(leaves, stop)
             states = {place: _copied(_contents(leaf, stop)) for place, leaf in _others(leaves)}
             segment = replace(segment, states=states)
-        mx.eval(segment.slices, segment.states)
+        (mx.eval if wait else mx.async_eval)(segment.slices, segment.states)
         self._keep(number, segment)
 
     def join(self, parts: Sequence[Part], fresh: Cache, room: int = 1) -> Cache:
