@@ -16,6 +16,7 @@ from chorus.models.tensors import TensorInfo
 from chorus.planning.costs import Machine, Workload, stage_table
 from chorus.planning.facts import ModelFacts, Weights, facts_of, read_facts
 from chorus.platform.dtype import DtypePolicy
+from chorus.rank.cache.caches import size_bytes
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
 from chorus.rank.tensor.divide import rule_of
@@ -113,6 +114,17 @@ def test_bytes_after_the_dtype_policy_are_those_that_are_loaded(
         loaded = load_shard(folder, lambda _, run=range(first, last): run, dtype=dtype)
         assert table.policy(first, last).dequantize == dequantized == loaded.policy.dequantize
         assert table.weights[first, last] == pytest.approx(loaded.weight_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_packed_keys_and_values_are_counted_as_they_are_kept(bits: int, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", "qwen3", tokenizer=False, head_dim=64)
+    work = Workload(context=256, dtype="float32", kv_bits=bits)
+    table = stage_table(read_facts(folder), Machine("here", "cpu", 1 << 40, 1e12, 1e11), work)
+    stage = load_shard(folder, range, dtype="float32", kv_bits=bits).stage
+    cache = stage.new_cache()
+    stage.forward(mx.array([[5, 17, 99]]), cache)
+    assert table.cache[0, -1] == size_bytes(cache)
 
 
 def test_mixed_bits_are_counted_per_tensor(tmp_path: Path) -> None:

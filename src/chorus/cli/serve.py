@@ -58,6 +58,9 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
     ] = None,
+    kv_bits: Annotated[
+        int | None, typer.Option(help="Keys and values in 8 or 4 bits: half or a quarter of their memory in float16.")
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Serve a shorter context than the model's.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing of one request for the next.")] = False,
     cache_memory: Annotated[
@@ -135,6 +138,7 @@ def serve(
             "compression": compression,
             "threads": threads,
             "dtype": dtype,
+            "kv_bits": kv_bits,
             "context": context,
             "trust_remote_code": trust_remote_code or None,
             "step_log": step_log,

@@ -97,6 +97,7 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
         chunk=engine.prefill_chunk,
         reserve=engine.reserve_mb * MIB,
         dtype=engine.dtype,
+        kv_bits=engine.kv_bits,
     )
 
 

@@ -98,7 +98,7 @@ class Group:
             cache_share(backend, left, fraction),
             own.cache_bytes_per_token,
             own.state_bytes + (LOGIT_BYTES * self.shard.vocabulary if own.state_bytes else 0),
-            max(1, own.growing_layers),
+            self._copied(max(1, own.growing_layers)),
             self.shard.weight_bytes,
         )
         for f in self.followers.followers:
@@ -108,9 +108,16 @@ class Group:
                 cache_share(f.hello.device, f.free_bytes, fraction),
                 f.cache_bytes_per_token,
                 f.state_bytes,
-                max(1, f.growing_layers),
+                self._copied(max(1, f.growing_layers)),
                 f.loaded.weight_bytes,
             )
+
+    def _copied(self, layers: int) -> int:
+        """Of how many layers one exists twice for a moment: fewer where a layer's keys and values are also unpacked, in
+        float32 at most.
+        """
+        packing = self.shard.stage.packing
+        return max(1, layers // (1 + 32 // packing.bits)) if packing else layers
 
     @property
     def stages(self) -> int:
@@ -247,6 +254,7 @@ def _tell(shard: LoadedShard) -> None:
 def _load_options(spec: EngineSpec) -> dict[str, Any]:
     return {
         "dtype": spec.dtype,
+        "kv_bits": spec.kv_bits or 0,
         # Ranks of one machine share its memory.
         "memory_fraction": spec.memory_fraction / ranks_here(spec.ranks),
         "trust_remote_code": spec.trust_remote_code,

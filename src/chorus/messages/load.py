@@ -53,6 +53,8 @@ class LoadRequest:
     dtype: str = "auto"
     policies: tuple[str, ...] = ()
     """What each rank does with its weights, as planned; empty: each decides for itself."""
+    kv_bits: int = 0
+    """Keys and values in so many bits; 0: in the model's number type."""
     memory_fraction: float = 0.8
     trust_remote_code: bool = False
     transport: str = ""

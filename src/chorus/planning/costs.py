@@ -23,6 +23,8 @@ from chorus.platform.dtype import DtypePolicy, choose_dtype
 MIB = 1 << 20
 CACHE_STEP = 256
 """Key/value arrays grow by so many tokens at a time."""
+PACKED_GROUP = 64
+"""How many packed keys or values share a scale and an offset; half as many where a head's width asks for it."""
 ACTIVATION_WIDTHS = 16
 """Arrays of the hidden width that are alive at once in a forward: a layer's inputs, projections and MLP."""
 STATE_BYTES = 4
@@ -94,6 +96,8 @@ class Workload:
     reserve: int = 512 * MIB
     """Bytes left alone on each rank: the interpreter, the runtime, other programs."""
     dtype: str = "auto"
+    kv_bits: int | None = None
+    """Keys and values in so many bits; None: in the number type of the weights."""
 
     @property
     def chunks(self) -> int:
@@ -290,18 +294,24 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
     )
     if facts.tied:
         weights[0, -1] -= facts.tokens.bytes_under(policy)  # one copy where both ends are on one rank
+    kept = _kept_bytes(item, work.kv_bits)
     per_sequence = [
-        layer.cache.numbers(work.cached_tokens) * item + layer.cache.state * (STATE_BYTES - item) for layer in layers
+        layer.cache.numbers(work.cached_tokens) * kept + layer.cache.state * (STATE_BYTES - kept) for layer in layers
     ]
     return PolicyCosts(
         weights=weights,
         prefill_read=sums_over_runs([_read(layer, policy, work.chunk_tokens) for layer in layers]),
         decode_read=_with_ends(sums_over_runs([_read(layer, policy, work.concurrency) for layer in layers]), 0, head),
         cache=sums_over_runs(per_sequence) * work.concurrency,
-        cache_read=sums_over_runs([layer.cache.numbers(work.mean_length) * item for layer in layers])
+        cache_read=sums_over_runs([layer.cache.numbers(work.mean_length) * kept for layer in layers])
         * work.concurrency,
         item=item,
     )
+
+
+def _kept_bytes(item: int, bits: int | None) -> float:
+    """Of a number among keys and values; packed ones have a scale and an offset for each group."""
+    return item if bits is None else bits / 8 + 2 * item / PACKED_GROUP
 
 
 def head_weights(facts: ModelFacts) -> Weights:
@@ -313,6 +323,9 @@ def _activations(facts: ModelFacts, node: Machine, item: int, work: Workload) ->
     inside = float(tokens * ACTIVATION_WIDTHS * facts.hidden * item)
     if node.backend == "cpu":
         inside += facts.heads * work.chunk_tokens * work.context * item  # scores are made in full there
+    if work.kv_bits is not None:
+        # A prompt attends to keys and values that are unpacked for it, one layer at a time.
+        inside += max(layer.cache.numbers(work.cached_tokens) for layer in facts.layers) * item
     logits = float(work.concurrency * facts.vocabulary * ITEM_BYTES["float32"] * 2)
     size = len(facts.layers) + 1
     return _with_ends(np.full((size, size), inside), 0, logits)

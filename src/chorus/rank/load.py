@@ -23,6 +23,7 @@ from chorus.platform import mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import device_memory, mac_budget
 from chorus.platform.sizes import size
+from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
@@ -69,6 +70,7 @@ def load_shard(
     *,
     dtype: str = "auto",
     policy: str | None = None,
+    kv_bits: int = 0,
     memory_fraction: float = 0.8,
     ranks_here: int = 1,
     trust_remote_code: bool = False,
@@ -85,7 +87,9 @@ def load_shard(
     _check_files(path, mapping, own, total)
     try:
         lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code, wanted=lambda name: name not in hidden)
-        stage = Stage(lazy.model, own.start, own.stop)
+        stage = _stage(lazy.model, own, kv_bits)
+    except CannotPack as error:
+        raise LoadError(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
     _check_complete(path, lazy, own)
@@ -100,6 +104,7 @@ def load_slices(
     *,
     dtype: str = "auto",
     policy: str | None = None,
+    kv_bits: int = 0,
     memory_fraction: float = 0.8,
     ranks_here: int = 1,
     trust_remote_code: bool = False,
@@ -120,9 +125,11 @@ def load_slices(
             lazy = upstream.load_lazily(path, trust_remote_code=trust_remote_code)
             _check_complete(path, lazy, whole)
             shard_model(lazy.model, lazy.config, plan, group, read=slices.note)
-        stage = Stage(lazy.model, own.start, own.stop)
+        stage = _stage(lazy.model, own, kv_bits)
         if not stored_apart:
             slices.read(lazy.model, SliceReader(stored_parameters(path, lazy.config)))
+    except CannotPack as error:
+        raise LoadError(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LoadError(f"cannot load the model in {path}: {error}") from error
     return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
@@ -136,6 +143,10 @@ def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequ
         return open_preshard(path, rank, Division.of(split, weights))
     except ModelError as error:
         raise LoadError(str(error)) from error
+
+
+def _stage(model: nn.Module, own: range, kv_bits: int) -> Stage:
+    return Stage(model, own.start, own.stop, packing_of(model, kv_bits) if kv_bits else None)
 
 
 def _check_complete(path: Path, lazy: upstream.LazyModel, own: range) -> None:

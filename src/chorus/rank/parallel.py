@@ -261,6 +261,7 @@ def take_part(
     options: dict[str, Any] = {
         "dtype": request.dtype,
         "policy": request.policies[rank] if request.policies else None,
+        "kv_bits": request.kv_bits,
         "memory_fraction": request.memory_fraction,
         "ranks_here": ranks_here(request.addresses),
         "trust_remote_code": request.trust_remote_code,

@@ -22,57 +22,17 @@ def keys(cache: list[object], place: int = 0) -> mx.array:
     return cache[place].keys_and_values()[0]  # type: ignore[attr-defined]
 
 
-def test_writing_to_a_fork_leaves_the_original_as_it_was() -> None:
-    cache = fed(KVCache(), RotatingKVCache(max_size=8))
-    branch = caches.fork(cache)
-    for entry in branch:
+def test_a_row_shares_no_array_object_and_its_writes_stay_its_own() -> None:
+    cache = [*fed(KVCache(), RotatingKVCache(max_size=8), ArraysCache(2)), CacheList(*fed(KVCache(), ArraysCache(1)))]
+    alone = caches.row(cache, 0)
+    assert not {id(array) for array in caches.arrays(cache)} & {id(array) for array in caches.arrays(alone)}
+    for entry in alone[:2]:
         rows = mx.full((1, 2, 1, 4), 7.0)
         entry.update_and_fetch(rows, rows)
-    assert keys(branch).shape[2] == 4
+    assert keys(alone).shape[2] == 4
     for place in (0, 1):
         assert keys(cache, place).shape[2] == 3
         assert mx.all(keys(cache, place) == 1.0).item()
-
-
-def test_a_fork_shares_no_array_object() -> None:
-    cache = [*fed(KVCache(), ArraysCache(2)), CacheList(*fed(KVCache(), ArraysCache(1)))]
-    ours = {id(array) for array in caches.arrays(cache)}
-    assert not ours & {id(array) for array in caches.arrays(caches.fork(cache))}
-
-
-def fed_whole() -> list[object]:
-    return fed(KVCache(), tokens=5)
-
-
-def test_a_fork_can_be_cut_to_a_length() -> None:
-    assert keys(caches.fork(fed_whole(), 2)).shape[2] == 2
-
-
-def test_a_fork_longer_than_the_cache_is_refused() -> None:
-    with pytest.raises(CacheError, match="holds 5 tokens"):
-        caches.fork(fed_whole(), 6)
-
-
-def test_a_window_that_has_moved_on_cannot_be_trimmed() -> None:
-    cache = fed(RotatingKVCache(max_size=4), tokens=5)
-    assert not caches.can_trim(cache)
-    with pytest.raises(CacheError):
-        caches.fork(cache, 3)
-    assert caches.fork(cache, 5)
-
-
-def test_a_state_cannot_be_cut_but_can_be_forked_whole() -> None:
-    cache = fed(ArraysCache(2))
-    with pytest.raises(CacheError, match="fork it whole"):
-        caches.fork(cache, 2)
-    assert caches.fork(cache)
-
-
-def test_a_state_beside_keys_is_forked_at_its_own_length_only() -> None:
-    cache = fed(ArraysCache(2), KVCache())
-    assert caches.fork(cache, 3)
-    with pytest.raises(CacheError):
-        caches.fork(cache, 2)
 
 
 def test_rows_go_into_a_batch_and_come_out_as_they_were() -> None:
@@ -99,11 +59,9 @@ def test_an_entry_at_several_places_stays_one_entry() -> None:
         return [*fed(entry), entry]
 
     cache = shared()
-    trimmed = caches.fork(cache, 2)
     batch = caches.keep(caches.extend(caches.merge([cache, shared()]), caches.merge([shared()])), [0, 2])
-    for result in (trimmed, batch, caches.extract(batch, 0)):
+    for result in (caches.row(cache, 0), batch, caches.extract(batch, 0)):
         assert result[0] is result[1]
-    assert keys(trimmed).shape[2] == 2
     assert keys(batch).shape[0] == 2
     assert caches.size_bytes(cache) == cache[0].nbytes  # type: ignore[attr-defined]
     assert len(caches.arrays(cache)) == 2
@@ -125,7 +83,7 @@ def test_ghosts_count_tokens_and_hold_no_bytes() -> None:
     assert caches.size_bytes(ghosts) == 0
     assert (ghosts[0].offset, ghosts[1].offset, ghosts[1]._idx) == (9, real.offset, real._idx)  # type: ignore[attr-defined]
     assert mx.array_equal(ghosts[1].make_mask(3, window_size=4), real.make_mask(3, window_size=4))  # type: ignore[attr-defined]
-    batch = caches.merge([ghosts, caches.fork(ghosts)])
+    batch = caches.merge([ghosts, caches.row(ghosts, 0)])
     caches.advance_ghost(batch[2], 2, 1)
     assert batch[2].batch_size == 2
     assert caches.size_bytes(batch) == 0

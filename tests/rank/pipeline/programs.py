@@ -12,7 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from chorus.messages.rank import Part
 from chorus.rank.cache import caches
+from chorus.rank.cache.caches import CacheError
+from chorus.rank.cache.store import SegmentStore, keeping
 from chorus.rank.pipeline.stage import Stage
 
 History = tuple[int, ...]
@@ -63,13 +66,18 @@ class Machine:
         return running
 
     def fork(self, running: Running, length: int | None = None) -> Running:
-        copies = [caches.fork(cache, length) for cache in running.caches]
-        return Running([running.histories[0][:length]], copies)
-
-    def trim(self, running: Running, count: int) -> None:
-        for cache in running.caches:
-            caches.trim(cache, count)
-        running.histories = [past[:-count] for past in running.histories]
+        """Another sequence that begins with what is stored of this one: all of it, or the first `length` tokens."""
+        stop = len(running.histories[0])
+        taken = stop if length is None else length
+        copies = []
+        for stage, cache in zip(self.stages, running.caches, strict=True):
+            allowed = keeping(stage.new_cache(), ())
+            if allowed.refusal or not (allowed.anywhere or taken == stop or stop <= allowed.reach):
+                raise CacheError(allowed.refusal or f"a cache of {stop} tokens cannot be cut to {taken}")
+            store = SegmentStore()
+            store.take(1, cache, 0, stop, state=True)
+            copies.append(store.join([Part(1, taken)], stage.new_cache()))
+        return Running([running.histories[0][:taken]], copies)
 
     def merge(self, parts: Sequence[Running]) -> Running:
         columns = zip(*(part.caches for part in parts), strict=True)
@@ -147,12 +155,11 @@ def fork(machine: Machine) -> None:
     machine.feed(branch, [OTHER[3]])
 
 
-def trim(machine: Machine) -> None:
-    """Back by a few tokens while nothing has left a window yet."""
-    machine.column = "trim"
+def cut(machine: Machine) -> None:
+    """The beginning of a sequence while nothing has left a window yet."""
+    machine.column = "cut"
     running = machine.filled((*PROMPT[:2], *OTHER[:2]))
     shorter = machine.fork(running, 3)
-    machine.trim(running, 2)
     machine.feed(running, PROMPT[2:4])
     machine.feed(shorter, OTHER[3:5])
 
@@ -170,6 +177,6 @@ PROGRAMS = (
     Program(batch, ("batch",), crosses=True),
     Program(together, ("together",)),
     Program(fork, ("fork",)),
-    Program(trim, ("trim",)),
+    Program(cut, ("cut",)),
 )
 COLUMNS = tuple(column for program in PROGRAMS for column in program.columns)

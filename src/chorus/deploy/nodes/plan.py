@@ -57,7 +57,8 @@ async def plan_for(
     links = links_between(nodes, spec.transport, routes or {}, machines)
     context = min(spec.context or CONTEXT, facts.context)
     prompt, output = min(512, context // 2), min(256, context // 4)
-    work = Workload(prompt, output, context=context, chunk=spec.prefill_chunk, dtype=spec.dtype)
+    chunk, dtype, kv_bits = spec.prefill_chunk, spec.dtype, spec.kv_bits
+    work = Workload(prompt, output, context=context, chunk=chunk, dtype=dtype, kv_bits=kv_bits)
     try:
         made = plan(facts, machines, links, work, plan_request(spec, sharding, len(machines)))
     except PlanError as error:

@@ -14,20 +14,25 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from chorus.errors import ChorusError
-from chorus.rank.cache.rows import KeyValueRows, Rows
+from chorus.rank.cache.packed import PackedCache, PackedRows, Packing, packed
+from chorus.rank.cache.rows import KeyValueRows
 from chorus.rank.upstream import decoders
 
 Cache = list[Any]
 
-_BATCHED = (Rows, decoders.BatchRotatingKVCache)
+PLAIN = (decoders.KVCache, PackedCache)
+"""The keys and values of a sequence, with a place for every token."""
+
+_BATCHED = (KeyValueRows, PackedRows, decoders.BatchRotatingKVCache)
 
 
 class CacheError(ChorusError, ValueError):
     """This cache cannot do what was asked of it."""
 
 
-def fresh(model: nn.Module) -> Cache:
-    return list(decoders.make_prompt_cache(model))
+def fresh(model: nn.Module, packing: Packing | None = None) -> Cache:
+    cache = list(decoders.make_prompt_cache(model))
+    return packed(cache, packing) if packing else cache
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
@@ -66,35 +71,6 @@ def extract(batch: Cache, row: int) -> Cache:
     return _per_object(batch, lambda entry: _extract(entry, row))
 
 
-def fork(cache: Cache, length: int | None = None) -> Cache:
-    """An independent copy of a single-sequence cache, cut to its first `length` tokens when given.
-
-    Arrays are sliced, never shared: writing into a shared array object would change both sequences, while a slice
-    is copied at its first write.
-    """
-    copy = _per_object(cache, _copy)
-    if length is not None:
-        surplus = _length(cache) - length
-        if surplus < 0:
-            raise CacheError(f"the cache holds {_length(cache)} tokens, fewer than the {length} asked for")
-        trim(copy, surplus)
-    return copy
-
-
-def trim(cache: Cache, count: int) -> None:
-    """Forget the last `count` tokens."""
-    if count == 0:
-        return
-    if not can_trim(cache):
-        raise CacheError(f"this cache cannot go back {count} tokens: its window has moved on or it keeps a state only")
-    for (entry,) in _distinct(cache):
-        entry.trim(count)
-
-
-def can_trim(cache: Cache) -> bool:
-    return all(entry.is_trimmable() for entry in cache)
-
-
 def batchable(cache: Cache) -> bool:
     """Whether every entry of this single-sequence cache can become a row of a batch."""
     return all(_can_merge(entry) for entry in cache)
@@ -122,14 +98,31 @@ def growing_layers(cache: Cache) -> int:
 def _growth(entry: Any) -> int:
     if isinstance(entry, decoders.CacheList):
         return sum(map(_growth, entry.caches))
-    if not isinstance(entry, decoders.KVCache) or entry.keys is None:
-        return 0
-    return int(entry.nbytes) // int(entry.keys.shape[2])
+    held = plain_arrays(entry) if isinstance(entry, PLAIN) else []
+    return int(entry.nbytes) // int(held[0].shape[2]) if held else 0
+
+
+def plain_arrays(entry: Any) -> list[mx.array]:
+    """What an entry with a place for every token holds, each of the shape (rows, heads, places, width); nothing of one
+    that no layer ever wrote.
+    """
+    if isinstance(entry, PackedCache):
+        return entry.arrays
+    return [] if entry.keys is None else [entry.keys, entry.values]
+
+
+def fill_plain(entry: Any, arrays: Sequence[mx.array], length: int) -> None:
+    """Let a fresh entry hold such arrays, of which so many places are filled."""
+    if isinstance(entry, PackedCache):
+        entry.fill(arrays, length)
+    else:
+        entry.keys, entry.values = arrays
+        entry.offset = length
 
 
 def newest(entry: Any, count: int) -> tuple[mx.array, mx.array]:
     """The keys and values of the last `count` tokens, as they were written by the last update."""
-    if isinstance(entry, KeyValueRows):
+    if isinstance(entry, KeyValueRows | PackedCache | PackedRows):
         return entry.newest(count)
     end = entry._idx if hasattr(entry, "_idx") else entry.offset
     return entry.keys[..., end - count : end, :], entry.values[..., end - count : end, :]
@@ -185,29 +178,14 @@ def _extract(entry: Any, row: int) -> Any:
     return entry.extract(row)
 
 
-def _length(cache: Cache) -> int:
-    offsets = [offset for entry in cache for offset in _offsets(entry)]
-    if not offsets:
-        raise CacheError("this cache keeps a state only and does not know its length: fork it whole")
-    return max(offsets)
-
-
-def _offsets(entry: Any) -> Iterator[int]:
-    if isinstance(entry, decoders.CacheList):
-        for part in entry.caches:
-            yield from _offsets(part)
-    elif isinstance(getattr(entry, "offset", None), int):
-        yield entry.offset
-
-
-def _copy(entry: Any, rows: Any = ...) -> Any:
+def _copy(entry: Any, rows: slice) -> Any:
     copy = object.__new__(type(entry))
     for name, value in vars(entry).items():
         copy.__dict__[name] = _copy_value(value, rows)
     return copy
 
 
-def _copy_value(value: Any, rows: Any) -> Any:
+def _copy_value(value: Any, rows: slice) -> Any:
     if isinstance(value, mx.array):
         return value[rows]
     if isinstance(value, list | tuple):

@@ -20,8 +20,8 @@ import mlx.core as mx
 from chorus.errors import ChorusError
 from chorus.messages.rank import Keeping, Part
 from chorus.models.architectures import architecture
-from chorus.rank.cache.caches import CacheError
-from chorus.rank.upstream.decoders import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+from chorus.rank.cache.caches import PLAIN, CacheError, fill_plain, plain_arrays
+from chorus.rank.upstream.decoders import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
 Cache = list[Any]
 Arrays = list[mx.array | None]
@@ -47,7 +47,7 @@ def keeping(fresh: Cache, names: Sequence[str]) -> Keeping:
         if not _is_known(leaf):
             unknown = type(leaf).__name__
             return Keeping(refusal=f"nothing that was computed is kept: Chorus does not know how to cut a {unknown}")
-    others = [leaf for leaf in leaves if not isinstance(leaf, KVCache)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, PLAIN)]
     if all(isinstance(leaf, _WINDOWS) for leaf in others):
         return Keeping(anywhere=not others, reach=min(map(_size, others), default=0))
     return Keeping()
@@ -69,7 +69,7 @@ def stack(caches: Sequence[Cache], fresh: Cache, room: int = 1) -> Cache:
     for leaf, *rows in zip(_leaves(fresh), *map(_leaves, caches), strict=True):
         columns = zip(*(_contents(row, position) for row in rows), strict=True)
         side_by_side = [None if column[0] is None else mx.concatenate(list(column)) for column in columns]
-        if isinstance(leaf, KVCache):
+        if isinstance(leaf, PLAIN):
             _fill_plain(leaf, [side_by_side], position, room)
         else:
             _fill_other(leaf, side_by_side, position)
@@ -210,17 +210,17 @@ def _leaves_in(entry: Any) -> Iterator[Any]:
 
 def _is_known(leaf: Any) -> bool:
     # A window that always keeps its first tokens would have to be cut in two pieces; no architecture makes one.
-    return isinstance(leaf, KVCache | ChunkedKVCache | ArraysCache) or (
+    return isinstance(leaf, (*PLAIN, ChunkedKVCache, ArraysCache)) or (
         isinstance(leaf, RotatingKVCache) and not leaf.keep
     )
 
 
 def _plain(leaves: list[Any]) -> Iterator[tuple[int, Any]]:
-    return ((place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, KVCache))
+    return ((place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, PLAIN))
 
 
 def _others(leaves: list[Any]) -> Iterator[tuple[int, Any]]:
-    return ((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, KVCache))
+    return ((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, PLAIN))
 
 
 def _size(window: Any) -> int:
@@ -247,18 +247,17 @@ def _check_states(leaves: list[Any], stop: int) -> None:
 
 def _slice(leaf: Any, start: int, stop: int) -> Arrays:
     """The keys and values of these tokens; nothing of a cache that no layer ever wrote."""
-    if leaf.keys is None:
-        return []
-    if stop > leaf.offset:
+    arrays: Arrays = [*plain_arrays(leaf)]
+    if arrays and stop > leaf.offset:
         raise CacheError(f"the sequence has {leaf.offset} tokens: none from {start} to {stop} can be stored")
-    return _cut([leaf.keys, leaf.values], start, stop)
+    return _cut(arrays, start, stop)
 
 
 def _contents(leaf: Any, position: int) -> Arrays:
     """What a leaf holds of a sequence's first `position` tokens."""
     if isinstance(leaf, ArraysCache):
         return list(leaf.cache)
-    if isinstance(leaf, KVCache):
+    if isinstance(leaf, PLAIN):
         return _slice(leaf, 0, position)
     return _window(leaf, _in_order(leaf), leaf.offset, position)
 
@@ -292,14 +291,14 @@ def _tokens(arrays: Arrays) -> int:
     return next(int(array.shape[2]) for array in arrays if array is not None)
 
 
-def _fill_plain(leaf: KVCache, pieces: list[Arrays], position: int, room: int) -> None:
+def _fill_plain(leaf: Any, pieces: list[Arrays], position: int, room: int) -> None:
     """Write pieces one behind the other, so that the next writes find their place without copying it all again."""
     if not pieces or not pieces[0]:
         return
     more = -(-(position + room) // GROWTH) * GROWTH - position
     columns = zip(*pieces, strict=True)
-    leaf.keys, leaf.values = (mx.concatenate([*column, _empty(column[0], more)], axis=2) for column in columns)
-    leaf.offset = position
+    arrays = [mx.concatenate([*column, _empty(column[0], more)], axis=2) for column in columns]
+    fill_plain(leaf, arrays, position)
 
 
 def _empty(like: mx.array, tokens: int) -> mx.array:

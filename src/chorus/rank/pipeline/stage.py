@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 
 from chorus.planning.split import SplitError
 from chorus.rank.cache import caches
+from chorus.rank.cache.packed import Packing
 from chorus.rank.parameters import Key, Placeholders, Witness, hide_contents, keep_only, modules_in
 from chorus.rank.pipeline import rules, special
 from chorus.rank.pipeline.rules import Args, CacheMap, Call, Flow, Kwargs, Span
@@ -45,12 +46,14 @@ class Stage:
     before or after quantizing, before or after loading weights.
     """
 
-    def __init__(self, model: nn.Module, first: int, last: int) -> None:
+    def __init__(self, model: nn.Module, first: int, last: int, packing: Packing | None = None) -> None:
         holders = _layer_lists(model)
         layers = [layer for _, found in holders for layer in found]
         if not 0 <= first < last <= len(layers):
             raise SplitError(f"layers {first} to {last - 1} are not a part of this model's 0 to {len(layers) - 1}")
         self.model = model
+        self.packing = packing
+        """How keys and values are packed; None: they are not."""
         self.first, self.last, self.layers = first, last, len(layers)
         self.is_first, self.is_last = first == 0, last == len(layers)
         self._span = Span(model, holders[0][0], layers, first, last)
@@ -61,7 +64,7 @@ class Stage:
             self.rule.check(arguments, [edge for edge in (first, last) if 0 < edge < len(layers)])
         self._flow: Flow = self.rule.flow(self._span)
         self._call: Call | None = None
-        self._plan_caches(caches.fresh(model))
+        self._plan_caches(caches.fresh(model, packing))
         self._placeholders = Placeholders()
         if not whole:
             self._give_away_far_parts()
@@ -100,7 +103,7 @@ class Stage:
         return sizes.most_common(1)[0][0] if sizes else None
 
     def new_cache(self) -> Cache:
-        made = caches.fresh(self.model)
+        made = caches.fresh(self.model, self.packing)
         for place, ghost in self._ghost_at.items():
             made[place] = made[ghost]
         return made
@@ -170,7 +173,7 @@ class Stage:
         span, beside = self._span, {id(layer) for layer in self._span.layers}
         for index, layer in enumerate(span.layers):
             _seat(layer, _Probed, self, index)
-        probe = caches.fresh(self.model)
+        probe = caches.fresh(self.model, self.packing)
         for place in set(range(len(probe))) - self._unwritten:
             caches.advance_ghost(probe[place], 1, 1)
         self._call = Call(probe, 1, 1)
