@@ -62,12 +62,8 @@ class Rows:
         self._set_lengths([length + count for length in self.lengths])
 
     def is_trimmable(self) -> bool:
+        """Every cache has this method: by it one is told from other values."""
         return True
-
-    def trim(self, count: int) -> int:
-        """Every row forgets its last `count` tokens."""
-        self._set_lengths([length - count for length in self.lengths])
-        return count
 
     def trim_row(self, row: int, count: int) -> None:
         """One row forgets its last `count` tokens."""
@@ -90,12 +86,6 @@ class Rows:
             ]
         )
         self._set_lengths(self.lengths + other.lengths)
-
-    def size(self) -> int:
-        return max(self.lengths)
-
-    def empty(self) -> bool:
-        return not self.arrays
 
     @property
     def nbytes(self) -> int:
