@@ -19,10 +19,9 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from chorus.rank.cache.disk import ASIDE, ENDING
-from tests.support.margins import TOLERANCE, furthest_from_best, load_reference
+from tests.support.margins import TOLERANCE, Reference, furthest_from_best
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 
@@ -71,6 +70,7 @@ class Place:
     model: Path
     folder: Path
     settings: dict[str, str]
+    reference: Reference
 
     def serve(self) -> ChorusServer:
         settings = {"CHORUS_CACHE__DISK_FOLDER": str(self.folder / "disk"), **self.settings}
@@ -113,7 +113,7 @@ class Place:
         answer = server.complete(talk.tokens, max_tokens=8, return_token_ids=True)
         tokens = answer["choices"][0]["token_ids"]
         assert tokens
-        assert furthest_from_best(load_reference(self.model), talk.tokens, tokens) < TOLERANCE
+        assert furthest_from_best(self.reference, talk.tokens, tokens) < TOLERANCE
         # The last token was drawn and never fed.
         talk.tokens = [*talk.tokens, *tokens[:-1]]
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -121,7 +121,8 @@ class Place:
 
 def place(folder: Path, architecture: str, settings: dict[str, str], **overrides: int) -> Place:
     size = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096, **overrides}
-    return Place(write_tiny_model(folder / "model", architecture, **size), folder, settings)
+    model = write_tiny_model(folder / "model", architecture, **size)
+    return Place(model, folder, settings, Reference(model))
 
 
 def cache(server: ChorusServer) -> dict[str, int]:
@@ -149,3 +150,122 @@ def test_a_conversation_goes_on_after_a_restart_until_it_is_cleared(tmp_path: Pa
         assert eventually(lambda: not here.files(0) and not here.files(1) and not here.written_down())
         assert cache(server)["disk_bytes"] == 0
         assert here.ask(server, talk.goes_on()) == 0
+
+
+GARBAGE = [b"no line of ours", b"{}", b"\xff\xfe\x00", b"[" * 100_000, b'{"before": "", "tokens": "", "start": 1e999}']
+
+
+def test_what_is_damaged_or_missing_on_one_rank_is_read_on_none(tmp_path: Path) -> None:
+    here = place(tmp_path, "falcon_h1", {"CHORUS_CACHE__DISK": "100MB"})
+    intact, cut_off, flipped, swapped, other, lost, foreign = talks = [Talk(number, 200) for number in range(7)]
+    with here.serve() as server:
+        for talk in talks:
+            here.ask(server, talk)
+        here.wait_until_written(talks)
+    file = {(talk.number, rank): here.file(rank, here.beginning(talk)) for talk in talks for rank in (0, 1)}
+    os.truncate(file[cut_off.number, 0], 1000)
+    _flip_a_bit(file[flipped.number, 1])
+    _swap(file[swapped.number, 0], file[other.number, 0])
+    file[lost.number, 1].unlink()
+    file[foreign.number, 0].write_bytes(file[foreign.number, 1].read_bytes())
+    another_model = file[intact.number, 0].parent.with_name("f" * 32)
+    another_model.mkdir(0o700)
+    (another_model / file[intact.number, 0].name).write_bytes(b"its own business")
+    here.list.write_bytes(b"\n".join([*GARBAGE[:2], here.list.read_bytes(), *GARBAGE[2:]]))
+    with here.serve() as server:
+        # The one that fails comes first: files are read as long as they were never seen to be slower than computing.
+        for talk in (flipped, intact, cut_off, swapped, other, lost, foreign):
+            known, going_on = len(talk.tokens), talk.goes_on()
+            found = here.ask(server, going_on)
+            assert found >= known if talk is intact else found == 0, talk
+        log = server.log
+        assert log.count("a line of the list of stored prefixes cannot be read") == len(GARBAGE)
+        for talk, lines in ((intact, 0), (cut_off, 1), (flipped, 1), (swapped, 1), (other, 1), (lost, 0), (foreign, 1)):
+            assert log.count(f"segment {file[talk.number, 0].stem} is dropped") == lines, log
+    assert [path.name for path in another_model.glob(f"*{ENDING}")] == [file[intact.number, 0].name]
+
+
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def _swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+LIMIT, TOKENS = 150_000_000, 400
+"""Bytes that each rank may write, and how long prompts are: 11 MB on a rank."""
+
+
+def test_a_rank_killed_while_it_writes_leaves_nothing_that_is_read_wrongly(tmp_path: Path) -> None:
+    """Memory has room for few prompts, so that others are written all the time; the disk for a dozen."""
+    settings = {"CHORUS_CACHE__DISK": str(LIMIT), "CHORUS_CACHE__MEMORY": "40MB"}
+    here = place(tmp_path, "llama", settings, num_key_value_heads=4, head_dim=256)
+    dice = Random(7)
+    with here.serve() as server:
+        for round_number, (part, rank) in enumerate((("chorus.engine", 0), ("chorus.rank", 1), ("chorus.engine", 0))):
+            known = [Talk(10 * round_number + number, TOKENS) for number in range(2)]
+            for talk in known:
+                here.ask(server, talk)
+            here.wait_until_written(known)
+            with _many_prompts(server, dice.randrange(1 << 30)):
+                time.sleep(dice.random())
+                _kill_while_writing(server.process_named(part), here, rank)
+            assert eventually(lambda: _answers(server)), server.log
+            assert eventually(lambda: not here.files(0, ASIDE) and not here.files(1, ASIDE))
+            first, second = (talk.goes_on() for talk in known)
+            assert here.ask(server, first) >= TOKENS, server.log
+            assert cache(server)["restored_tokens"] >= TOKENS
+            here.ask(server, second)
+        assert "nothing is kept on the disk" not in server.log
+
+
+def _answers(server: ChorusServer) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{server.url}/health/ready", timeout=2).status_code == 200
+    return False
+
+
+@contextmanager
+def _many_prompts(server: ChorusServer, seed: int) -> Iterator[None]:
+    """Somebody asks one after the other, answered or not."""
+    dice, enough = Random(seed), threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set():
+            body = {"prompt": dice.choices(range(3, VOCABULARY), k=TOKENS), "max_tokens": 2}
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        asking.join(WAIT_SECONDS)
+
+
+def _kill_while_writing(process: psutil.Process, here: Place, rank: int) -> None:
+    """Held first, so that it is seen to be in the middle of a file, and to be within its bytes."""
+
+    def caught() -> bool:
+        if not here.files(rank, ASIDE):
+            return False
+        process.suspend()
+        if here.files(rank, ASIDE):
+            return True
+        process.resume()
+        return False
+
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not caught():
+        assert time.monotonic() < deadline, "nothing is written"
+    written = sum(file.stat().st_size for ending in (ENDING, ASIDE) for file in here.files(rank, ending))
+    assert 0 < written <= LIMIT
+    process.send_signal(signal.SIGKILL)

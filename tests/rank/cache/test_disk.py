@@ -142,12 +142,16 @@ def test_a_file_that_was_written_for_something_else_is_dropped(
     assert not renamed.exists()
 
 
-def test_what_was_being_written_when_the_rank_ended_is_removed(opened: Callable[..., SegmentDisk]) -> None:
+@pytest.mark.parametrize("next_model", [OURS, OTHERS])
+def test_what_was_being_written_when_the_rank_ended_is_removed(
+    opened: Callable[..., SegmentDisk], next_model: str
+) -> None:
     file = save(opened)
     aside = file.with_suffix(disk_module.ASIDE)
     aside.write_bytes(file.read_bytes()[:50])
-    assert opened().held_keys() == [KEY]
+    opened(next_model)
     assert not aside.exists()
+    assert opened().held_keys() == [KEY]
 
 
 ENDLESS = """

@@ -224,7 +224,7 @@ class DiskIndex:
         for line in lines:
             try:
                 file = _parsed(json.loads(line), known)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 log.warning("a line of the list of stored prefixes cannot be read and is left out")
                 continue
             if file and file.key in held:
@@ -253,8 +253,9 @@ class FileList:
 
     def read(self, index: DiskIndex, held: set[str]) -> None:
         try:
-            lines = self._file.read_text().splitlines()[:MAX_FILES]
-        except (OSError, UnicodeDecodeError):
+            # What is no text spoils its own line only.
+            lines = self._file.read_text(errors="replace").splitlines()[:MAX_FILES]
+        except OSError:
             lines = []
         index.read(lines, held)
 

@@ -226,10 +226,10 @@ class SegmentDisk:
         return self._own / f"{key}{ENDING}"
 
     def _find_files(self, folder: Path) -> None:
-        found = [(file.stat(), file) for file in _files_in(self._own, own=True)]
+        found = [(file.stat(), file) for file in _files_in(self._own)]
         for other in folder.iterdir():
             if other != self._own and other.is_dir() and (lock := _lock(other)) is not None:
-                files = [(file.stat(), file) for file in _files_in(other, own=False)]
+                files = [(file.stat(), file) for file in _files_in(other)]
                 found += files
                 if not files:
                     _clear(other)
@@ -354,12 +354,13 @@ def _lock(folder: Path) -> int | None:
     return lock
 
 
-def _files_in(folder: Path, *, own: bool) -> Iterator[Path]:
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Of a folder whose lock is held: what was being written there is removed, since whoever did has ended."""
     for file in folder.iterdir():
         if file.suffix == ENDING and _KEY.fullmatch(file.stem) and file.is_file():
             yield file
-        elif own and file.suffix == ASIDE:
-            file.unlink(missing_ok=True)  # whoever wrote it has ended
+        elif file.suffix == ASIDE:
+            file.unlink(missing_ok=True)
 
 
 def _clear(folder: Path) -> None:
