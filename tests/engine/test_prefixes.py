@@ -254,10 +254,41 @@ def test_a_list_that_was_tampered_with_brings_nothing() -> None:
     other = DiskIndex(PLAIN, ranks=1)
     other.read([line.replace('"start": 0', '"start": 1'), line.replace('"scope": ""', '"scope": "x"')], {file.key})
     assert other.files == 0
+    other.read([line.replace('"start": 0', '"start": 1e999'), "[" * 100_000], {file.key})
+    assert other.files == 0
     other.read([line], set())
     assert other.files == 0
     other.read([line], {file.key})
     assert other.files == 1
+
+
+def read_files(disk: DiskIndex, seconds: float, *lengths: int, failing: int = 0) -> None:
+    """Files are read side by side, the last few of them in vain."""
+    files = [Saved("", 0, tokens(n, length), None, f"{n:020x}") for n, length in enumerate(lengths)]
+    for file in files:
+        assert disk.ask(file, now=10.0, segment=1)
+    for number, file in enumerate(files):
+        disk.answer(0, file.key, number < len(files) - failing, 10.0 + seconds)
+
+
+def test_how_long_reading_takes_is_measured_over_all_files_of_a_prompt() -> None:
+    disk = DiskIndex(PLAIN, ranks=1)
+    read_files(disk, 9.0, 10, 1000, failing=1)
+    assert disk.reading.seconds == 0
+    read_files(disk, 1.0, 990, 10)
+    assert disk.reading.seconds == pytest.approx(0.001)
+    assert disk.restored_tokens == 1010
+
+
+def test_a_disk_that_was_slower_than_computing_is_tried_again_after_a_while() -> None:
+    disk = DiskIndex(PLAIN, ranks=1)
+    stored = tokens(1, 300)
+    disk.add(Saved("", 0, stored, None, key_of("", stored, 0, state=False)))
+    disk.reading.note(1.0, 100)
+    disk.computing.note(0.5, 100)
+    tries = [bool(disk.find("", (*stored, 1), 0)) for _ in range(10)]
+    assert tries[0] is False
+    assert tries[-1] is True
 
 
 def test_what_cannot_be_read_is_computed() -> None:

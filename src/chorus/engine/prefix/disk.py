@@ -37,14 +37,33 @@ MEMORY_OF_RATES = 0.8
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds a token, as measured; 0: not yet."""
+    """How long tokens take, as measured: many at a time say more than few."""
 
-    seconds: float = 0.0
+    taken: float = 0.0
+    tokens: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of one token; 0: not measured yet."""
+        return self.taken / self.tokens if self.tokens else 0.0
 
     def note(self, seconds: float, tokens: int) -> None:
         if tokens:
-            new = seconds / tokens
-            self.seconds = MEMORY_OF_RATES * self.seconds + (1 - MEMORY_OF_RATES) * new if self.seconds else new
+            self.taken = MEMORY_OF_RATES * self.taken + seconds
+            self.tokens = MEMORY_OF_RATES * self.tokens + tokens
+
+    def fade(self) -> None:
+        """It was too slow to be used, and so to be measured again: it may have become quicker."""
+        self.taken *= MEMORY_OF_RATES
+
+
+@dataclass(slots=True)
+class Reading:
+    """Files that are read side by side take the same time: what it is worth is all their tokens."""
+
+    since: float
+    tokens: int = 0
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -54,7 +73,6 @@ class Asked:
     file: Saved
     segment: int
     """0: it was to be written."""
-    since: float
     waiting: set[int]
     failed: bool = False
 
@@ -73,6 +91,7 @@ class DiskIndex:
     _at: dict[tuple[Node, bool], Saved] = field(default_factory=dict)
     """Which file holds a node's tokens, and (True) which its state."""
     _asked: dict[str, Asked] = field(default_factory=dict)
+    _reading: Reading | None = None
 
     @property
     def files(self) -> int:
@@ -100,7 +119,10 @@ class DiskIndex:
                 return []
             nodes, state = nodes[: nodes.index(ends[-1]) + 1], self._at[ends[-1], True]
             length = ends[-1].stop
-        if length - from_memory < WORTH_READING or not self._quicker():
+        if length - from_memory < WORTH_READING:
+            return []
+        if not self._quicker():
+            self.reading.fade()
             return []
         files = list(dict.fromkeys(self._at[node, False] for node in nodes if node.stop > from_memory))
         return [*files, state] if state else files
@@ -123,7 +145,9 @@ class DiskIndex:
         """Whether every rank is to be told to write it, or to read it as this segment; not what is asked already."""
         if file.key in self._asked or len(self._asked) >= MAX_ASKED:
             return False
-        self._asked[file.key] = Asked(file, segment, now, set(range(self.ranks)))
+        self._asked[file.key] = Asked(file, segment, set(range(self.ranks)))
+        if segment and self._reading is None:
+            self._reading = Reading(now)
         return True
 
     def reading_now(self, file: Saved) -> bool:
@@ -147,9 +171,21 @@ class DiskIndex:
         elif not asked.segment:
             self.add(asked.file)
         else:
-            self.reading.note(now - asked.since, len(asked.file.tokens))
             self.restored_tokens += len(asked.file.tokens)
+        if asked.segment:
+            self._measure(asked, now)
         return asked
+
+    def _measure(self, read: Asked, now: float) -> None:
+        """Of reading, from the first file to the last. What could not be read says nothing about how long it takes."""
+        assert self._reading is not None
+        self._reading.tokens += len(read.file.tokens)
+        self._reading.failed |= read.failed
+        if any(asked.segment for asked in self._asked.values()):
+            return
+        if not self._reading.failed:
+            self.reading.note(now - self._reading.since, self._reading.tokens)
+        self._reading = None
 
     def add(self, file: Saved) -> None:
         """It is on every rank's disk."""
