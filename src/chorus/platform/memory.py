@@ -82,6 +82,15 @@ def cache_share(backend: str, left: int, fraction: float) -> int:
     return left if backend == "metal" else int(left * fraction)
 
 
+def bound_freed_buffers(mx: ModuleType) -> None:
+    """On a GPU with memory of its own: by itself MLX keeps freed buffers until nearly all of it is taken, and what it
+    keeps no cache can count on.
+    """
+    info = mx.device_info()
+    if "free_memory" in info:
+        mx.set_cache_limit(mac_memory.freed_buffers_limit(int(info["total_memory"])))
+
+
 def own_device_memory(mx: ModuleType) -> int:
     """What arrays may take in all, as long as nobody has raised a Mac's limit: this may be remembered."""
     if mx.metal.is_available() and (mac := mac_memory.read_figures()).raised:

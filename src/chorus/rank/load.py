@@ -21,7 +21,7 @@ from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform import mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
-from chorus.platform.memory import device_memory, mac_budget
+from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
 from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
@@ -194,6 +194,8 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     weight_bytes = _read(path, lazy.model, progress)
     if budget:
         metal.hold(mx, weight_bytes, budget)
+    else:
+        bound_freed_buffers(mx)
     config = lazy.config
     return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config), path, budget)
 
