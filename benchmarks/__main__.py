@@ -14,6 +14,7 @@ from benchmarks.cases import (
     agents,
     before,
     copy,
+    disk,
     grammar,
     memory,
     overhead,
@@ -36,7 +37,7 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing),
+        *(agents, prefix, unique, storing, disk),
     )
 }
 LARGE = ("agents", "prefix", "unique")

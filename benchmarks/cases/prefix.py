@@ -63,22 +63,22 @@ def _measure_one(run: Run, served: Served, model: Path, length: int) -> None:
     with chorus(model, *options, "--ranks", str(served.ranks)) as server:
 
         def converse() -> None:
-            conversation = _conversation(prompts, length)
-            first = _ask(server, conversation)
+            told = conversation(prompts, length)
+            first = ask(server, told)
             if first.cached_tokens > TURN:
                 raise ServerFailed(f"{server.name} took {first.cached_tokens} tokens of a new prompt from its cache")
-            answered = [*conversation, {"role": "assistant", "content": first.text}]
-            following = _ask(server, [*answered, {"role": "user", "content": prompts.of(TURN)}])
-            edited = _ask(server, [*conversation[:-1], {"role": "user", "content": prompts.of(TURN)}])
+            answered = [*told, {"role": "assistant", "content": first.text}]
+            following = ask(server, [*answered, {"role": "user", "content": prompts.of(TURN)}])
+            edited = ask(server, [*told[:-1], {"role": "user", "content": prompts.of(TURN)}])
             for side, answer in ((FIRST, first), (NEXT, following), (EDITED, edited)):
                 run.samples.add(served.measure, "s", side, answer.total_seconds)
 
         # First calls load, compile and allocate.
-        _ask(server, _conversation(prompts, length))
+        ask(server, conversation(prompts, length))
         run.interleave(converse, most_rounds=MOST_ROUNDS)
 
 
-def _conversation(prompts: Prompts, length: int) -> list[dict[str, Any]]:
+def conversation(prompts: Prompts, length: int) -> list[dict[str, Any]]:
     """Two thirds of it instructions, the rest an exchange; no other one begins like it."""
     system, question = length * 2 // 3, length // 5
     said = {"system": system, "user": question, "assistant": length - system - question - TURN}
@@ -86,7 +86,7 @@ def _conversation(prompts: Prompts, length: int) -> list[dict[str, Any]]:
     return [*history, {"role": "user", "content": prompts.of(TURN)}]
 
 
-def _ask(server: HttpServer, messages: list[dict[str, Any]]) -> Answer:
+def ask(server: HttpServer, messages: list[dict[str, Any]]) -> Answer:
     return streams(server, [chat_body(messages, 1)]).answers[0]
 
 
