@@ -291,6 +291,39 @@ def test_a_disk_that_was_slower_than_computing_is_tried_again_after_a_while() ->
     assert tries[-1] is True
 
 
+@KINDS
+def test_a_beginning_that_had_to_make_room_on_disk_is_written_again_with_what_follows_it(keeping: Keeping) -> None:
+    run = run_of(keeping, UNLIMITED)
+    index, now = run.scheduler.prefixes, [0.0]
+    index.clock = lambda: now[0]
+    disk = index.disk = DiskIndex(keeping, ranks=1)
+
+    def told(name: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        run.submit(one := request(name, prompt))
+        run.until_idle()
+        return (*one.prompt, *run.answers[name])
+
+    def idle() -> set[str]:
+        now[0] += 10
+        run.turn()
+        run.until_idle()
+        return set(run.ranks.files)
+
+    first = told("first", tokens(1, 300))
+    for key in idle():
+        del run.ranks.files[key]
+        run.scheduler.files_done(0, (), (), [key])
+    assert idle() == set()
+    assert disk.files == 0
+    second = told("second", (*first, *tokens(2, 100)))
+    held = idle()
+    later = DiskIndex(keeping, ranks=1)
+    later.read(disk.lines(), held)
+    files = later.find("", (*second, 1), 0)
+    assert max(file.stop for file in files) >= 400
+    assert min(file.start for file in files) == 0
+
+
 def test_what_cannot_be_read_is_computed() -> None:
     room = Room((RankRoom(budget=1200, per_token=1, layers=99),))
     run = run_of(PLAIN, room)

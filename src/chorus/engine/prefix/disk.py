@@ -150,6 +150,10 @@ class DiskIndex:
             self._reading = Reading(now)
         return True
 
+    def holds(self, file: Saved | None) -> bool:
+        """Whether it is on every disk, or about to be."""
+        return file is not None and (file.key in self._files or file.key in self._asked)
+
     def reading_now(self, file: Saved) -> bool:
         return file.key in self._asked
 

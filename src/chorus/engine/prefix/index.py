@@ -159,24 +159,26 @@ class PrefixIndex:
     # What goes to disk and comes from there.
 
     def idle_saves(self) -> list[Operation]:
-        """Files of what nobody has asked for in a while, so that it outlives this process."""
+        """Files of what nobody has asked for in a while, so that it outlives this process. Each is tried once: what the
+        disk has no room for would be written for ever.
+        """
         if self.disk is None:
             return []
         since = self.clock() - IDLE_SECONDS
         nodes = (node for top in self._roots.values() for node in top.below() if node.parent and node.used < since)
-        return [operation for node in nodes for operation in self._save(node)]
+        return [operation for node in nodes if not node.written for operation in self._save(node)]
 
     def _save(self, node: Node) -> list[Operation]:
-        """Files of a node and of all before it, as far as there are none."""
+        """Files of a node and of all before it, as far as there are none, or none any more."""
         if self.disk is None:
             return []
         now, operations = self.clock(), list[Operation]()
         for each in node.path():
             before = each.parent.file if each.parent else None
-            if each.file is None and (before or not each.start):
+            if not self.disk.holds(each.file) and (before or not each.start):
                 each.file, new = self.disk.file(each.scope, each.whole(), each.start, before, now)
                 operations += [Save(each.segment, each.file.key)] if each.file and new else []
-            if each.state is not None and each.state_file is None and each.file:
+            if each.state is not None and each.file and not self.disk.holds(each.state_file):
                 each.state_file, new = self.disk.file(each.scope, each.whole(), each.stop, each.file, now)
                 operations += [Save(each.state, each.state_file.key)] if each.state_file and new else []
         return operations

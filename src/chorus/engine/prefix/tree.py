@@ -37,6 +37,11 @@ class Node:
     def stop(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def written(self) -> bool:
+        """Whether ranks were told to write it, whatever has become of that."""
+        return self.file is not None and (self.state is None or self.state_file is not None)
+
     def path(self) -> list[Node]:
         """From the first tokens to this node; the root, which has none, is left out."""
         nodes: list[Node] = []
