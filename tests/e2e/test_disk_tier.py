@@ -22,7 +22,7 @@ import psutil
 
 from chorus.rank.cache.disk import ASIDE, ENDING
 from tests.support.margins import TOLERANCE, Reference, furthest_from_best
-from tests.support.server import ChorusServer
+from tests.support.server import ChorusServer, answered
 from tests.support.tiny_model import write_tiny_model
 
 VOCABULARY, END = 512, 2
@@ -224,7 +224,7 @@ def test_a_rank_killed_while_it_writes_leaves_nothing_that_is_read_wrongly(tmp_p
                 assert not full or eventually(lambda: here.written_bytes(rank) > 0.9 * LIMIT)
                 time.sleep(0.3 * dice.random())
                 _kill_while_writing(server.process_named(part), here, rank)
-            assert eventually(lambda: _answers(server)), server.log
+            assert eventually(lambda: answered(server.url) is not None), server.log
             assert eventually(lambda: not here.files(0, ASIDE) and not here.files(1, ASIDE))
 
         for number, (part, rank) in enumerate((("chorus.engine", 0), ("chorus.rank", 1))):
@@ -238,12 +238,6 @@ def test_a_rank_killed_while_it_writes_leaves_nothing_that_is_read_wrongly(tmp_p
         for talk in talks:
             here.ask(server, talk.goes_on())
         assert "nothing is kept on the disk" not in server.log
-
-
-def _answers(server: ChorusServer) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"{server.url}/health/ready", timeout=2).status_code == 200
-    return False
 
 
 @contextmanager
