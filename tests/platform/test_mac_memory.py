@@ -164,10 +164,10 @@ def group_of(mac: Mac, mx: FakeMetal, budget: mac_memory.Budget, monkeypatch: py
     """A model that one rank has loaded, up to the first prompt, which showed what a token costs."""
     monkeypatch.setattr(groups, "mx", mx)
     mx.active = mac.weights + WARM_UP
-    shard: Any = SimpleNamespace(budget=budget, weight_bytes=mac.weights, vocabulary=0)
-    return Group(shard, NoFollowers(), True), SimpleNamespace(
-        cache_bytes_per_token=mac.cost, state_bytes=0, growing_layers=32
-    )
+    stage = SimpleNamespace(packing=None)
+    shard: Any = SimpleNamespace(budget=budget, weight_bytes=mac.weights, vocabulary=0, stage=stage)
+    runner = SimpleNamespace(cache_bytes_per_token=mac.cost, state_bytes=0, growing_layers=32)
+    return Group(shard, NoFollowers(), True), runner
 
 
 def test_plan_wired_limit_and_cache_follow_from_what_a_mac_says(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
