@@ -8,7 +8,7 @@ and so keeps the same batches, row for row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +23,9 @@ from chorus.rank.cache.store import SegmentStore, keeping, stack, state_bytes
 from chorus.rank.pipeline.stage import Stage
 
 Cache = list[Any]
+
+SMALL_COPY = 32 << 20
+"""Bytes that a CPU copies in a few milliseconds."""
 
 
 class Runner:
@@ -45,8 +48,9 @@ class Runner:
         """Build the forward of a step. `tokens` replaces the step's own where they are still inside the graph."""
         fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
         dropped = {operation.sequence for operation in step.operations if isinstance(operation, Drop)}
+        leaving = dropped | (set(self._lanes[step.lane].rows) - set(step.sequences) if step.decode else set())
         for operation in step.operations:
-            self._operate(operation, fed)
+            self._operate(operation, fed, leaving)
         for number, batch in self._lanes.items():
             if not step.decode or number != step.lane:
                 batch.drop(dropped)
@@ -88,14 +92,13 @@ class Runner:
         """What may be stored of this model's sequences."""
         return keeping(self.stage.new_cache(), self.stage.names)
 
-    def _operate(self, operation: Operation, fed: Mapping[int, int]) -> None:
-        """`fed` says how many tokens follow at once for which sequences."""
+    def _operate(self, operation: Operation, fed: Mapping[int, int], leaving: Set[int]) -> None:
+        """`fed` says how many tokens follow at once for which sequences, `leaving` who goes with this step."""
         match operation:
             case Drop(sequence):
                 self._alone.pop(sequence, None)
             case Store(sequence, segment, start, stop, state):
-                # A GPU copies one sequence in less time than it takes to wait for all that it was given before.
-                wait = sequence not in self._alone or device.backend() == "cpu"
+                wait = sequence not in leaving and self._waits_for_copy(sequence, stop - start)
                 self._store.take(segment, self._cache_of(sequence), start, stop, state, wait)
             case Fork(sequence, parts):
                 cache = self._store.join(parts, self.stage.new_cache(), fed.get(sequence, 1))
@@ -114,6 +117,15 @@ class Runner:
                     self._store.put(segment, found)
             case Erase(key):
                 self.disk.erase(key)
+
+    def _waits_for_copy(self, sequence: int, tokens: int) -> bool:
+        """Whether what is taken from a sequence that goes on must be copied before its next write, which would copy the
+        whole source otherwise. Of one sequence that costs less than waiting for all that was begun before: on a GPU
+        always, on a CPU if it is small.
+        """
+        if sequence not in self._alone:
+            return True
+        return device.backend() == "cpu" and tokens * self.cache_bytes_per_token > SMALL_COPY
 
     def _prompt_cache(self, feeds: Sequence[Feed]) -> Cache:
         """Several sequences run side by side in one cache, which nothing pads: all their rows are equally long."""
