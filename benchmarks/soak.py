@@ -29,6 +29,7 @@ CLIENTS = 6
 REQUEST_SECONDS = 120.0
 IDLE_SECONDS = 30.0
 SAMPLE_SECONDS = 1.0
+CACHE_MEMORY = "160MB"
 # What memory may grow by between the middle and the end: allocators breathe, leaks walk.
 GROWTH_RELATIVE, GROWTH_BYTES = 0.05, 20e6
 
@@ -260,7 +261,8 @@ def main() -> int:
     end_cleanly_when_told()
     console, tally = Console(), Tally()
     try:
-        server = chorus(name, "--ranks", str(options.ranks))
+        # So little that it is full by the middle: what is kept must not grow from there on.
+        server = chorus(name, "--ranks", str(options.ranks), "--cache-memory", CACHE_MEMORY)
         with server, busy_loops(options.load):
             console.print(f"{CLIENTS} clients load {server.name} with {name} for {seconds:g} s")
             asyncio.run(drive(server, model, seconds, options.seed, tally))
