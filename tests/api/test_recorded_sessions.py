@@ -26,7 +26,7 @@ from tests.serving.chat_templates import served
 
 HERE = Path(__file__).parent
 # Qwen 3's own: it leaves reasoning out of all turns before the last question.
-TEMPLATE = (HERE.parent / "e2e/agents/qwen3.jinja").read_text()
+TEMPLATE = (HERE.parent / "e2e/agents/thinking.jinja").read_text()
 SETTINGS = ApiSettings(engine_address="unix:none", model_id="m", model_name="m", model_path=Path("m"))
 
 
@@ -98,7 +98,7 @@ class Replay:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ServedTokenizer:
-    return served(tmp_path_factory.mktemp("qwen3"), TEMPLATE)
+    return served(tmp_path_factory.mktemp("thinking"), TEMPLATE)
 
 
 @pytest.mark.parametrize(("name", "requests"), [("claude_code_2.1.325", 7), ("opencode_1.18.33", 6)])

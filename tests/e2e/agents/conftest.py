@@ -11,7 +11,7 @@ from tests.e2e.agents.network import OwnNetwork
 from tests.e2e.agents.programs import CONTEXT, installed_clients
 from tests.support.tiny_model import write_tiny_model
 
-TEMPLATE = Path(__file__).with_name("qwen3.jinja")
+TEMPLATE = Path(__file__).with_name("thinking.jinja")
 
 
 @pytest.fixture(scope="session")
