@@ -152,9 +152,11 @@ class Reuse:
         if not sequence.kept or self.off:
             return []
         request, live = sequence.request, self._running.live()
-        operations = self.index.make_room(live + self.index.wanted(request.scope, tokens))
-        # What had to go may have been the beginning of this: then more is wanted than before.
-        if not self.index.room.holds(live + self.index.use + self.index.wanted(request.scope, tokens)):
+        wanted = self.index.wanted(request.scope, tokens)
+        if operations := self.index.make_room(live + wanted):
+            # What had to go may have been the beginning of this: then more is wanted than before.
+            wanted = self.index.wanted(request.scope, tokens)
+        if not self.index.room.holds(live + self.index.use + wanted):
             return operations
         stored = self.index.store(
             request.scope, tokens, sequence.number, state=state, logits=logits, pinned=sequence.pinned

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STEP = 256
-"""Caches grow by so many tokens at once: what holds 257 takes the room of 512."""
+from chorus.messages.rank import CACHE_STEP
+
+STEP = CACHE_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from chorus.messages.proto import rank_pb2 as pb
 
+CACHE_STEP = 256
+"""Caches grow by so many tokens at once, on every rank: what holds 257 takes the room of 512."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:

@@ -209,7 +209,7 @@ class DiskIndex:
         """The node that ends where this path does, made where there is none."""
         top = self._roots.setdefault(scope, tree.root())
         found = tree.match(top, path)
-        end = found.nodes[-1] if found.nodes else top
+        end = found.end
         if found.length < end.stop:
             rest = tree.split(end, found.length - end.start)
             for state in (False, True):

@@ -81,7 +81,7 @@ class PrefixIndex:
         found, most = tree.match(top, tokens), len(tokens) - 1
         if self.keeping.anywhere:
             return _hit(found, min(found.length, most))
-        end = found.nodes[-1] if found.nodes else top
+        end = found.end
         if found.length == len(tokens) == end.stop and end.logits and end.state is not None:
             return _hit(found, len(tokens), end.state, logits=end.state)
         shared = min(found.length, most)
@@ -98,17 +98,15 @@ class PrefixIndex:
         """Windows that are not full yet hold everything: a state further on serves for any length before it."""
         if not shared or not self.keeping.reach:
             return None
-        for node in found.nodes[-1].below():
+        for node in found.end.below():
             if node.state is not None and node.stop <= self.keeping.reach:
                 return _hit(found, shared, node.state)
         return None
 
     def fork(self, sequence: int, hit: Hit, pinned: bool = False) -> Fork:
-        now = self.clock()
         for node in hit.nodes:
-            node.used, node.uses = now, node.uses + 1
-            if pinned:
-                node.pinned_until = now + self.limits.pin_seconds
+            node.uses += 1
+        self._touch(hit.nodes, pinned)
         return Fork(sequence, hit.parts)
 
     def store(
@@ -129,7 +127,7 @@ class PrefixIndex:
         top = self._roots.setdefault(scope, tree.root(scope))
         found = tree.match(top, tokens)
         operations: list[Operation] = []
-        end = found.nodes[-1] if found.nodes else top
+        end = found.end
         if found.length < end.stop:
             operations.append(self._split(end, found.length - end.start))
         if found.length < len(tokens):
@@ -143,12 +141,15 @@ class PrefixIndex:
             end.logits = logits
             operations.append(Store(sequence, end.state, end.stop, end.stop, state=True, logits=logits))
             self._count(0, 1, 1)
+        self._touch(end.path(), pinned)
+        return operations
+
+    def _touch(self, nodes: Iterable[Node], pinned: bool) -> None:
         now = self.clock()
-        for node in end.path():
+        for node in nodes:
             node.used = now
             if pinned:
                 node.pinned_until = now + self.limits.pin_seconds
-        return operations
 
     def wanted(self, scope: str, tokens: Sequence[int]) -> Use:
         """What storing these tokens would take besides what is stored, at most."""
@@ -199,7 +200,7 @@ class PrefixIndex:
         path = file.path()
         top = self._roots.setdefault(file.scope, tree.root(file.scope))
         found = tree.match(top, path)
-        end = found.nodes[-1] if found.nodes else top
+        end = found.end
         if not asked.failed and not file.tokens:
             if found.length == len(path) == end.stop and end.state is None:
                 end.state, end.state_file, end.used = segment, file, self.clock()

@@ -70,6 +70,8 @@ class Match:
 
     nodes: tuple[Node, ...]
     length: int
+    end: Node
+    """The last of them; the root where there is none."""
 
 
 def root(scope: str = "") -> Node:
@@ -86,7 +88,7 @@ def match(top: Node, tokens: Sequence[int]) -> Match:
         if shared < len(child.tokens):
             break
         node = child
-    return Match(tuple(nodes), length)
+    return Match(tuple(nodes), length, nodes[-1] if nodes else top)
 
 
 def common(run: Tokens, tokens: Sequence[int], at: int) -> int:

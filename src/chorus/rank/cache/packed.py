@@ -7,7 +7,7 @@ it takes longer than its attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ class PackedRows(_Packed):
 
 def packing_of(model: nn.Module, bits: int) -> Packing:
     """How a model's keys and values are packed, found by building forwards that are never computed."""
-    for entry in _leaves(decoders.make_prompt_cache(model)):
+    for entry in decoders.leaves(decoders.make_prompt_cache(model)):
         if not isinstance(entry, decoders.KVCache):
             raise CannotPack(f"--kv-bits {bits} cannot be used: this model has {_described(entry)}; {WHOLE}")
     _build_forward(model, Packing(bits, direct=False), 2)
@@ -170,14 +170,6 @@ def _group(*widths: int) -> int:
         f"--kv-bits cannot be used: keys and values of {' and '.join(map(str, sorted(set(widths))))} numbers are no"
         f" multiple of {GROUPS[-1]}; {WHOLE}"
     )
-
-
-def _leaves(cache: list[Any]) -> Iterator[Any]:
-    for entry in cache:
-        if isinstance(entry, decoders.CacheList):
-            yield from _leaves(entry.caches)
-        else:
-            yield entry
 
 
 def _described(entry: Any) -> str:

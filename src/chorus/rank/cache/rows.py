@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from chorus.messages.rank import CACHE_STEP
 from chorus.rank.upstream import decoders
 
-STEP = 256
-"""Rows get room for this many tokens at a time."""
+STEP = CACHE_STEP
 
 Block = tuple[Sequence[mx.array], int, int]
 """Arrays, how many rows they have, and how many of their places are filled at most."""
@@ -54,7 +54,7 @@ class Rows:
     def append(self, new: Sequence[mx.array]) -> None:
         """Write the next tokens of every row, the same number for each."""
         count = new[0].shape[2]
-        room = _room(max(self.lengths) + count)
+        room = room_for(max(self.lengths) + count)
         held = self.arrays or [array[:, :, :0] for array in new]
         self.arrays = [
             self._written(widened(array, room), tokens, count) for array, tokens in zip(held, new, strict=True)
@@ -74,7 +74,7 @@ class Rows:
     def filter(self, rows: mx.array) -> None:
         """Only these rows stay, in this order; the room that only others needed goes with them."""
         self._set_lengths([self.lengths[row] for row in cast(list[int], rows.tolist())])
-        room = _room(max(self.lengths))
+        room = room_for(max(self.lengths))
         self.arrays = [array[:, :, :room][rows] for array in self.arrays]
 
     def extend(self, other: Rows) -> None:
@@ -194,7 +194,7 @@ def widened(array: mx.array, room: int) -> mx.array:
 def _stacked(blocks: Sequence[Block]) -> list[mx.array]:
     """The arrays of all blocks one below the other, with room for the next token."""
     written = next((arrays for arrays, _, _ in blocks if arrays), ())
-    room = _room(max(longest for _, _, longest in blocks) + 1)
+    room = room_for(max(longest for _, _, longest in blocks) + 1)
     total = sum(rows for _, rows, _ in blocks)
     stacked = [mx.zeros((total, like.shape[1], room, like.shape[3]), like.dtype) for like in written]
     start = 0
@@ -206,5 +206,6 @@ def _stacked(blocks: Sequence[Block]) -> list[mx.array]:
     return stacked
 
 
-def _room(tokens: int) -> int:
+def room_for(tokens: int) -> int:
+    """So many places an array has that holds these tokens."""
     return -(-tokens // STEP) * STEP

@@ -21,14 +21,13 @@ from chorus.errors import ChorusError
 from chorus.messages.rank import Keeping, Part
 from chorus.models.architectures import architecture
 from chorus.rank.cache.caches import PLAIN, CacheError, fill_plain, plain_arrays
-from chorus.rank.upstream.decoders import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
+from chorus.rank.cache.rows import room_for
+from chorus.rank.upstream import decoders
+from chorus.rank.upstream.decoders import ArraysCache, ChunkedKVCache, RotatingKVCache
 
 Cache = list[Any]
 Arrays = list[mx.array | None]
 """The arrays of a leaf; None in a slot that nobody has written yet."""
-
-GROWTH = 256
-"""Upstream's caches grow by so many tokens, and so do forks."""
 
 _WINDOWS = (RotatingKVCache, ChunkedKVCache)
 
@@ -196,16 +195,8 @@ class SegmentStore:
 
 
 def _leaves(cache: Cache) -> list[Any]:
-    found = {id(leaf): leaf for entry in cache for leaf in _leaves_in(entry)}
+    found = {id(leaf): leaf for leaf in decoders.leaves(cache)}
     return list(found.values())
-
-
-def _leaves_in(entry: Any) -> Iterator[Any]:
-    if isinstance(entry, CacheList):
-        for part in entry.caches:
-            yield from _leaves_in(part)
-    else:
-        yield entry
 
 
 def _is_known(leaf: Any) -> bool:
@@ -295,7 +286,7 @@ def _fill_plain(leaf: Any, pieces: list[Arrays], position: int, room: int) -> No
     """Write pieces one behind the other, so that the next writes find their place without copying it all again."""
     if not pieces or not pieces[0]:
         return
-    more = -(-(position + room) // GROWTH) * GROWTH - position
+    more = room_for(position + room) - position
     columns = zip(*pieces, strict=True)
     arrays = [mx.concatenate([*column, _empty(column[0], more)], axis=2) for column in columns]
     fill_plain(leaf, arrays, position)

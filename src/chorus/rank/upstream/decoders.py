@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +42,7 @@ __all__ = [
     "build",
     "create_attention_mask",
     "defining_modules",
+    "leaves",
     "make_prompt_cache",
     "module_names",
     "module_of",
@@ -52,6 +53,15 @@ _PACKAGE = mlx_lm.models.__name__
 
 class UnknownArchitecture(ChorusError, ValueError):
     """The installed mlx-lm has no module for this model type."""
+
+
+def leaves(cache: Iterable[Any]) -> Iterator[Any]:
+    """The caches that hold arrays themselves, whatever they are listed in."""
+    for entry in cache:
+        if isinstance(entry, CacheList):
+            yield from leaves(entry.caches)
+        else:
+            yield entry
 
 
 def architecture_name(config: Mapping[str, Any]) -> str:

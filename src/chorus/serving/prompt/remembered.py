@@ -1,9 +1,9 @@
 """What the model wrote, remembered for the request that sends it back.
 
 Clients send an answer back altered: arguments in another order or with those that are left to a tool's defaults, 5000.0
-as 5000, spaces gone. And a text that is encoded
-anew may be other tokens than those that were drawn. So the tokens of a prompt with those of its answer are kept under a
-digest of the conversation that they were, and a conversation that begins so begins with these tokens.
+as 5000, spaces gone. And a text that is encoded anew may be other tokens than those that were drawn. So the tokens of a
+prompt with those of its answer are kept under a digest of the conversation that they were, and a conversation that
+begins so begins with these tokens.
 
 Nobody learns anything from it: who asks has sent the whole conversation, and with it the answer.
 """

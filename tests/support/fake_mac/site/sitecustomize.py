@@ -5,10 +5,8 @@ Only functions of ours are replaced. `sys.platform` stays, or libraries would lo
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import os
-import sys
+import runpy
 from pathlib import Path
 from types import ModuleType
 
@@ -27,23 +25,4 @@ def service(module: ModuleType) -> None:
 REPLACED = {"chorus.platform.system": system, "chorus.platform.service": service}
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds our modules as Python would, and changes them right after they are loaded."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in REPLACED:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)  # type: ignore[arg-type]
-        if spec and spec.loader:
-            loader, replace = spec.loader, REPLACED[name]
-            load = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                replace(module)
-
-            loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, Finder())
+runpy.run_path(str(Path(__file__).parents[2] / "changed_modules.py"))["install"](REPLACED)

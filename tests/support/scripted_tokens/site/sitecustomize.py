@@ -7,10 +7,9 @@ prompt tokens that each of its steps brought.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from functools import cache, wraps
@@ -94,24 +93,5 @@ def runner(module: ModuleType) -> None:
 CHANGED = {"chorus.engine.leader": leader, "chorus.engine.scheduler": scheduler, "chorus.rank.runner": runner}
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds our modules as Python would, and changes them right after they are loaded."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in CHANGED:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)  # type: ignore[arg-type]
-        if spec and spec.loader:
-            loader, change = spec.loader, CHANGED[name]
-            load = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                change(module)
-
-            loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 if any(program in sys.orig_argv for program in PROGRAMS):
-    sys.meta_path.insert(0, Finder())
+    runpy.run_path(str(Path(__file__).parents[2] / "changed_modules.py"))["install"](CHANGED)
