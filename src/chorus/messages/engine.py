@@ -68,6 +68,8 @@ class Request:
     """The client marked parts of the prompt to be kept."""
     uncached: bool = False
     """Begins with nothing stored and leaves nothing."""
+    resumed: bool = False
+    """An engine before this one had taken it: it is first in line, whatever waits."""
 
     @property
     def longest(self) -> int:
@@ -166,6 +168,7 @@ def request_to_wire(request: Request) -> pb.Submit:
         conversation=request.conversation,
         pinned=request.pinned,
         uncached=request.uncached,
+        resumed=request.resumed,
     )
 
 
@@ -186,6 +189,7 @@ def request_from_wire(submit: pb.Submit) -> Request:
         conversation=submit.conversation,
         pinned=submit.pinned,
         uncached=submit.uncached,
+        resumed=submit.resumed,
     )
 
 

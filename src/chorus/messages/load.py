@@ -24,6 +24,9 @@ class Greeting:
     device: str = ""
     collective_port: int = 0
     """Kept free there for a group that the ranks may form."""
+    loss_cause: str = ""
+    """How the process before this one ended (platform/process/losses.py); empty: there was none."""
+    loss_told: str = ""
 
     def to_wire(self) -> rank_pb2.HelloReply:
         return rank_pb2.HelloReply(**vars(self))

@@ -24,6 +24,7 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WARMING: _ClassVar[EngineState]
     READY: _ClassVar[EngineState]
     BROKEN: _ClassVar[EngineState]
+    RECOVERING: _ClassVar[EngineState]
 UNFINISHED: Finish
 STOP: Finish
 LENGTH: Finish
@@ -36,6 +37,7 @@ LOADING: EngineState
 WARMING: EngineState
 READY: EngineState
 BROKEN: EngineState
+RECOVERING: EngineState
 
 class Command(_message.Message):
     __slots__ = ("submit", "cancel")
@@ -46,7 +48,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "prompt", "max_tokens", "stop_tokens", "sampling", "logprobs", "top_logprobs", "grammar", "owner", "answered", "cuts", "needed_cuts", "scope", "conversation", "pinned", "uncached")
+    __slots__ = ("id", "prompt", "max_tokens", "stop_tokens", "sampling", "logprobs", "top_logprobs", "grammar", "owner", "answered", "cuts", "needed_cuts", "scope", "conversation", "pinned", "uncached", "resumed")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,7 @@ class Submit(_message.Message):
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -79,7 +82,8 @@ class Submit(_message.Message):
     conversation: str
     pinned: bool
     uncached: bool
-    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., owner: _Optional[str] = ..., answered: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., needed_cuts: _Optional[_Iterable[int]] = ..., scope: _Optional[str] = ..., conversation: _Optional[str] = ..., pinned: bool = ..., uncached: bool = ...) -> None: ...
+    resumed: bool
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., logprobs: bool = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., owner: _Optional[str] = ..., answered: _Optional[_Iterable[int]] = ..., cuts: _Optional[_Iterable[int]] = ..., needed_cuts: _Optional[_Iterable[int]] = ..., scope: _Optional[str] = ..., conversation: _Optional[str] = ..., pinned: bool = ..., uncached: bool = ..., resumed: bool = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "source", "parts", "origins")
@@ -236,7 +240,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel", "cache")
+    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel", "cache", "loss")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +259,7 @@ class Description(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     progress: float
     detail: str
@@ -273,7 +278,16 @@ class Description(_message.Message):
     transport: str
     parallel: str
     cache: CacheDescription
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ..., cache: _Optional[_Union[CacheDescription, _Mapping]] = ...) -> None: ...
+    loss: Loss
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ..., cache: _Optional[_Union[CacheDescription, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ...) -> None: ...
+
+class Loss(_message.Message):
+    __slots__ = ("cause", "told")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    told: str
+    def __init__(self, cause: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class RankDescription(_message.Message):
     __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "unpacked")

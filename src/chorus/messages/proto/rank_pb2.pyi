@@ -13,20 +13,24 @@ class HelloRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port")
+    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port", "loss_cause", "loss_told")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_PORT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TOLD_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     host: str
     pid: int
     device: str
     collective_port: int
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ...) -> None: ...
+    loss_cause: str
+    loss_told: str
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "kv_bits", "weights")

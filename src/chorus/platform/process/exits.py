@@ -9,6 +9,8 @@ from chorus.platform.files import write_if_possible
 
 EXIT_RANK_LOST = 71
 """The group is broken: start all of it again."""
+EXIT_NO_MEMORY = 72
+"""There was too little memory for what it had to do."""
 EXIT_LEADER_GONE = 75
 """A process belongs to one collective group for good: to follow another leader, it only must be started again."""
 EXIT_CANNOT_START = 78

@@ -1,0 +1,59 @@
+"""How a process that had served ended, and whom that may be blamed on.
+
+Whoever starts a process again hands on to it how the one before ended: only a parent knows, and those who must decide
+whether a request is to blame are the processes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_NO_MEMORY, EXIT_RANK_LOST
+from chorus.platform.process.restarts import describe_exit
+
+_VARIABLE = "CHORUS_LAST_LOSS"
+
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL, signal.SIGTRAP}
+"""What a process gets for what it does itself; all others are sent to it."""
+_PASSED_ON = {0, EXIT_RANK_LOST, EXIT_LEADER_GONE}
+"""Codes of those that end because somebody else has."""
+
+
+class Cause(StrEnum):
+    OUTSIDE = "outside"
+    """Somebody's signal, a machine, a cable: no request is to blame."""
+    FAULT = "fault"
+    """What the process itself did: perhaps for a request."""
+    MEMORY = "memory"
+    """There was too little: perhaps for a request, and certainly for all that was kept."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    cause: Cause
+    told: str
+    """For people: who, and how."""
+
+    def environment(self) -> dict[str, str]:
+        """For the process that is started in its place."""
+        return {_VARIABLE: json.dumps(asdict(self))}
+
+
+def last_loss() -> Loss | None:
+    """How the process before this one ended, where whoever started this one has told."""
+    told = os.environ.get(_VARIABLE)
+    return Loss(**{**(found := json.loads(told)), "cause": Cause(found["cause"])}) if told else None
+
+
+def loss_of_exit(name: str, code: int, out_of_memory: bool = False) -> Loss:
+    """What an exit code means; `out_of_memory`: the system says that it ended a process of ours for its memory."""
+    told = f"{name} ended with {describe_exit(code)}"
+    if code == EXIT_NO_MEMORY or (code == -signal.SIGKILL and out_of_memory):
+        return Loss(Cause.MEMORY, f"{told}: out of memory")
+    if code < 0:
+        return Loss(Cause.FAULT if -code in _OWN_SIGNALS else Cause.OUTSIDE, told)
+    return Loss(Cause.OUTSIDE if code in _PASSED_ON else Cause.FAULT, told)
