@@ -35,7 +35,9 @@ class Face:
     def describe(self) -> wire.Description:
         return wire.Description(detail="loading tiny")
 
-    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+    async def open_grammar(
+        self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]
+    ) -> Constraint | None:
         return None
 
 

@@ -39,7 +39,9 @@ class Face:
     def describe(self) -> wire.Description:
         return wire.Description(state=wire.READY if self.ready else wire.BROKEN, detail="rank 1 is gone")
 
-    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+    async def open_grammar(
+        self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]
+    ) -> Constraint | None:
         return None
 
 

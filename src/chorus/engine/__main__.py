@@ -12,7 +12,7 @@ from chorus import platform
 from chorus.config.engine import EngineSpec
 from chorus.platform.files import read_told
 from chorus.platform.process import beats, lifeline, logs
-from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
+from chorus.platform.process.exits import EXIT_FAULT, EXIT_NO_MEMORY, EXIT_RANK_LOST, cannot_start
 from chorus.rank.upstream import lean
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     except ImportError as error:
         return cannot_start(f"rank 0: {error}", spec.failure_file)
     code = run(spec)
-    if code == EXIT_RANK_LOST:
+    if code in (EXIT_FAULT, EXIT_NO_MEMORY, EXIT_RANK_LOST):
         logging.shutdown()
         # Leaving in order might wait in a collective's own ending for the rank that is gone.
         os._exit(code)

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -22,6 +22,7 @@ from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
 from chorus.platform.metal import raise_if_gpu_lost
 from chorus.platform.process.exits import EXIT_RANK_LOST
+from chorus.platform.process.losses import Cause, Loss
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
 from chorus.security.names import split_member
@@ -43,6 +44,10 @@ UNLOAD_SECONDS = 1.5
 
 class RankLost(ChorusError):
     """A rank failed, and with it the group: names the rank and what it said last."""
+
+    def __init__(self, told: str, cause: Cause = Cause.OUTSIDE) -> None:
+        super().__init__(told)
+        self.loss = Loss(cause, told)
 
 
 class CannotForm(ChorusError):
@@ -66,6 +71,8 @@ class Follower:
     free_bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     failure: str | None = None
+    cause: Cause = Cause.OUTSIDE
+    """Whom the failure may be blamed on."""
     disk_news: queue.SimpleQueue[Status] = field(default_factory=queue.SimpleQueue)
     """Of the steps after which it had something to tell about its disk."""
 
@@ -81,15 +88,21 @@ class Follower:
         return f"rank {self.rank} at {split_member(self.address)[1]}"
 
     def greet(self, timeout: float) -> None:
-        try:
-            own = rank_pb2.HelloRequest(version=__version__)
-            self.hello = Greeting.from_wire(self._stub.Hello(own, timeout=timeout, wait_for_ready=True))
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise CannotForm(f"{self.name} refused the leader: {error.details()}") from None
-            raise CannotForm(
-                f"{self.name} did not answer within {timeout:g} s: is it started, and does a firewall let us through?"
-            ) from None
+        own, deadline = rank_pb2.HelloRequest(version=__version__), time.monotonic() + timeout
+        while True:
+            try:
+                left = deadline - time.monotonic()
+                self.hello = Greeting.from_wire(self._stub.Hello(own, timeout=left, wait_for_ready=True))
+                break
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and error.details() and time.monotonic() < deadline:
+                    continue  # it ended in this very moment: the next one may come
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise CannotForm(f"{self.name} refused the leader: {error.details()}") from None
+                raise CannotForm(
+                    f"{self.name} did not answer within {timeout:g} s: is it started, and does a firewall let us "
+                    "through?"
+                ) from None
         if self.hello.version != __version__:
             raise CannotForm(
                 f"{self.name} runs Chorus {self.hello.version}, the leader {__version__}: install the same on both"
@@ -113,7 +126,7 @@ class Follower:
             try:
                 for done in map(Status.from_wire, answers):
                     if done.error:
-                        raise RankLost(done.error)
+                        raise RankLost(done.error, Cause(done.cause or Cause.OUTSIDE))
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                     self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
@@ -124,7 +137,7 @@ class Follower:
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
                 self.failure = f"{self.name} closed its link"
             except RankLost as error:
-                self.failure = str(error)
+                self.failure, self.cause = str(error), error.loss.cause
             except grpc.RpcError as error:
                 self.failure = f"{self.name} is gone: {error.details()}"
             on_failure()
@@ -193,30 +206,35 @@ class FollowerGroup:
                 return self._side.receive(step)
             except LinkLost as error:
                 self._in_order = False
-                raise RankLost(self._blame(step.number, str(error))) from error
+                raise self._lost_rank(step.number, str(error)) from error
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
         return self._side.share(tokens, outputs)
 
     def check(self) -> None:
         if self._lost.is_set():
-            raise RankLost("; ".join(f.failure for f in self.followers if f.failure))
+            raise self._lost_rank(0, "")
 
     @contextlib.contextmanager
     def naming_the_lost(self) -> Iterator[None]:
         """Around whole turns: MLX says in its own words that a collective has lost its peer."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._in_order = False
             raise_if_gpu_lost(error)
+            if not self._side.collective:
+                # Nobody else is in this process's forward.
+                cause = Cause.MEMORY if isinstance(error, MemoryError) else Cause.FAULT
+                log.exception("a step failed on rank 0")
+                raise RankLost(f"rank 0 failed: {error}", cause) from error
             # Who it was, its control link tells a moment later.
             self._lost.wait(STUCK_SECONDS)
-            raise RankLost(self._blame(0, str(error))) from error
+            raise self._lost_rank(0, str(error)) from error
 
-    def close(self) -> None:
+    def close(self, unload: bool = True) -> None:
         self._left.set()
-        if self._in_order and not self._lost.is_set():
+        if unload and self._in_order and not self._lost.is_set():
             unload_all(self.followers)
         for follower in self.followers:
             follower.close()
@@ -246,6 +264,10 @@ class FollowerGroup:
         self.farewell(reason)
         os._exit(EXIT_RANK_LOST)
 
+    def _lost_rank(self, step: int, what: str) -> RankLost:
+        causes = {follower.cause for follower in self.followers if follower.failure}
+        return RankLost(self._blame(step, what), most_telling(causes))
+
     def _blame(self, step: int, what: str) -> str:
         """The first rank in the chain that is behind is the one to look at."""
         failed = [follower.failure for follower in self.followers if follower.failure]
@@ -253,6 +275,11 @@ class FollowerGroup:
             return "; ".join(failed)
         late = min(self.followers, key=lambda follower: (follower.finished_step, -follower.rank))
         return f"{what}; {late.name} finished step {late.finished_step}, the last of all"
+
+
+def most_telling(causes: Iterable[Cause]) -> Cause:
+    """Of several ranks that are lost at a time, most are because of one."""
+    return next((cause for cause in (Cause.MEMORY, Cause.FAULT) if cause in set(causes)), Cause.OUTSIDE)
 
 
 def unload_all(followers: Sequence[Follower]) -> None:

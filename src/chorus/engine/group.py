@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,11 +23,12 @@ from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import SplitError, choose_split, layers_of
 from chorus.platform import device, mac_memory
 from chorus.platform.memory import cache_share, left_for_cache
+from chorus.platform.process.losses import Cause, Loss
 from chorus.platform.sizes import size
 from chorus.rank.cache.disk import Disk, NoDisk
 from chorus.rank.disk_tier import open_disk
 from chorus.rank.load import LoadedShard, LoadError, load_shard, own_folder, stored_layers
-from chorus.rank.parallel import Part, take_part
+from chorus.rank.parallel import Part, rejoin, take_part
 from chorus.rank.pipeline.stage import check_boundaries
 from chorus.rank.runner import Runner
 from chorus.rank.tensor import divide
@@ -77,6 +78,19 @@ class Group:
     batches: bool
     disk: Disk = field(default_factory=NoDisk)
     """The leader's own."""
+    part: Part | None = None
+    formation: Formation | None = None
+    """None: this is the only rank."""
+
+    @property
+    def renewable(self) -> bool:
+        return self.formation is not None and self.formation.renewable
+
+    def losses_since(self, before: Group) -> list[Loss]:
+        """How those processes ended that were replaced since, as far as somebody has told the new ones."""
+        known = {follower.hello.pid for follower in before.followers.followers}
+        new = [f.hello for f in self.followers.followers if f.hello.pid not in known and f.hello.loss_cause]
+        return [Loss(Cause(greeting.loss_cause), greeting.loss_told) for greeting in new]
 
     def room(self, own: Runner, fraction: float, context: int, most: int | None = None) -> Room:
         """What the caches may take on each rank where they take anything: what is left there, or `most`."""
@@ -154,45 +168,104 @@ def form_group(spec: EngineSpec, report: Callable[[float], None], cleanup: conte
         disk = open_disk(shard, 0, (), spec.disk_bytes, str(spec.cache.disk_folder or ""))
         cleanup.callback(disk.close)
         return Group(shard, NoFollowers(), shard.stage.batches, disk)
-    layout = _layout(spec, ranks)
-    security = security_of(spec.identity, spec.insecure)
-    inbox = Inbox()
-    try:
-        server, _ = open_server(spec.ranks[0], LEADER_THREADS, security)
-    except OSError as error:
-        raise CannotForm(f"rank 0: {error}") from None
-    server.add_generic_rpc_handlers((tensor_service(inbox, PUT_TIMEOUT_SECONDS),))
-    server.start()
-    cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
-    followers = [Follower(rank, address, security) for rank, address in enumerate(spec.ranks) if rank]
-    _greet_all(followers, spec.start_timeout_seconds)
-    check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
-    meeting, coordinator = HeldPort(), HeldPort()
-    request = _load_request(spec, followers, layout, meeting.number(), coordinator.number())
-    progress = _Progress(report)
-    parts: list[Part] = []
+    return Formation(spec, _layout(spec, ranks), cleanup).form(report)
 
-    def own() -> None:
-        meeting.release()
-        coordinator.release()
-        parts.append(take_part(0, spec.model_path, request, inbox, partial(progress, 0), security))
 
-    load_all(followers, request, own, progress, spec.start_timeout_seconds)
-    shard = parts[0].shard
-    _check_dtypes(layout, shard.dtype, followers)
-    group = FollowerGroup(followers, parts[0].lead(), spec.step_timeout_seconds)
-    cleanup.callback(group.close)
-    _tell(shard)
-    cleanup.callback(parts[0].disk.close)
-    batches = shard.stage.batches and all(f.loaded.batches for f in followers)
-    return Group(shard, group, batches, parts[0].disk)
+class Formation:
+    """What outlives a group: who its ranks are, what each holds, and where tensors for this one arrive."""
+
+    def __init__(self, spec: EngineSpec, layout: Layout, cleanup: contextlib.ExitStack) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._security = security_of(spec.identity, spec.insecure)
+        self._inbox = Inbox()
+        self._current: FollowerGroup | None = None
+        try:
+            server, _ = open_server(spec.ranks[0], LEADER_THREADS, self._security)
+        except OSError as error:
+            raise CannotForm(f"rank 0: {error}") from None
+        server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
+        server.start()
+        cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
+        self._cleanup = cleanup
+        cleanup.callback(self._close)
+
+    @property
+    def renewable(self) -> bool:
+        """Whether a lost rank can be replaced while the others go on: a process forms one collective in its life."""
+        return not catalog.get(self._spec.transport).collective
+
+    def form(self, report: Callable[[float], None]) -> Group:
+        """Every rank loads its part."""
+        group = self._form(report, None)
+        _tell(group.shard)
+        self._cleanup.callback(group.disk.close)
+        return group
+
+    def renew(self, before: Group, report: Callable[[float], None]) -> Group:
+        """The same ranks again, after one was lost: who holds its part keeps it, and whoever started the lost one
+        starts it again at the same address. Raises CannotForm.
+        """
+        if self._current:
+            self._current.close(unload=False)
+            self._current = None
+        return self._form(report, before.part)
+
+    def _form(self, report: Callable[[float], None], held: Part | None) -> Group:
+        ranks = enumerate(self._spec.ranks)
+        followers = [Follower(rank, address, self._security) for rank, address in ranks if rank]
+        try:
+            return self._together(followers, report, held)
+        except BaseException:
+            for follower in followers:
+                follower.close()
+            raise
+
+    def _together(self, followers: list[Follower], report: Callable[[float], None], held: Part | None) -> Group:
+        spec, layout, security = self._spec, self._layout, self._security
+        _greet_all(followers, spec.start_timeout_seconds)
+        check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
+        meeting, coordinator = HeldPort(), HeldPort()
+        request = _load_request(spec, followers, layout, meeting.number(), coordinator.number())
+        progress = _Progress(report)
+        parts: list[Part] = []
+
+        def own() -> None:
+            meeting.release()
+            coordinator.release()
+            if held:
+                parts.append(rejoin(0, held, request, self._inbox, security))
+            else:
+                parts.append(take_part(0, spec.model_path, request, self._inbox, partial(progress, 0), security))
+
+        load_all(followers, request, own, progress, spec.start_timeout_seconds)
+        part = parts[0]
+        _check_dtypes(layout, part.shard.dtype, followers)
+        self._current = FollowerGroup(followers, part.lead(), spec.step_timeout_seconds)
+        batches = part.shard.stage.batches and all(f.loaded.batches for f in followers)
+        return Group(part.shard, self._current, batches, part.disk, part, self)
+
+    def _close(self) -> None:
+        if self._current:
+            self._current.close()
 
 
 def _greet_all(followers: list[Follower], timeout: float) -> None:
     """All at once, and every rank that does not answer is named, not only the first."""
-    with ThreadPoolExecutor(len(followers)) as pool:
-        greetings = [pool.submit(follower.greet, timeout) for follower in followers]
-    failures = [str(error) for greeting in greetings if (error := greeting.exception())]
+    failures: list[str] = []
+
+    def greet(follower: Follower) -> None:
+        try:
+            follower.greet(timeout)
+        except CannotForm as error:
+            failures.append(str(error))
+
+    # Threads that nobody waits for when this process is told to end.
+    greetings = [threading.Thread(target=greet, args=(follower,), daemon=True) for follower in followers]
+    for greeting in greetings:
+        greeting.start()
+    for greeting in greetings:
+        greeting.join()
     if failures:
         raise CannotForm("; ".join(failures))
 

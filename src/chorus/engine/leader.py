@@ -22,14 +22,17 @@ import numpy as np
 
 from chorus.engine.followers import Follower
 from chorus.engine.prefix.disk import FileList
+from chorus.engine.prefix.index import PrefixIndex
 from chorus.engine.sampling import Draw, Mask, Scores, sample, score
 from chorus.engine.scheduler import Scheduler
 from chorus.engine.sequences import Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Evict, Feed, Step, Store
+from chorus.platform import faults
 from chorus.platform.metal import FreedBuffers, raise_if_gpu_lost
 from chorus.platform.process import beats
+from chorus.platform.process.losses import Loss
 from chorus.platform.process.output import LogFile
 from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.runner import Runner
@@ -169,7 +172,7 @@ class Leader:
         self._followers = followers or NoFollowers()
         self._alone = not self._followers.followers
         self._step_log = step_log
-        self._file_list = file_list
+        self.file_list = file_list
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._sent: deque[Step] = deque()
         self._flight: Flight | None = None
@@ -179,6 +182,8 @@ class Leader:
         self._kept_logits: dict[int, mx.array] = {}
         """By the number of the segment whose tokens they are behind."""
         self._pooled: dict[int, mx.array] = {}
+        self._unfinished: dict[int, Step] = {}
+        """Steps that were sent and are not over."""
         self._news: list[Progress] = []
         self._freed_buffers = FreedBuffers(mx)
 
@@ -197,6 +202,21 @@ class Leader:
             # Also when a rank was lost: who has ended already must hear of it.
             self._tell()
             self._write_list()
+
+    def renew(self, runner: Runner, followers: Followers, prefixes: PrefixIndex, loss: Loss) -> list[int]:
+        """Go on with a group whose ranks hold nothing: everybody who ran begins again behind the tokens that it has.
+        Answers how many these are, of each.
+        """
+        self._runner, self._followers = runner, followers
+        self._sent.clear()
+        self._flight = self._newest = None
+        self._graph_tokens = GraphTokens()
+        self._kept_logits.clear()
+        self._pooled.clear()
+        unfinished = {number for step in self._unfinished.values() for number in step.sequences}
+        self._unfinished.clear()
+        self._news += self.scheduler.start_over(prefixes, unfinished, loss)
+        return self.scheduler.begun
 
     @property
     def idle(self) -> bool:
@@ -220,6 +240,7 @@ class Leader:
 
     def _tell(self) -> None:
         if self._news:
+            faults.at("tell", 0, self.finished_step)
             news, self._news = self._news, []
             self._publish(news)
 
@@ -258,8 +279,8 @@ class Leader:
                     self.scheduler.files_done(follower.rank, told.saved, told.restored, told.failed)
 
     def _write_list(self) -> None:
-        if self._file_list and self.scheduler.prefixes.disk:
-            self._file_list.write(self.scheduler.prefixes.disk)
+        if self.file_list and self.scheduler.prefixes.disk:
+            self.file_list.write(self.scheduler.prefixes.disk)
 
     def _next_command(self) -> Command:
         if not self.idle:
@@ -273,13 +294,16 @@ class Leader:
 
     def _send_steps(self) -> None:
         while len(self._sent) < self._followers.depth and (step := self.scheduler.next_step()):
+            self._unfinished[step.number] = step
             self._followers.send(step)
             self._sent.append(step)
+            faults.at("sent", 0, step.number)
             self._write_log(step)
 
     def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
         self._freed_buffers.used()
         try:
+            faults.at("forward", 0, step.number, (token for feed in step.feeds for token in feed.tokens))
             self._keep_logits(step)
             tokens, received = self._graph_tokens.of(step), self._followers.receive(step)
             # What is stored is computed first, and that may need a rank that is gone.
@@ -314,6 +338,7 @@ class Leader:
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
             return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
+        faults.at("sample", 0, step.number)
         since = time.monotonic()
         tokens = sample(outputs[0], [self._draw(feed, since) for feed in step.feeds])
         tokens = self._followers.share(tokens, outputs)
@@ -374,6 +399,7 @@ class Leader:
                 raise
             self._fail(flight.step, error)
             return
+        del self._unfinished[flight.step.number]
         sampled = map(int, np.array(flight.outputs[0])) if flight.sampled else ()
         rows = zip(flight.step.feeds, sampled, strict=False)
         tokens = {feed.sequence: token for feed, token in rows if not feed.partial}
@@ -405,8 +431,8 @@ class Leader:
 
     def _fail(self, step: Step, error: Exception) -> None:
         log.exception("step %d failed", step.number)
-        self.scheduler.finish(step, {})
-        self._news += self.scheduler.fail(step.sequences, f"the engine failed this request: {error}")
+        self._unfinished.pop(step.number, None)
+        self._news += self.scheduler.step_failed(step, f"the engine failed this request: {error}")
 
     def _write_log(self, step: Step) -> None:
         if self._step_log:

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from chorus import __version__, platform
 from chorus.config.engine import EngineSpec
-from chorus.engine.followers import CannotForm, RankLost
+from chorus.engine.followers import CannotForm, RankLost, most_telling
 from chorus.engine.group import Group, form_group
 from chorus.engine.leader import Command, Leader, StopLeader
 from chorus.engine.prefix.disk import DiskIndex, FileList
@@ -37,6 +37,7 @@ from chorus.platform.metal import GpuLost
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
+from chorus.platform.process.losses import Cause, Loss, exit_code, last_loss
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
@@ -55,6 +56,7 @@ class State(IntEnum):
     WARMING = engine_pb2.WARMING
     READY = engine_pb2.READY
     BROKEN = engine_pb2.BROKEN
+    RECOVERING = engine_pb2.RECOVERING
 
 
 LIST = "list"
@@ -66,7 +68,13 @@ PHASES = {
     State.WARMING: Phase.WARMING,
     State.READY: Phase.SERVING,
     State.BROKEN: Phase.ENDING,
+    State.RECOVERING: Phase.SERVING,
 }
+
+RENEWALS = 3
+"""How often in a row the group may fail to form again before everything is started anew."""
+LESS_ROOM = 0.75
+"""What is left of the room for caches after a rank has run out of memory."""
 
 
 @dataclass
@@ -81,28 +89,35 @@ class Engine:
     leader: Leader | None = None
     grammars: Grammars | None = None
     started_at: float = field(default_factory=time.time)
+    loss: Loss | None = field(default_factory=last_loss)
+    """How the engine before this one ended, or how this one's last lost rank did."""
+    recoveries: engine_pb2.Recoveries = field(default_factory=engine_pb2.Recoveries)
+    restored_before: int = 0
+    """Tokens that had been read from disk when the last recovery began."""
 
     def enter(self, state: State, detail: str) -> None:
         self.state, self.detail = state, detail
         beats.enter(PHASES[state])
-        report = log.error if state == State.BROKEN else log.info
+        report = log.error if state in (State.BROKEN, State.RECOVERING) else log.info
         report("%s: %s", state.name.lower(), detail)
 
     def post(self, command: Command) -> bool:
-        if self.leader is None or self.state != State.READY:
+        if self.leader is None or self.state not in (State.READY, State.RECOVERING):
             return False
         self.leader.post(command)
         return True
 
-    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
-        return await self.grammars.open(grammar, stop_tokens) if self.grammars else None
+    async def open_grammar(
+        self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]
+    ) -> Constraint | None:
+        return await self.grammars.open(grammar, stop_tokens, answered) if self.grammars else None
 
     def close(self) -> None:
         if self.grammars:
             self.grammars.close()
 
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
-        if self.leader is None:
+        if self.leader is None or self.state is State.RECOVERING:
             raise SystemExit(0)
         self.leader.post(StopLeader("the engine was stopped"))
 
@@ -119,6 +134,8 @@ class Engine:
             transport=catalog.LOCAL.name if alone else self.spec.transport,
             parallel="single" if alone else self.spec.parallel,
             max_queue=self.spec.max_queue,
+            loss=engine_pb2.Loss(cause=self.loss.cause, told=self.loss.told) if self.loss else None,
+            recoveries=self.recoveries,
         )
         if self.group and self.leader:
             scheduler = self.leader.scheduler
@@ -130,6 +147,8 @@ class Engine:
             description.step = self.leader.finished_step
             description.cache.CopyFrom(cache_facts_to_wire(scheduler.cache_facts()))
             taken = [self.group.disk.nbytes, *(follower.disk_bytes for follower in self.group.followers.followers)]
+            restored = description.cache.restored_tokens - self.restored_before
+            description.recoveries.restored_tokens = min(self.recoveries.tokens, restored)
             description.cache.disk_bytes, description.cache.disk_budget_bytes = max(taken), self.spec.disk_bytes
             description.ranks.extend(self._ranks(self.group, self.leader))
         return description
@@ -181,17 +200,15 @@ def run(spec: EngineSpec) -> int:
         service.start()
         cleanup.callback(service.stop)
         try:
-            group, leader = _start(engine, service, cleanup)
-            engine.enter(State.READY, "ready")
-            with group.followers.naming_the_lost():
-                log.info("stopped: %s", leader.run())
+            _start(engine, service, cleanup)
+            log.info("stopped: %s", _serve(engine))
         except (LoadError, SplitError, CannotForm) as error:
             engine.enter(State.BROKEN, str(error))
             return leave_reason(str(error), spec.failure_file)
         except (RankLost, GpuLost) as error:
             engine.enter(State.BROKEN, str(error))
             service.refuse(_lost(str(error)))
-            return EXIT_RANK_LOST
+            return exit_code(error.loss.cause) if isinstance(error, RankLost) else EXIT_RANK_LOST
         except Exception as error:
             if engine.state == State.READY:
                 raise
@@ -199,6 +216,72 @@ def run(spec: EngineSpec) -> int:
             engine.enter(State.BROKEN, f"{type(error).__name__}: {error}")
             return leave_reason(engine.detail, spec.failure_file)
     return 0
+
+
+def _serve(engine: Engine) -> str:
+    """Until stopped; why. A rank that is lost meanwhile is waited for, where the others can go on."""
+    while True:
+        assert engine.group
+        assert engine.leader
+        engine.enter(State.READY, "ready")
+        try:
+            with engine.group.followers.naming_the_lost():
+                return engine.leader.run()
+        except RankLost as error:
+            if not engine.group.renewable:
+                raise
+            _recover(engine, error)
+
+
+def _recover(engine: Engine, lost: RankLost) -> None:
+    group, leader = engine.group, engine.leader
+    assert group
+    assert group.formation
+    assert leader
+    began, before = time.monotonic(), group
+
+    def report(fraction: float) -> None:
+        engine.progress = fraction
+
+    for _ in range(RENEWALS):
+        engine.enter(State.RECOVERING, f"{lost}; waiting for its rank to come back")
+        try:
+            group = group.formation.renew(group, report)
+            break
+        except CannotForm as error:
+            lost = RankLost(str(error), lost.loss.cause)
+    else:
+        raise lost
+    loss = _told(lost, group.losses_since(before))
+    if loss.cause is Cause.MEMORY:
+        limits = leader.scheduler.limits
+        leader.scheduler.limits = within_memory(limits, _less(limits.room, loss))
+    room = leader.scheduler.limits.room
+    runner = Runner(group.shard.stage, group.disk)
+    prefixes = _prefixes(engine.spec, runner, room)
+    if leader.file_list and all(follower.loaded.disk for follower in group.followers.followers):
+        prefixes.disk = _disk(runner, group, leader.file_list)
+    going_on = leader.renew(runner, group.followers, prefixes, loss)
+    engine.group, engine.loss = group, loss
+    engine.restored_before = 0
+    engine.recoveries = engine_pb2.Recoveries(
+        count=engine.recoveries.count + 1,
+        seconds=time.monotonic() - began,
+        streams=len(going_on),
+        tokens=sum(going_on),
+    )
+    log.info("%d streams go on, %d tokens are read again", len(going_on), sum(going_on))
+
+
+def _less(room: Room, loss: Loss) -> Room:
+    log.warning("caches get %.0f %% of the room they could have: %s", 100 * LESS_ROOM, loss.told)
+    return room.smaller(LESS_ROOM)
+
+
+def _told(lost: RankLost, losses: list[Loss]) -> Loss:
+    """What the leader saw, or better: what whoever started a rank again saw of the one before."""
+    causes = most_telling([lost.loss.cause, *(loss.cause for loss in losses)])
+    return Loss(causes, "; ".join([loss.told for loss in losses] or [lost.loss.told]))
 
 
 def remember_sums(spec: EngineSpec, seconds: float | None) -> None:
@@ -235,7 +318,7 @@ def _disk(runner: Runner, group: Group, file_list: FileList) -> DiskIndex:
     return index
 
 
-def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> tuple[Group, Leader]:
+def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> None:
     spec = engine.spec
     engine.enter(State.LOADING, f"loading {spec.model_path.name}")
 
@@ -266,6 +349,8 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     # Ranks of one machine share its memory.
     fraction = spec.memory_fraction / ranks_here(spec.ranks)
     room = group.room(runner, fraction, limits.context, spec.cache.memory)
+    if engine.loss and engine.loss.cause is Cause.MEMORY:
+        room = _less(room, engine.loss)
     leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
@@ -279,4 +364,3 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     engine.grammars = grammars
     engine.group, engine.leader = group, leader
     group.followers.farewell = lambda reason: service.leave(_lost(reason))
-    return group, leader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chorus.messages.rank import CACHE_STEP
 
@@ -47,6 +47,10 @@ class Room:
 
     def holds(self, use: Use) -> bool:
         return all(rank.bytes(use) <= rank.budget for rank in self.ranks)
+
+    def smaller(self, part: float) -> Room:
+        """So much of this."""
+        return Room(tuple(replace(rank, budget=int(part * rank.budget)) for rank in self.ranks))
 
     def tightest(self, use: Use) -> RankRoom | None:
         """The rank that has the smallest part of its room left."""

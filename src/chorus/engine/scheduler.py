@@ -18,7 +18,9 @@ from chorus.engine.reuse import Reuse
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.engine.sequences import Lane, Sequence, beginning_together
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, TokenLogprobs
+from chorus.messages.poison import Poison
 from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
+from chorus.platform.process.losses import Cause, Loss
 from chorus.text.grammar.client import Constraint
 
 NOTHING_KEPT = Keeping(refusal="it is switched off")
@@ -81,6 +83,8 @@ class Scheduler:
         """Whose whole prompt was found stored, with its logits: nothing is fed before their first token."""
         self._afterwards: list[Operation] = []
         """Operations on what the step that is being made will have computed."""
+        self._suspects: list[Sequence] = []
+        self._poison = Poison(clock)
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
@@ -93,9 +97,6 @@ class Scheduler:
             if constraint:
                 constraint.close()
             return refusal
-        if constraint:
-            for token in request.answered:
-                constraint.advance(token)
         sequence = Sequence(self._next_sequence, request, self._clock(), constraint, list(request.answered))
         sequence.filling = (*request.prompt, *request.answered)
         self._next_sequence += 1
@@ -108,10 +109,69 @@ class Scheduler:
         return self._end(sequence, Finish.CANCELLED) if sequence else None
 
     def fail(self, numbers: tuple[int, ...], error: str) -> list[Progress]:
-        # What was to be taken from their caches is not there, or half of it.
-        self._operations = [op for op in self._operations if not (isinstance(op, Store) and op.sequence in numbers)]
-        self._operations += self.prefixes.forget(numbers)
+        self._forget(numbers)
         return [self._end(s, Finish.FAILED, error=error) for n in numbers if (s := self._by_number.get(n))]
+
+    def step_failed(self, step: Step, error: str) -> list[Progress]:
+        """Nobody but those who were in it has lost anything. Who was alone in it is to blame; the others go on, one at
+        a time, from the tokens they have.
+        """
+        if step.decode:
+            self._lanes[step.lane].under_way -= 1
+        if len(step.feeds) == 1:
+            return self.fail(step.sequences, error)
+        self._forget(step.sequences)
+        for feed in step.feeds:
+            if sequence := self._by_number.get(feed.sequence):
+                sequence.expected -= not feed.partial
+                sequence.spoiled = sequence.expected
+                if sequence not in self._waiting:
+                    self._leave(sequence)
+                    self._waiting.appendleft(sequence)
+                self._suspect(sequence)
+        return []
+
+    def start_over(self, prefixes: PrefixIndex, unfinished: Iterable[int], loss: Loss) -> list[Progress]:
+        """No rank holds anything any more. Whoever ran goes on from the tokens it has, before those who wait, and what
+        is kept from now on is kept in this index. `unfinished` were in steps under way.
+        """
+        news = self._blame(unfinished, loss) if loss.cause is not Cause.OUTSIDE else []
+        self._operations, self._afterwards = [], []
+        ran = sorted(self._admitted, key=lambda sequence: sequence.number)
+        self.filling.clear()
+        self._lanes.clear()
+        self._recalled.clear()
+        self._waiting.extendleft(reversed(ran))
+        for sequence in self._waiting:
+            sequence.lose()
+        prefixes.counts = self.prefixes.counts
+        self.reuse.index = prefixes
+        return news
+
+    def _blame(self, unfinished: Iterable[int], loss: Loss) -> list[Progress]:
+        """Whose token count has not moved since the last loss is suspected; who was suspected already and ran alone is
+        to blame.
+        """
+        news = []
+        for sequence in filter(None, map(self._by_number.get, sorted(unfinished))):
+            if sequence.suspected:
+                reason = f"this request has ended a rank each time it was tried: {loss.told}"
+                self._poison.remember(sequence.request, reason)
+                news.append(self._end(sequence, Finish.FAILED, error=reason))
+            elif sequence.lost_at == len(sequence.output):
+                self._suspect(sequence)
+            sequence.lost_at = len(sequence.output)
+        return news
+
+    def _suspect(self, sequence: Sequence) -> None:
+        sequence.lost_at = len(sequence.output)
+        if not sequence.suspected:
+            sequence.suspected = True
+            self._suspects.append(sequence)
+
+    def _acquit(self, sequence: Sequence) -> None:
+        sequence.suspected = False
+        self._suspects.remove(sequence)
 
     def reject(self, number: int, error: str, field: str) -> list[Progress]:
         """The request itself turned out to be one that cannot be served."""
@@ -121,6 +181,11 @@ class Scheduler:
     def fail_all(self, error: str) -> list[Progress]:
         return [self._end(sequence, Finish.FAILED, error=error) for sequence in list(self._by_request.values())]
 
+    def _forget(self, numbers: tuple[int, ...]) -> None:
+        """What was to be taken from their caches is not there, or half of it."""
+        self._operations = [op for op in self._operations if not (isinstance(op, Store) and op.sequence in numbers)]
+        self._operations += self.prefixes.forget(numbers)
+
     @property
     def queued(self) -> int:
         return len(self._waiting)
@@ -128,6 +193,11 @@ class Scheduler:
     @property
     def running(self) -> int:
         return len(self._admitted)
+
+    @property
+    def begun(self) -> list[int]:
+        """Of each request that has begun and waits to go on: how many tokens it has, with its prompt."""
+        return [sequence.position for sequence in self._waiting if sequence.number in self._by_number]
 
     @property
     def idle(self) -> bool:
@@ -201,7 +271,11 @@ class Scheduler:
         news = []
         for number, token in tokens.items():
             if sequence := self._by_number.get(number):
-                news.append(self._take(sequence, token, (logprobs or {}).get(number)))
+                if sequence.spoiled:
+                    sequence.spoiled -= 1
+                    sequence.expected -= 1
+                else:
+                    news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
 
     def files_done(self, rank: int, saved: Iterable[str], restored: Iterable[str], failed: Iterable[str]) -> None:
@@ -240,7 +314,10 @@ class Scheduler:
             )
         if foreign := self._foreign_token(request):
             return refuse(Finish.REJECTED, f"token id {foreign} is not in the vocabulary of {self.limits.vocabulary}")
-        if len(self._waiting) >= self.limits.max_queue:
+        if reason := self._poison.reason(request):
+            return refuse(Finish.FAILED, reason)
+        # Whoever was taken before has waited its turn.
+        if len(self._waiting) >= self.limits.max_queue and not request.resumed:
             return refuse(Finish.OVERLOADED, f"the queue is full ({self.limits.max_queue} requests are waiting)")
         return None
 
@@ -249,6 +326,9 @@ class Scheduler:
         return highest if self.limits.vocabulary and highest >= self.limits.vocabulary else None
 
     def _admit(self) -> None:
+        if self._suspects:
+            for other in [sequence for sequence in self._admitted if sequence is not self._suspects[0]]:
+                self._preempt(other)
         while self._waiting and self.running < self.limits.max_batch:
             sequence = next((s for s in self._in_line() if not self._waits(s)), None)
             if sequence is None or not self._take_room(sequence):
@@ -258,11 +338,16 @@ class Scheduler:
             self._begin(sequence)
 
     def _in_line(self) -> list[Sequence]:
-        """Who may begin: of each owner the oldest first, and first whoever's owner has the fewest running."""
+        """Who may begin: of each owner the oldest first, and first whoever's owner has the fewest running. Before them
+        all whoever had begun in an engine that is gone; and alone whoever may be to blame for that.
+        """
+        if self._suspects:
+            return [] if self._suspects[0].expected or self._admitted else self._suspects[:1]
         served = Counter(sequence.request.owner for sequence in self._admitted)
         # Whoever made room goes on when all that it was promised has come home.
         waiting = [sequence for sequence in self._waiting if not sequence.expected]
-        return sorted(waiting, key=lambda s: (served[s.request.owner], s.number))[: self.limits.max_batch]
+        turns = sorted(waiting, key=lambda s: (not s.request.resumed, served[s.request.owner], s.number))
+        return turns[: self.limits.max_batch]
 
     def _begin(self, sequence: Sequence) -> None:
         sequence.filling = (*sequence.request.prompt, *sequence.output)
@@ -429,6 +514,8 @@ class Scheduler:
         if token in sequence.request.stop_tokens:
             return self._end(sequence, Finish.STOP, end=(token,))
         sequence.output.append(token)
+        if sequence.suspected:
+            self._acquit(sequence)
         told = Progress(sequence.request.id, (token,), logprobs=(logprobs,) if logprobs else ())
         if len(sequence.output) < sequence.request.max_tokens:
             return told
@@ -440,6 +527,8 @@ class Scheduler:
         self._by_number.pop(sequence.number, None)
         if sequence in self._waiting:
             self._waiting.remove(sequence)
+        if sequence.suspected:
+            self._acquit(sequence)
         if finish is not Finish.FAILED:
             self._operations += self.reuse.keep_answer(sequence, end)
         self._leave(sequence)

@@ -47,6 +47,12 @@ class Sequence:
     """What was stored for it when it was last looked for, and when that was."""
     files: list[Saved] | None = None
     """What is read for it from disk; None: nobody has looked."""
+    lost_at: int | None = None
+    """How many tokens it had when a step that it was in was lost."""
+    suspected: bool = False
+    """It may be what ends ranks: it runs alone until it has more tokens than then."""
+    spoiled: int = 0
+    """Of the tokens that steps under way will bring, those that followed one that never came."""
     in_common: dict[int, int] = field(default_factory=dict)
     """By the number of another sequence: how many tokens both begin with."""
 
@@ -87,8 +93,14 @@ class Sequence:
         """Begin, or begin again, with so many tokens in its cache."""
         self.fed, self.drawn = length, 0
         self.fresh, self.answer_kept = True, False
-        if self.cached is None:
-            self.cached = min(length, len(self.request.prompt))
+        cached = min(length, len(self.request.prompt))
+        self.cached = cached if self.cached is None else min(self.cached, cached)
+
+    def lose(self) -> None:
+        """No rank holds anything of it any more, and what was under way will not come."""
+        self.fed = self.drawn = self.expected = self.spoiled = 0
+        self.present, self.hit, self.files = False, None, None
+        self.stops.clear()
 
     def next_tokens(self, size: int) -> tuple[int, ...]:
         """The next part of the prompt, handed out for a step."""

@@ -54,7 +54,9 @@ class EngineFace(Protocol):
         ...
 
     def describe(self) -> wire.Description: ...
-    async def open_grammar(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint | None:
+    async def open_grammar(
+        self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]
+    ) -> Constraint | None:
         """None: an engine that loads has no vocabulary yet."""
         ...
 
@@ -191,7 +193,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             self.deliver([Progress(request.id, finish=finish, error=error, field=field)])
 
         try:
-            constraint = await self._engine.open_grammar(grammar, request.stop_tokens)
+            constraint = await self._engine.open_grammar(grammar, request.stop_tokens, request.answered)
         except GrammarError as error:
             refuse(Finish.REJECTED, error.told, error.field)
         except TooManyGrammars as error:

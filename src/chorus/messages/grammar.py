@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,12 +53,12 @@ class TooManyGrammars(ChorusError):
     """As many requests with grammars are open as there may be: the same request may succeed later."""
 
 
-def packed(grammar: Grammar, stop_tokens: Iterable[int]) -> bytes:
+def packed(grammar: Grammar, stop_tokens: Iterable[int], answered: Sequence[int] = ()) -> bytes:
     listed = [[[part.name, part.kind, part.source] for part in some] for some in (grammar.parts, grammar.origins)]
-    return json.dumps([grammar.kind, grammar.source, *listed, sorted(stop_tokens)]).encode()
+    return json.dumps([grammar.kind, grammar.source, *listed, sorted(stop_tokens), list(answered)]).encode()
 
 
-def unpacked(message: bytes) -> tuple[Grammar, frozenset[int]]:
-    kind, source, parts, origins, stop_tokens = json.loads(message)
+def unpacked(message: bytes) -> tuple[Grammar, frozenset[int], list[int]]:
+    kind, source, parts, origins, stop_tokens, answered = json.loads(message)
     grammar = Grammar(kind, source, *(tuple(GrammarPart(*part) for part in some) for some in (parts, origins)))
-    return grammar, frozenset(stop_tokens)
+    return grammar, frozenset(stop_tokens), answered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from chorus.messages.proto import rank_pb2
@@ -79,6 +79,18 @@ class LoadRequest:
     look_ahead: bool = False
     """A pipeline's collectives stay inside the graph, sampled tokens too."""
 
+    def same_part(self, other: LoadRequest) -> bool:
+        """Whether each rank would hold the same: only who meets whom, and under which number, may differ."""
+        same_meeting = replace(
+            other,
+            session=self.session,
+            addresses=self.addresses,
+            routes=self.routes,
+            ring_hosts=self.ring_hosts,
+            coordinator=self.coordinator,
+        )
+        return self == same_meeting
+
     def to_wire(self) -> rank_pb2.LoadRequest:
         plain = {**vars(self), "rdma_devices": json.dumps(self.rdma_devices) if self.rdma_devices else ""}
         return rank_pb2.LoadRequest(**plain)
@@ -146,6 +158,8 @@ class Status:
     number: int
     error: str = ""
     """The step failed there, and with it the group."""
+    cause: str = ""
+    """Whom that may be blamed on (platform/process/losses.py)."""
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
     """What a token of a sequence costs there."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 from chorus.messages.load import LoadRequest, ranks_here
 from chorus.messages.rank import Step
 from chorus.planning.split import check_layer_counts, layers_of
+from chorus.platform import faults
 from chorus.rank.cache.disk import Disk
 from chorus.rank.disk_tier import open_disk
 from chorus.rank.graph_tokens import GraphTokens
@@ -24,6 +25,7 @@ from chorus.rank.pipeline.token_relay import TokenRelay, placeholder
 from chorus.rank.runner import Runner
 from chorus.rank.tensor.divide import TensorPlan, from_leader, wait_for_peers
 from chorus.transport.links import Inbox, Link, TokenPath, Traffic
+from chorus.transport.meeting import Connection
 from chorus.transport.security import PRIVATE, Security
 
 
@@ -33,6 +35,8 @@ class LeadingSide(Protocol):
     """How many steps may be on their way through the stages at once."""
     lookahead: bool
     """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
+    collective: bool
+    """Whether what fails here may have failed elsewhere: ranks meet inside MLX, each in the other's forward."""
     sum_seconds: float | None
     """What a small sum over the ranks took when they met; None until then, and where nothing is summed."""
 
@@ -63,6 +67,10 @@ class FollowingSide(Protocol):
         """Drop every sequence: their leader is gone."""
         ...
 
+    def abandon(self, reason: str) -> None:
+        """Wake up whoever waits for another rank. May be called from any thread."""
+        ...
+
     def close(self) -> None:
         """Make room for another model."""
         ...
@@ -81,6 +89,10 @@ class Part(Protocol):
 
     def follow(self) -> FollowingSide: ...
 
+    def connected_by(self, connection: Connection) -> Part:
+        """The same part with new links to the other ranks."""
+        ...
+
 
 @dataclass(frozen=True)
 class PipelinePart:
@@ -94,6 +106,7 @@ class PipelinePart:
     first_stage: int
     """The rank that holds the first layers, or the last of those that do."""
     disk: Disk
+    rank: int
 
     @property
     def token_path(self) -> TokenPath | None:
@@ -104,6 +117,10 @@ class PipelinePart:
 
     def follow(self) -> FollowingSide:
         return PipelineFollower(self)
+
+    def connected_by(self, connection: Connection) -> Part:
+        assert connection.link is not None
+        return replace(self, link=connection.link)
 
 
 class PipelineLeader:
@@ -116,6 +133,7 @@ class PipelineLeader:
         # One chunk in every stage and one on its way: more would only make cancelling slower.
         self.depth = part.stages + 1
         self._link = part.link
+        self.collective = part.link.collective
         self._tokens = part.token_path
         self._first_stage = part.first_stage
         self.lookahead = self._tokens is not None
@@ -140,6 +158,7 @@ class PipelineFollower:
 
     def __init__(self, part: PipelinePart) -> None:
         self.runner = Runner(part.shard.stage, part.disk)
+        self._rank = part.rank
         self._link = part.link
         tokens = part.token_path
         self._relay = TokenRelay(tokens.receive_tokens) if tokens and part.shard.stage.is_first else None
@@ -155,6 +174,8 @@ class PipelineFollower:
                 self._relay.expect(step)
             return
         stage = self.runner.stage
+        rank = self._rank
+        faults.at("forward", rank, step.number, (token for feed in step.feeds for token in feed.tokens))
         if stage.is_first:
             outputs = self.runner.run(step, self._relay.of(step) if self._relay else None)
         else:
@@ -165,10 +186,14 @@ class PipelineFollower:
             # It computes beside the leader; what comes out, the leader has too.
             mx.eval(outputs)
         else:
+            faults.at("send", rank, step.number)
             self._link.send(step.number, outputs)
 
     def forget(self) -> None:
         self.runner = Runner(self.runner.stage, self.runner.disk)
+
+    def abandon(self, reason: str) -> None:
+        self._link.abandon(reason)
 
     def close(self) -> None:
         self._link.close()
@@ -181,6 +206,7 @@ class TensorPart:
     shard: LoadedShard
     peers: mx.distributed.Group
     disk: Disk
+    rank: int
 
     def lead(self) -> LeadingSide:
         return TensorLeader(self)
@@ -188,12 +214,16 @@ class TensorPart:
     def follow(self) -> FollowingSide:
         return TensorFollower(self)
 
+    def connected_by(self, connection: Connection) -> Part:
+        assert connection.peers is not None
+        return replace(self, peers=connection.peers)
+
 
 class TensorLeader:
     """Every rank runs every forward on its own slices; sampled tokens reach them inside the graph."""
 
     stages = depth = 1
-    lookahead = True
+    lookahead = collective = True
 
     def __init__(self, part: TensorPart) -> None:
         self._peers = part.peers
@@ -219,6 +249,7 @@ class TensorFollower:
 
     def __init__(self, part: TensorPart) -> None:
         self.runner = Runner(part.shard.stage, part.disk)
+        self._rank = part.rank
         self._peers = part.peers
         self._tokens = GraphTokens()
         self._met = False
@@ -231,6 +262,7 @@ class TensorFollower:
         if not self._met and step.feeds:
             wait_for_peers(self._peers)
             self._met = True
+        faults.at("forward", self._rank, step.number, (token for feed in step.feeds for token in feed.tokens))
         outputs = self.runner.run(step, self._tokens.of(step))
         if step.logits:
             tokens = from_leader(mx.zeros((len(step.feeds),), mx.uint32), self._peers, after=outputs)
@@ -240,6 +272,9 @@ class TensorFollower:
     def forget(self) -> None:
         self.runner = Runner(self.runner.stage, self.runner.disk)
         self._tokens = GraphTokens()
+
+    def abandon(self, reason: str) -> None:
+        """Nobody can be woken up inside a collective: the process is ended."""
 
     def close(self) -> None:
         pass
@@ -280,6 +315,12 @@ def take_part(
     place_on_disk = request.disk_folder if rank == 0 or request.addresses[rank].startswith("unix:") else ""
     disk = open_disk(shard, rank, (layout.split, layout.weights), request.disk_bytes, place_on_disk)
     if connection.link is not None:
-        return PipelinePart(shard, connection.link, layout.stages, layout.ranks - 1, disk)
+        return PipelinePart(shard, connection.link, layout.stages, layout.ranks - 1, disk, rank)
     assert connection.peers is not None, "a rank among several has somebody beside or behind it"
-    return TensorPart(shard, connection.peers, disk)
+    return TensorPart(shard, connection.peers, disk, rank)
+
+
+def rejoin(rank: int, part: Part, request: LoadRequest, inbox: Inbox, security: Security = PRIVATE) -> Part:
+    """Meet the other ranks again, with the same part of the model."""
+    inbox.clear(request.session)
+    return part.connected_by(connect(rank, request, inbox, security))

@@ -23,17 +23,18 @@ from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, St
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
-from chorus.platform import device
+from chorus.platform import device, faults
 from chorus.platform.mac_memory import Budget
 from chorus.platform.memory import left_for_cache, resident_memory
 from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_RANK_LOST
+from chorus.platform.process.losses import Cause, last_loss
 from chorus.rank.join import connect
-from chorus.rank.load import LoadedShard, LoadError
+from chorus.rank.load import LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
-from chorus.rank.parallel import FollowingSide, take_part
+from chorus.rank.parallel import FollowingSide, Part, rejoin, take_part
 from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import session_of, tensor_service
@@ -90,10 +91,15 @@ Command = Load | Run | Forget | Unload | Stop
 
 
 class RankService(rank_pb2_grpc.RankServicer):
-    def __init__(self, rank: int, commands: queue.SimpleQueue[Command], meeting: HeldPort) -> None:
+    def __init__(
+        self, rank: int, commands: queue.SimpleQueue[Command], meeting: HeldPort, abandon: Callable[[], None]
+    ) -> None:
+        """`abandon` makes the main thread give up what it does for the leader before this one."""
         self._rank = rank
         self._commands = commands
         self._meeting = meeting
+        self._abandon = abandon
+        self._loss = last_loss()
 
     def Hello(self, request: rank_pb2.HelloRequest, context: grpc.ServicerContext) -> rank_pb2.HelloReply:
         return Greeting(
@@ -103,10 +109,14 @@ class RankService(rank_pb2_grpc.RankServicer):
             pid=os.getpid(),
             device=device.backend(),
             collective_port=self._meeting.number(),
+            loss_cause=self._loss.cause if self._loss else "",
+            loss_told=self._loss.told if self._loss else "",
         ).to_wire()
 
     def Load(self, request: rank_pb2.LoadRequest, context: grpc.ServicerContext) -> Iterator[rank_pb2.LoadProgress]:
         answers: queue.SimpleQueue[LoadProgress | Exception] = queue.SimpleQueue()
+        # It may wait for a rank that is gone, and its steps are of use to nobody now.
+        self._abandon()
         self._commands.put(Load(LoadRequest.from_wire(request), answers))
         while True:
             answer = answers.get()
@@ -173,9 +183,14 @@ class Worker:
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS, security)
         self._meeting = HeldPort()
-        rank_pb2_grpc.add_RankServicer_to_server(RankService(rank, self._commands, self._meeting), self._server)
+        service = RankService(rank, self._commands, self._meeting, self._abandon)
+        rank_pb2_grpc.add_RankServicer_to_server(service, self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._part: FollowingSide | None = None
+        self._held: tuple[LoadRequest, Part] | None = None
+        """What this rank has loaded, and for which request."""
+        self._abandoned = 0
+        """The session whose steps are of use to nobody any more."""
         self._memory = _Memory()
         self._in_collective = False
         self._leave_at: float | None = None
@@ -244,10 +259,11 @@ class Worker:
         if self._leave_at is not None:
             answers.put(RuntimeError("its group could not load and it is about to start again: try again"))
             return
-        self._unload()
+        if not self._holds(request):
+            self._unload()
         self._session = request.session
         try:
-            self._part, shard = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
+            part = self._take_place(request, lambda done, total: self._tell_load(answers, done, total))
         except Exception as error:
             # Whatever a leader asks for, and whatever its model does, the rank is there for the next one.
             known = isinstance(error, LoadError | SplitError | RuntimeError | ValueError | OSError)
@@ -256,10 +272,13 @@ class Worker:
             if self._in_collective or gpu_lost(error):
                 self._leave_at = time.monotonic() + SPENT_SECONDS
             return
+        kept = self._held is not None
+        self._held, self._part = (request, part), part.follow()
+        shard, disk = part.shard, part.disk
         self._memory.budget = shard.budget
-        disk = self._part.runner.disk
         held = f"layers {shard.stage.first}-{shard.stage.last - 1}"
-        log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, shard.policy.reason)
+        reason = "kept for another leader" if kept else shard.policy.reason
+        log.info("rank %d holds %s, %.0f MB: %s", self._rank, held, shard.weight_bytes / 1e6, reason)
         loaded = Loaded(
             first_layer=shard.stage.first,
             last_layer=shard.stage.last,
@@ -272,9 +291,16 @@ class Worker:
         )
         answers.put(LoadProgress(shard.weight_bytes, shard.weight_bytes, loaded))
 
-    def _take_place(
-        self, request: LoadRequest, progress: Callable[[int, int], None]
-    ) -> tuple[FollowingSide, LoadedShard]:
+    def _holds(self, request: LoadRequest) -> bool:
+        """Whether this rank can go on with what it has. One that is in a collective has its group for good."""
+        return self._held is not None and not self._in_collective and self._held[0].same_part(request)
+
+    def _take_place(self, request: LoadRequest, progress: Callable[[int, int], None]) -> Part:
+        if self._held:
+            assert self._part is not None
+            self._part.close()
+            self._meeting.release()
+            return rejoin(self._rank, self._held[1], request, self._inbox, self._security)
         self._in_collective = catalog.get(request.transport).collective
         try:
             path = self._find_model(request)
@@ -285,22 +311,27 @@ class Worker:
                 connect(self._rank, request, self._inbox, self._security).close()
             raise
         self._meeting.release()
-        part = take_part(self._rank, path, request, self._inbox, progress, self._security)
-        return part.follow(), part.shard
+        return take_part(self._rank, path, request, self._inbox, progress, self._security)
 
     def _run(self, session: int, step: Step) -> Status:
         if session != self._session:
             return Status(number=step.number, error=f"rank {self._rank} follows another leader now")
         if self._part is None:
             return Status(number=step.number, error=f"rank {self._rank} has no model loaded")
+        if session == self._abandoned:
+            return Status(number=step.number, error=f"rank {self._rank} was asked to load again")
         self._freed_buffers.used()
         try:
+            faults.at("begin", self._rank, step.number)
             self._part.run(step)
+            faults.at("answer", self._rank, step.number)
         except (LinkLost, RuntimeError, ValueError) as error:
             if gpu_lost(error):
                 self._lost = GpuLost(error)
             log.exception("step %d failed", step.number)
-            return Status(number=step.number, error=f"rank {self._rank} failed at step {step.number}: {error}")
+            cause = Cause.OUTSIDE if isinstance(error, LinkLost) else Cause.FAULT
+            told = f"rank {self._rank} failed at step {step.number}: {error}"
+            return Status(number=step.number, error=told, cause=cause)
         beats.finished(step.number)
         traffic, runner = self._part.traffic, self._part.runner
         news = runner.disk.news()
@@ -325,6 +356,12 @@ class Worker:
         beats.loaded(done, total)
         answers.put(LoadProgress(done, total))
 
+    def _abandon(self) -> None:
+        """From another thread: what runs now for the leader of before is given up, and what waits behind it."""
+        self._abandoned = self._session
+        if part := self._part:
+            part.abandon("the group forms anew")
+
     def _forget(self) -> None:
         if self._part:
             self._part.forget()
@@ -335,7 +372,7 @@ class Worker:
             return
         self._part.close()
         self._part.runner.disk.close()
-        self._part = None
+        self._part = self._held = None
         self._inbox.clear()
         beats.loaded(0, 0)
         # Modules refer to each other in circles: without this the weights stay until Python happens to look.

@@ -29,7 +29,9 @@ OPTIONS = [
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A rank that is started again is back within seconds, and somebody waits for it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 

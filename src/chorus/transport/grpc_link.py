@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -20,6 +22,8 @@ from chorus.transport.security import PRIVATE, Security
 SERVICE = "chorus.tensors.v1.Tensors"
 METHOD = f"/{SERVICE}/Push"
 QUEUE_LENGTH = 64
+LOOK_SECONDS = 0.5
+"""How often whoever waits to send looks whether the next stage is still there."""
 _SESSION = "chorus-session"
 
 
@@ -76,19 +80,30 @@ class FrameSender:
         return self._packer.traffic
 
     def send(self, frame: bytes) -> None:
-        if self._call.done():
-            raise LinkLost(f"the next stage at {self._address} closed the link: {self._call.details()}")
-        try:
-            self._outgoing.put(frame, timeout=self._timeout)
-        except queue.Full:
-            raise LinkLost(f"the next stage at {self._address} took no tensors for {self._timeout:g} s") from None
+        deadline = time.monotonic() + self._timeout
+        while not self._call.done():
+            try:
+                self._outgoing.put(frame, timeout=LOOK_SECONDS)
+                return
+            except queue.Full:
+                if time.monotonic() > deadline:
+                    raise LinkLost(
+                        f"the next stage at {self._address} took no tensors for {self._timeout:g} s"
+                    ) from None
+        raise LinkLost(f"the next stage at {self._address} closed the link: {self._call.details()}")
 
     def send_arrays(self, step: int, arrays: Sequence[mx.array]) -> None:
         nbytes = sum(array.nbytes for array in arrays)
         self.send(frames.encode(step, arrays, receipt=self._packer.wants_receipt(nbytes)))
 
+    def abandon(self) -> None:
+        """Wake up whoever sends. May be called from any thread."""
+        self._call.cancel()
+
     def close(self) -> None:
         self._call.cancel()
+        with contextlib.suppress(queue.Full):
+            self._outgoing.put_nowait(None)  # for the thread that takes frames from there
         self._channel.close()
 
     def _read_receipts(self) -> None:
@@ -113,6 +128,7 @@ def open_grpc(meeting: Meeting, inbox: Inbox) -> Connection:
 
 
 class GrpcLink:
+    collective = False
     tokens: TokenPath | None = None
 
     def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float) -> None:
@@ -134,6 +150,8 @@ class GrpcLink:
 
     def abandon(self, reason: str) -> None:
         self._inbox.close(reason)
+        if self._sender:
+            self._sender.abandon()
 
     def close(self) -> None:
         if self._sender:

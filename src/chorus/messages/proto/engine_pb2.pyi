@@ -240,7 +240,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel", "cache", "loss")
+    __slots__ = ("state", "progress", "detail", "version", "model_path", "context_length", "vocabulary", "ranks", "load_count", "started_at", "running", "queued", "step", "max_batch", "max_queue", "transport", "parallel", "cache", "loss", "recoveries")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class Description(_message.Message):
     PARALLEL_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERIES_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     progress: float
     detail: str
@@ -279,7 +280,22 @@ class Description(_message.Message):
     parallel: str
     cache: CacheDescription
     loss: Loss
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ..., cache: _Optional[_Union[CacheDescription, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ...) -> None: ...
+    recoveries: Recoveries
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., progress: _Optional[float] = ..., detail: _Optional[str] = ..., version: _Optional[str] = ..., model_path: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankDescription, _Mapping]]] = ..., load_count: _Optional[int] = ..., started_at: _Optional[float] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., step: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_queue: _Optional[int] = ..., transport: _Optional[str] = ..., parallel: _Optional[str] = ..., cache: _Optional[_Union[CacheDescription, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., recoveries: _Optional[_Union[Recoveries, _Mapping]] = ...) -> None: ...
+
+class Recoveries(_message.Message):
+    __slots__ = ("count", "seconds", "streams", "tokens", "restored_tokens")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    seconds: float
+    streams: int
+    tokens: int
+    restored_tokens: int
+    def __init__(self, count: _Optional[int] = ..., seconds: _Optional[float] = ..., streams: _Optional[int] = ..., tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ...) -> None: ...
 
 class Loss(_message.Message):
     __slots__ = ("cause", "told")

@@ -221,7 +221,7 @@ class UnloadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "growing_layers")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "cause", "growing_layers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,7 @@ class Done(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     GROWING_LAYERS_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
@@ -249,5 +250,6 @@ class Done(_message.Message):
     restored: _containers.RepeatedScalarFieldContainer[str]
     failed: _containers.RepeatedScalarFieldContainer[str]
     disk_bytes: int
+    cause: str
     growing_layers: int
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., growing_layers: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ...) -> None: ...

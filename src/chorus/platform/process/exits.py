@@ -7,6 +7,8 @@ from pathlib import Path
 
 from chorus.platform.files import write_if_possible
 
+EXIT_FAULT = 70
+"""A step failed, and with it the group: start all of it again."""
 EXIT_RANK_LOST = 71
 """The group is broken: start all of it again."""
 EXIT_NO_MEMORY = 72

@@ -12,7 +12,7 @@ import signal
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_NO_MEMORY, EXIT_RANK_LOST
+from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE, EXIT_NO_MEMORY, EXIT_RANK_LOST
 from chorus.platform.process.restarts import describe_exit
 
 _VARIABLE = "CHORUS_LAST_LOSS"
@@ -41,6 +41,11 @@ class Loss:
     def environment(self) -> dict[str, str]:
         """For the process that is started in its place."""
         return {_VARIABLE: json.dumps(asdict(self))}
+
+
+def exit_code(cause: Cause) -> int:
+    """By which a process tells its parent the same, where it ends for another one's failure."""
+    return {Cause.OUTSIDE: EXIT_RANK_LOST, Cause.FAULT: EXIT_FAULT, Cause.MEMORY: EXIT_NO_MEMORY}[cause]
 
 
 def last_loss() -> Loss | None:

@@ -1,7 +1,8 @@
 """One request's grammar: compiled and followed by a process of its own, which nobody misses when it ends.
 
-It reads the grammar from its link, then a token at a time; it answers each with one byte when the mask of what may come
-next lies in shared memory. What ends it early (memory, stack, time) is told by the process that it was forked from.
+It reads the grammar from its link, with what was answered under it before, then a token at a time; it answers each with
+one byte when the mask of what may come next lies in shared memory. What ends it early (memory, stack, time) is told by
+the process that it was forked from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from typing import NoReturn
 
 from llguidance import LLMatcher, LLTokenizer
@@ -48,9 +50,9 @@ def confine(limits: GrammarLimits) -> None:
 def follow(link: socket.socket, mask_file: int, vocabulary: LLTokenizer) -> None:
     try:
         (length,) = LENGTH.unpack(_read(link, LENGTH.size))
-        grammar, stop_tokens = unpacked(_read(link, length))
+        grammar, stop_tokens, answered = unpacked(_read(link, length))
         masks = Masks(compiled(grammar, vocabulary, link), mask_file, vocabulary.vocab_size, stop_tokens)
-        masks.fill()
+        masks.begin(answered)
         signal.setitimer(signal.ITIMER_REAL, 0)
         link.sendall(READY)
         while True:
@@ -87,6 +89,13 @@ class Masks:
         self._stop_tokens = [token for token in stop_tokens if token < vocabulary]
         memory = mmap.mmap(file, size)
         self._bytes = (ctypes.c_uint8 * size).from_buffer(memory)
+
+    def begin(self, answered: Sequence[int]) -> None:
+        """Behind what an engine before this one has drawn under the same grammar."""
+        for place, token in enumerate(answered):
+            if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+                raise GrammarError(f"it does not allow token {place} of what was answered before")
+        self.fill()
 
     def take(self, token: int) -> None:
         if not self._matcher.is_stopped():

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -160,8 +160,10 @@ class Grammars:
             self._process.kill()
             self._process.wait()
 
-    async def open(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
-        """Compiled, with its first mask. Raises GrammarError, or TooManyGrammars; leaving early ends its process."""
+    async def open(self, grammar: Grammar, stop_tokens: frozenset[int], answered: Sequence[int] = ()) -> Constraint:
+        """Compiled, with the mask of what may come behind what was answered before. Raises GrammarError, or
+        TooManyGrammars; leaving early ends its process.
+        """
         if grammar.size > self._limits.max_bytes:
             reason = (
                 f"it has {grammar.size} bytes where {self._limits.max_bytes} are accepted (engine.max_grammar_bytes)"
@@ -171,18 +173,20 @@ class Grammars:
             raise TooManyGrammars(f"{self._most} requests with grammars are open")
         try:
             async with self._compiling:
-                link, mask = await self._compiled(grammar, stop_tokens)
+                link, mask = await self._compiled(grammar, stop_tokens, answered)
         except BaseException:
             self._places.release()
             raise
         patience, release = self._limits.mask_seconds, self._places.release
         return Constraint(link, mask, stop_tokens, patience, _sole_field(grammar), release)
 
-    async def _compiled(self, grammar: Grammar, stop_tokens: frozenset[int]) -> tuple[socket.socket, Mask]:
+    async def _compiled(
+        self, grammar: Grammar, stop_tokens: frozenset[int], answered: Sequence[int]
+    ) -> tuple[socket.socket, Mask]:
         link, mask = self._born(stop_tokens)
         try:
             async with asyncio.timeout(self._limits.compile_seconds + ANSWER_SECONDS):
-                await _compile(link, grammar, stop_tokens)
+                await _compile(link, grammar, stop_tokens, answered)
         except TimeoutError:
             link.close()
             self.close()  # it does not even say that it took too long
@@ -212,10 +216,10 @@ class Grammars:
         return link, mask
 
 
-async def _compile(link: socket.socket, grammar: Grammar, stop_tokens: frozenset[int]) -> None:
+async def _compile(link: socket.socket, grammar: Grammar, stop_tokens: frozenset[int], answered: Sequence[int]) -> None:
     """Hands the grammar over and waits for its first mask."""
     loop = asyncio.get_running_loop()
-    message = packed(grammar, stop_tokens)
+    message = packed(grammar, stop_tokens, answered)
     field = _sole_field(grammar)
     with contextlib.suppress(ConnectionError):  # it has ended: its last word is still to be read
         await loop.sock_sendall(link, LENGTH.pack(len(message)) + message)
