@@ -16,14 +16,13 @@ import mlx.core as mx
 
 from chorus import __version__, platform
 from chorus.config.engine import EngineSpec
-from chorus.engine.followers import CannotForm, RankLost, most_telling
+from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
+from chorus.engine.kept import open_index
 from chorus.engine.leader import Command, Leader, StopLeader
-from chorus.engine.prefix.disk import DiskIndex, FileList
-from chorus.engine.prefix.index import MAX_ENTRIES, MAX_TOKENS, PrefixIndex
-from chorus.engine.prefix.index import Limits as PrefixLimits
-from chorus.engine.room import Room
-from chorus.engine.scheduler import NOTHING_KEPT, Scheduler, SchedulerLimits, within_memory
+from chorus.engine.prefix.disk import FileList
+from chorus.engine.recovery import recover, room_after
+from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
 from chorus.messages.engine import cache_facts_to_wire
@@ -37,7 +36,7 @@ from chorus.platform.metal import GpuLost
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
-from chorus.platform.process.losses import Cause, Loss, exit_code, last_loss
+from chorus.platform.process.losses import Loss, exit_code, last_loss
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
@@ -71,11 +70,6 @@ PHASES = {
     State.RECOVERING: Phase.SERVING,
 }
 
-RENEWALS = 3
-"""How often in a row the group may fail to form again before everything is started anew."""
-LESS_ROOM = 0.75
-"""What is left of the room for caches after a rank has run out of memory."""
-
 
 @dataclass
 class Engine:
@@ -100,6 +94,12 @@ class Engine:
         beats.enter(PHASES[state])
         report = log.error if state in (State.BROKEN, State.RECOVERING) else log.info
         report("%s: %s", state.name.lower(), detail)
+
+    def waits_for(self, lost: str) -> None:
+        self.enter(State.RECOVERING, f"{lost}; waiting until it is back")
+
+    def has_loaded(self, fraction: float) -> None:
+        self.progress = fraction
 
     def post(self, command: Command) -> bool:
         if self.leader is None or self.state not in (State.READY, State.RECOVERING):
@@ -210,7 +210,7 @@ def run(spec: EngineSpec) -> int:
             service.refuse(_lost(str(error)))
             return exit_code(error.loss.cause) if isinstance(error, RankLost) else EXIT_RANK_LOST
         except Exception as error:
-            if engine.state == State.READY:
+            if engine.state in (State.READY, State.RECOVERING):
                 raise
             log.exception("the engine failed before it served")
             engine.enter(State.BROKEN, f"{type(error).__name__}: {error}")
@@ -221,67 +221,30 @@ def run(spec: EngineSpec) -> int:
 def _serve(engine: Engine) -> str:
     """Until stopped; why. A rank that is lost meanwhile is waited for, where the others can go on."""
     while True:
-        assert engine.group
-        assert engine.leader
+        group, leader = engine.group, engine.leader
+        assert group
+        assert leader
         engine.enter(State.READY, "ready")
         try:
-            with engine.group.followers.naming_the_lost():
-                return engine.leader.run()
+            with group.followers.naming_the_lost():
+                return leader.run()
         except RankLost as error:
-            if not engine.group.renewable:
+            if not group.renewable:
                 raise
-            _recover(engine, error)
+            _recover(engine, group, leader, error)
 
 
-def _recover(engine: Engine, lost: RankLost) -> None:
-    group, leader = engine.group, engine.leader
-    assert group
-    assert group.formation
-    assert leader
-    began, before = time.monotonic(), group
-
-    def report(fraction: float) -> None:
-        engine.progress = fraction
-
-    for _ in range(RENEWALS):
-        engine.enter(State.RECOVERING, f"{lost}; waiting for its rank to come back")
-        try:
-            group = group.formation.renew(group, report)
-            break
-        except CannotForm as error:
-            lost = RankLost(str(error), lost.loss.cause)
-    else:
-        raise lost
-    loss = _told(lost, group.losses_since(before))
-    if loss.cause is Cause.MEMORY:
-        limits = leader.scheduler.limits
-        leader.scheduler.limits = within_memory(limits, _less(limits.room, loss))
-    room = leader.scheduler.limits.room
-    runner = Runner(group.shard.stage, group.disk)
-    prefixes = _prefixes(engine.spec, runner, room)
-    if leader.file_list and all(follower.loaded.disk for follower in group.followers.followers):
-        prefixes.disk = _disk(runner, group, leader.file_list)
-    going_on = leader.renew(runner, group.followers, prefixes, loss)
-    engine.group, engine.loss = group, loss
-    engine.restored_before = 0
+def _recover(engine: Engine, group: Group, leader: Leader, lost: RankLost) -> None:
+    began = time.monotonic()
+    recovered = recover(engine.spec, group, leader, lost, engine.waits_for, engine.has_loaded)
+    engine.group, engine.loss = recovered.group, recovered.loss
+    engine.restored_before = leader.scheduler.cache_facts().restored_tokens
     engine.recoveries = engine_pb2.Recoveries(
         count=engine.recoveries.count + 1,
         seconds=time.monotonic() - began,
-        streams=len(going_on),
-        tokens=sum(going_on),
+        streams=len(recovered.tokens),
+        tokens=sum(recovered.tokens),
     )
-    log.info("%d streams go on, %d tokens are read again", len(going_on), sum(going_on))
-
-
-def _less(room: Room, loss: Loss) -> Room:
-    log.warning("caches get %.0f %% of the room they could have: %s", 100 * LESS_ROOM, loss.told)
-    return room.smaller(LESS_ROOM)
-
-
-def _told(lost: RankLost, losses: list[Loss]) -> Loss:
-    """What the leader saw, or better: what whoever started a rank again saw of the one before."""
-    causes = most_telling([lost.loss.cause, *(loss.cause for loss in losses)])
-    return Loss(causes, "; ".join([loss.told for loss in losses] or [lost.loss.told]))
 
 
 def remember_sums(spec: EngineSpec, seconds: float | None) -> None:
@@ -296,36 +259,11 @@ def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
 
-def _prefixes(spec: EngineSpec, runner: Runner, room: Room) -> PrefixIndex:
-    keeping = runner.keeping if spec.cache.enabled else NOTHING_KEPT
-    if keeping.refusal:
-        log.info("nothing is kept for the next request: %s", keeping.refusal)
-    limits = PrefixLimits(
-        tokens=min(spec.cache.max_tokens or MAX_TOKENS, MAX_TOKENS),
-        entries=min(spec.cache.max_entries or MAX_ENTRIES, MAX_ENTRIES),
-        pin_seconds=60 * spec.cache.pin_minutes,
-    )
-    return PrefixIndex(keeping, room, limits)
-
-
-def _disk(runner: Runner, group: Group, file_list: FileList) -> DiskIndex:
-    """With what an earlier leader has written down, as far as every rank still holds it."""
-    followers = group.followers.followers
-    index = DiskIndex(runner.keeping, ranks=1 + len(followers))
-    held = set(group.disk.held_keys()).intersection(*(follower.loaded.files for follower in followers))
-    file_list.read(index, held)
-    log.info("%d stored prefixes are on disk", index.files)
-    return index
-
-
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> None:
     spec = engine.spec
     engine.enter(State.LOADING, f"loading {spec.model_path.name}")
 
-    def report(fraction: float) -> None:
-        engine.progress = fraction
-
-    group = form_group(spec, report, cleanup)
+    group = form_group(spec, engine.has_loaded, cleanup)
     limits = SchedulerLimits(
         context=min(spec.context or group.shard.context_length, group.shard.context_length),
         vocabulary=group.shard.vocabulary,
@@ -349,15 +287,12 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     # Ranks of one machine share its memory.
     fraction = spec.memory_fraction / ranks_here(spec.ranks)
     room = group.room(runner, fraction, limits.context, spec.cache.memory)
-    if engine.loss and engine.loss.cause is Cause.MEMORY:
-        room = _less(room, engine.loss)
+    if engine.loss:
+        room = room_after(engine.loss, room)
     leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)
-    prefixes = _prefixes(spec, runner, room)
-    if file_list and all(follower.loaded.disk for follower in group.followers.followers):
-        prefixes.disk = _disk(runner, group, file_list)
-    leader.scheduler.keep(prefixes)
+    leader.scheduler.keep(open_index(spec, group, runner, room, file_list))
     most = limits.max_batch + limits.max_queue
     grammars = Grammars(spec.model_path, limits.vocabulary, spec.grammars, most, spec.trust_remote_code)
     grammars.start()

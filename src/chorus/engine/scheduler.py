@@ -145,6 +145,8 @@ class Scheduler:
         for sequence in self._waiting:
             sequence.lose()
         prefixes.counts = self.prefixes.counts
+        if prefixes.disk and self.prefixes.disk:
+            prefixes.disk.restored_tokens = self.prefixes.disk.restored_tokens
         self.reuse.index = prefixes
         return news
 
