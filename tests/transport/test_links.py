@@ -47,6 +47,17 @@ def test_a_stage_that_takes_nothing_slows_its_sender() -> None:
         inbox.put(frame(3), 0.05)
 
 
+def test_the_end_of_a_session_closes_no_later_one() -> None:
+    inbox = Inbox()
+    inbox.clear(2)
+    inbox.close("the leader is gone", 1)
+    inbox.put(frame(1), 1, 2)
+    assert inbox.take(1, 1).step == 1
+    inbox.close("the leader is gone", 2)
+    with pytest.raises(LinkLost, match="no tensors for step 2 will come: the leader is gone"):
+        inbox.take(2, 60)
+
+
 def test_tensors_cross_a_real_socket(tmp_path: Path) -> None:
     inbox = Inbox()
     server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)

@@ -231,7 +231,8 @@ class EngineOptions(Section):
     trust_remote_code: bool = False
     step_log: Path | None = None
     start_timeout_seconds: float = Field(default=600, gt=0)
-    step_timeout_seconds: float = Field(default=120, gt=0)
+    step_timeout_seconds: float | None = Field(default=None, gt=0)
+    """How long a step may take before the rank that is behind is taken for stuck; None: by what steps took so far."""
 
     @property
     def grammars(self) -> GrammarLimits:

@@ -293,7 +293,7 @@ def _warnings(settings: Settings, values: Values) -> list[str]:
         place = values["sharding.custom_proportions"].place
         found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
     silence, step = settings.watch.silence_seconds, settings.engine.step_timeout_seconds
-    if silence >= step:
+    if step and silence >= step:
         found.append(
             f"watch.silence_seconds is {silence:g} and engine.step_timeout_seconds {step:g}: a rank that stands still "
             "is found only by the step that it does not finish"

@@ -15,14 +15,15 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
+from chorus.engine.patience import Looks, StepPatience
 from chorus.errors import ChorusError
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
 from chorus.platform.metal import raise_if_gpu_lost
-from chorus.platform.process.exits import EXIT_RANK_LOST
-from chorus.platform.process.losses import Cause, Loss
+from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code
+from chorus.platform.process.timing import WatchTimes
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
 from chorus.security.names import split_member
@@ -40,6 +41,9 @@ STUCK_SECONDS = 2.0
 """How long the main thread may take to notice a lost rank by itself."""
 UNLOAD_SECONDS = 1.5
 """How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
+
+LEAVE_SECONDS = 2.0
+"""How long a rank that hangs may take to end once it is asked to."""
 
 
 class RankLost(ChorusError):
@@ -70,9 +74,10 @@ class Follower:
     disk_bytes: int = 0
     free_bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
-    failure: str | None = None
-    cause: Cause = Cause.OUTSIDE
-    """Whom the failure may be blamed on."""
+    heard_at: float = 0.0
+    """When it last said anything: every message of its `Run` is a sign of life."""
+    loss: Loss | None = None
+    """Why it is taken for lost, once it is."""
     disk_news: queue.SimpleQueue[Status] = field(default_factory=queue.SimpleQueue)
     """Of the steps after which it had something to tell about its disk."""
 
@@ -82,6 +87,9 @@ class Follower:
         self._steps: queue.Queue[rank_pb2.Step | None] = queue.Queue(QUEUE_LENGTH)
         self._in_collective = False
         self._session = 0
+        self._answers: grpc.Call | None = None
+        self._on_loss: Callable[[], None] = lambda: None
+        self._losing = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -119,14 +127,21 @@ class Follower:
         except grpc.RpcError as error:
             raise CannotForm(f"{self.name} cannot load: {error.details()}") from None
 
-    def start(self, on_failure: Callable[[], None]) -> None:
-        answers = self._stub.Run(iter(self._steps.get, None), metadata=session_metadata(self._session))
+    def start(self, on_loss: Callable[[], None]) -> None:
+        metadata = (*session_metadata(self._session), *WatchTimes.told().metadata())
+        answers = self._stub.Run(iter(self._steps.get, None), metadata=metadata)
+        self._answers, self._on_loss, self.heard_at = answers, on_loss, time.monotonic()
 
         def read() -> None:
+            loss = Loss(Cause.OUTSIDE, f"{self.name} closed its link")
             try:
                 for done in map(Status.from_wire, answers):
+                    self.heard_at = time.monotonic()
+                    if done.tick:
+                        continue
                     if done.error:
-                        raise RankLost(done.error, Cause(done.cause or Cause.OUTSIDE))
+                        loss = Loss(Cause.read(done.cause), done.error)
+                        break
                     self.finished_step, self.memory_bytes = done.number, done.memory_bytes
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                     self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
@@ -135,14 +150,30 @@ class Follower:
                     if done.saved or done.restored or done.failed:
                         self.disk_news.put(done)
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
-                self.failure = f"{self.name} closed its link"
-            except RankLost as error:
-                self.failure, self.cause = str(error), error.loss.cause
             except grpc.RpcError as error:
-                self.failure = f"{self.name} is gone: {error.details()}"
-            on_failure()
+                loss = Loss(Cause.OUTSIDE, f"{self.name} is gone: {error.details()}")
+            self.lose(loss)
 
         threading.Thread(target=read, name=f"rank-{self.rank}", daemon=True).start()
+
+    def lose(self, loss: Loss, hangs: bool = False) -> None:
+        """Take it for lost; one that hangs is asked to end. The first word counts: what follows is because of it."""
+        with self._losing:
+            if self.loss:
+                return
+            self.loss = loss
+        if hangs:
+            self._ask_to_leave()
+        self._on_loss()
+        # If it lives, or wakes up, it hears that nobody listens any more.
+        if self._answers:
+            self._answers.cancel()
+
+    def _ask_to_leave(self) -> None:
+        try:
+            self._stub.Leave(rank_pb2.LeaveRequest(session=self._session), timeout=LEAVE_SECONDS)
+        except grpc.RpcError as error:
+            log.info("%s was asked to leave: %s", self.name, error.details())
 
     def send(self, message: rank_pb2.Step, timeout: float) -> None:
         try:
@@ -167,15 +198,18 @@ class Follower:
 class FollowerGroup:
     """All ranks but the leader: sent every step, watched while the leader waits for them."""
 
-    def __init__(self, followers: Sequence[Follower], side: LeadingSide, step_timeout: float) -> None:
+    def __init__(self, followers: Sequence[Follower], side: LeadingSide, patience: StepPatience) -> None:
         self.followers = tuple(followers)
         self.stages, self.depth, self.lookahead = side.stages, side.depth, side.lookahead
         self._side = side
-        self._timeout = step_timeout
+        self._patience = patience
         self._lost = threading.Event()
         self._in_order = True
         self._left = threading.Event()
-        self._waiting_since: float | None = None
+        self._waiting_for: Step | None = None
+        self._waiting_since = 0.0
+        self._own_loss: Loss | None = None
+        """Of a step that does not end though no follower is behind."""
         self.farewell: Callable[[str], None] = lambda reason: None
         """Called with the reason before this process is left in the middle of a collective."""
         for follower in followers:
@@ -187,7 +221,7 @@ class FollowerGroup:
         return self._side.sum_seconds
 
     def _lose(self) -> None:
-        """A rank has failed. Called from the thread that reads its answers."""
+        """A rank has failed. Called from the thread that reads its answers, or from the watchdog."""
         self._lost.set()
         self._side.abandon("a rank is gone")
 
@@ -195,25 +229,25 @@ class FollowerGroup:
         message = step_to_wire(step)
         try:
             for follower in self.followers:
-                follower.send(message, self._timeout)
+                follower.send(message, self._patience.unseen)
         except RankLost:
             self._in_order = False
             raise
 
     def receive(self, step: Step) -> list[mx.array] | None:
-        with self.waiting():
+        with self.waiting(step):
             try:
                 return self._side.receive(step)
             except LinkLost as error:
                 self._in_order = False
-                raise self._lost_rank(step.number, str(error)) from error
+                raise self._lost_rank(str(error)) from error
 
     def share(self, tokens: mx.array, outputs: list[mx.array]) -> mx.array:
         return self._side.share(tokens, outputs)
 
     def check(self) -> None:
         if self._lost.is_set():
-            raise self._lost_rank(0, "")
+            raise self._lost_rank("")
 
     @contextlib.contextmanager
     def naming_the_lost(self) -> Iterator[None]:
@@ -225,12 +259,11 @@ class FollowerGroup:
             raise_if_gpu_lost(error)
             if not self._side.collective:
                 # Nobody else is in this process's forward.
-                cause = Cause.MEMORY if isinstance(error, MemoryError) else Cause.FAULT
                 log.exception("a step failed on rank 0")
-                raise RankLost(f"rank 0 failed: {error}", cause) from error
+                raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error
             # Who it was, its control link tells a moment later.
             self._lost.wait(STUCK_SECONDS)
-            raise self._lost_rank(0, str(error)) from error
+            raise self._lost_rank(str(error)) from error
 
     def close(self, unload: bool = True) -> None:
         self._left.set()
@@ -241,40 +274,71 @@ class FollowerGroup:
         self._side.close()
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self, step: Step, over: bool = False) -> Iterator[None]:
         """Around whatever may wait for another rank: a collective that lost its peer never returns."""
-        self._waiting_since = time.monotonic()
+        # In this order: the watchdog must never see a step with the time of the one before.
+        self._waiting_since = since = time.monotonic()
+        self._waiting_for = step
         try:
             yield
         finally:
-            self._waiting_since = None
+            self._waiting_for = None
+        self._patience.took(step, time.monotonic() - since, over)
 
     def _watch(self) -> None:
-        """Only leaving the process ends a stuck collective."""
-        while not self._lost.wait(1.0):
-            since = self._waiting_since
-            if since is not None and time.monotonic() - since > self._timeout:
-                break
+        """Sees who is silent, and who hangs. Only leaving the process ends a stuck collective."""
+        times = WatchTimes.told()
+        looks = Looks(times.look_seconds, time.monotonic())
+        while not self._lost.wait(times.look_seconds):
+            if self._left.is_set():
+                return
+            now = time.monotonic()
+            looks.look(now)
+            self._find_silent(looks, now, times.silence_seconds)
+            self._find_stuck(looks, now)
         deadline = time.monotonic() + STUCK_SECONDS
-        while self._waiting_since is None or time.monotonic() < deadline:
+        while self._waiting_for is None or time.monotonic() < deadline:
             if self._left.wait(0.1):
                 return
-        reason = self._blame(0, f"nothing came for {self._timeout:g} s")
-        log.critical("%s; leaving", reason)
-        self.farewell(reason)
-        os._exit(EXIT_RANK_LOST)
+        lost = self._lost_rank("")
+        log.critical("%s; leaving", lost)
+        self.farewell(str(lost))
+        os._exit(exit_code(lost.loss.cause))
 
-    def _lost_rank(self, step: int, what: str) -> RankLost:
-        causes = {follower.cause for follower in self.followers if follower.failure}
-        return RankLost(self._blame(step, what), most_telling(causes))
+    def _find_silent(self, looks: Looks, now: float, silence: float) -> None:
+        for follower in self.followers:
+            quiet = looks.quiet(follower.heard_at, now)
+            if silence and quiet > silence:
+                follower.lose(Loss(Cause.OUTSIDE, f"{follower.name}: no sign of life for {quiet:.1f} s"))
 
-    def _blame(self, step: int, what: str) -> str:
+    def _find_stuck(self, looks: Looks, now: float) -> None:
+        step = self._waiting_for
+        if step is None or self._lost.is_set():
+            return
+        waited = looks.quiet(self._waiting_since, now)
+        if waited <= self._patience.allowed(step):
+            return
+        late = self._last()
+        if late.finished_step < step.number:
+            behind = f"it finished step {late.finished_step}, the last of all"
+            told = f"{late.name} hangs: nothing came for {waited:.0f} s, and {behind}"
+            late.lose(Loss(Cause.FAULT, told), hangs=True)
+        else:
+            told = f"every other rank finished step {step.number}, and rank 0 waited {waited:.0f} s for its end"
+            self._own_loss = Loss(Cause.FAULT, told)
+            self._lose()
+
+    def _last(self) -> Follower:
         """The first rank in the chain that is behind is the one to look at."""
-        failed = [follower.failure for follower in self.followers if follower.failure]
-        if failed:
-            return "; ".join(failed)
-        late = min(self.followers, key=lambda follower: (follower.finished_step, -follower.rank))
-        return f"{what}; {late.name} finished step {late.finished_step}, the last of all"
+        return min(self.followers, key=lambda follower: (follower.finished_step, -follower.rank))
+
+    def _lost_rank(self, what: str) -> RankLost:
+        """Who is lost, or else `what` was seen, and of whom it may come."""
+        losses = [loss for loss in (*(follower.loss for follower in self.followers), self._own_loss) if loss]
+        if losses:
+            return RankLost("; ".join(loss.told for loss in losses), most_telling(loss.cause for loss in losses))
+        late = self._last()
+        return RankLost(f"{what}; {late.name} finished step {late.finished_step}, the last of all")
 
 
 def most_telling(causes: Iterable[Cause]) -> Cause:

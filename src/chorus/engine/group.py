@@ -16,6 +16,7 @@ import mlx.core as mx
 from chorus.config.engine import EngineSpec
 from chorus.engine.followers import CannotForm, Follower, FollowerGroup, load_all
 from chorus.engine.leader import Followers, NoFollowers
+from chorus.engine.patience import StepPatience, link_seconds
 from chorus.engine.room import RankRoom, Room
 from chorus.messages.load import LoadRequest, ranks_here
 from chorus.models.preshard.folder import is_preshard
@@ -241,7 +242,7 @@ class Formation:
         load_all(followers, request, own, progress, spec.start_timeout_seconds)
         part = parts[0]
         _check_dtypes(layout, part.shard.dtype, followers)
-        self._current = FollowerGroup(followers, part.lead(), spec.step_timeout_seconds)
+        self._current = FollowerGroup(followers, part.lead(), StepPatience(spec.step_timeout_seconds))
         batches = part.shard.stage.batches and all(f.loaded.batches for f in followers)
         return Group(part.shard, self._current, batches, part.disk, part, self)
 
@@ -370,7 +371,7 @@ def _load_request(
         ring_hosts=tuple(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)),
         coordinator=spec.coordinator or f"{hosts[0]}:{coordinator_port}",
         rdma_devices=spec.rdma_devices,
-        step_timeout_seconds=spec.step_timeout_seconds,
+        step_timeout_seconds=link_seconds(spec.step_timeout_seconds),
         disk_bytes=spec.disk_bytes,
         disk_folder=str(spec.cache.disk_folder or ""),
         look_ahead=_looks_ahead(layout, followers),

@@ -104,8 +104,8 @@ class Followers(Protocol):
         """Raise RankLost when a rank has failed."""
         ...
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around whatever may wait for another rank."""
+    def waiting(self, step: Step, over: bool = False) -> AbstractContextManager[None]:
+        """Around whatever may wait for another rank; `over`: for the last time for this step."""
         ...
 
     def naming_the_lost(self) -> AbstractContextManager[None]:
@@ -137,7 +137,7 @@ class NoFollowers:
     def check(self) -> None:
         pass
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def waiting(self, step: Step, over: bool = False) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def naming_the_lost(self) -> AbstractContextManager[None]:
@@ -307,7 +307,7 @@ class Leader:
             self._keep_logits(step)
             tokens, received = self._graph_tokens.of(step), self._followers.receive(step)
             # What is stored is computed first, and that may need a rank that is gone.
-            with self._followers.waiting():
+            with self._followers.waiting(step):
                 outputs = self._runner.run(step, tokens, received)
             if step.recalls:
                 outputs = [mx.stack([self._kept_logits[feed.recalled] for feed in step.feeds])]
@@ -391,7 +391,7 @@ class Leader:
         flight, self._flight = self._flight, None
         assert flight is not None
         try:
-            with self._followers.waiting():
+            with self._followers.waiting(flight.step, over=True):
                 mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
         except Exception as error:
             raise_if_gpu_lost(error)

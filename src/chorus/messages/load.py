@@ -160,6 +160,8 @@ class Status:
     """The step failed there, and with it the group."""
     cause: str = ""
     """Whom that may be blamed on (platform/process/losses.py)."""
+    tick: bool = False
+    """Only a sign of life: no step was finished, and nothing else is said."""
     memory_bytes: int = 0
     cache_bytes_per_token: int = 0
     """What a token of a sequence costs there."""

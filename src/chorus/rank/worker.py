@@ -5,6 +5,7 @@ gRPC's threads only put things into queues; the main thread owns MLX and does ev
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -29,8 +30,9 @@ from chorus.platform.memory import left_for_cache, resident_memory
 from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
-from chorus.platform.process.exits import EXIT_LEADER_GONE, EXIT_RANK_LOST
-from chorus.platform.process.losses import Cause, last_loss
+from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE, EXIT_RANK_LOST
+from chorus.platform.process.losses import Cause, cause_of, last_loss
+from chorus.platform.process.timing import WatchTimes
 from chorus.rank.join import connect
 from chorus.rank.load import LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
@@ -52,6 +54,9 @@ IDLE_SECONDS = 1.0
 SPENT_SECONDS = 10.0
 """A rank that joined a collective and could not load, or whose GPU failed, is of no use to the next leader. It leaves
 when this one has had the time to tell why."""
+
+
+_TICK = Status(number=0, tick=True)
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,23 @@ Command = Load | Run | Forget | Unload | Stop
 
 class RankService(rank_pb2_grpc.RankServicer):
     def __init__(
-        self, rank: int, commands: queue.SimpleQueue[Command], meeting: HeldPort, abandon: Callable[[], None]
+        self,
+        rank: int,
+        commands: queue.SimpleQueue[Command],
+        meeting: HeldPort,
+        inbox: Inbox,
+        abandon: Callable[[], None],
+        session: Callable[[], int],
     ) -> None:
-        """`abandon` makes the main thread give up what it does for the leader before this one."""
+        """`abandon` makes the main thread give up what it does for the leader before this one; `session` is the load
+        that the rank belongs to now.
+        """
         self._rank = rank
         self._commands = commands
         self._meeting = meeting
+        self._inbox = inbox
         self._abandon = abandon
+        self._session = session
         self._loss = last_loss()
 
     def Hello(self, request: rank_pb2.HelloRequest, context: grpc.ServicerContext) -> rank_pb2.HelloReply:
@@ -131,6 +146,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         answers: queue.SimpleQueue[Status | None] = queue.SimpleQueue()
         context.add_callback(lambda: answers.put(None))
         session = session_of(context)
+        times = WatchTimes.told(context.invocation_metadata())
 
         def read() -> None:
             try:
@@ -139,11 +155,14 @@ class RankService(rank_pb2_grpc.RankServicer):
             except grpc.RpcError as error:
                 log.info("the leader is gone: %s", error)
             finally:
+                # The main thread may wait for tensors, and whoever was to send them may be gone too.
+                self._inbox.close("the leader is gone", session)
                 self._commands.put(Forget(session))
                 answers.put(None)
 
         threading.Thread(target=read, name="steps", daemon=True).start()
-        yield from map(Status.to_wire, iter(answers.get, None))
+        while (answer := _next_word(answers, times.tick_seconds)) is not None:
+            yield answer.to_wire()
 
     def Unload(self, request: rank_pb2.UnloadRequest, context: grpc.ServicerContext) -> rank_pb2.UnloadReply:
         done = threading.Event()
@@ -152,6 +171,21 @@ class RankService(rank_pb2_grpc.RankServicer):
         self._commands.put(Unload(request.session, done))
         done.wait()
         return rank_pb2.UnloadReply()
+
+    def Leave(self, request: rank_pb2.LeaveRequest, context: grpc.ServicerContext) -> rank_pb2.LeaveReply:
+        if not request.session or request.session != self._session():
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"rank {self._rank} follows another leader now")
+        log.critical("the leader says that rank %d hangs; leaving from here:", self._rank)
+        faulthandler.dump_traceback()
+        # The main thread is stuck in a step, where nothing reaches it.
+        os._exit(EXIT_FAULT)
+
+
+def _next_word(answers: queue.SimpleQueue[Status | None], tick_seconds: float) -> Status | None:
+    try:
+        return answers.get(timeout=tick_seconds)
+    except queue.Empty:
+        return _TICK
 
 
 class _Memory:
@@ -183,7 +217,7 @@ class Worker:
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS, security)
         self._meeting = HeldPort()
-        service = RankService(rank, self._commands, self._meeting, self._abandon)
+        service = RankService(rank, self._commands, self._meeting, self._inbox, self._abandon, lambda: self._session)
         rank_pb2_grpc.add_RankServicer_to_server(service, self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._part: FollowingSide | None = None
@@ -325,11 +359,11 @@ class Worker:
             faults.at("begin", self._rank, step.number)
             self._part.run(step)
             faults.at("answer", self._rank, step.number)
-        except (LinkLost, RuntimeError, ValueError) as error:
+        except (LinkLost, RuntimeError, ValueError, MemoryError) as error:
             if gpu_lost(error):
                 self._lost = GpuLost(error)
             log.exception("step %d failed", step.number)
-            cause = Cause.OUTSIDE if isinstance(error, LinkLost) else Cause.FAULT
+            cause = Cause.OUTSIDE if isinstance(error, LinkLost) else cause_of(error)
             told = f"rank {self._rank} failed at step {step.number}: {error}"
             return Status(number=step.number, error=told, cause=cause)
         beats.finished(step.number)

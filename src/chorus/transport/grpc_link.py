@@ -124,17 +124,18 @@ def sender_to_next(meeting: Meeting) -> FrameSender | None:
 
 
 def open_grpc(meeting: Meeting, inbox: Inbox) -> Connection:
-    return Connection(GrpcLink(sender_to_next(meeting), inbox, meeting.step_timeout), None)
+    return Connection(GrpcLink(sender_to_next(meeting), inbox, meeting.step_timeout, meeting.session), None)
 
 
 class GrpcLink:
     collective = False
     tokens: TokenPath | None = None
 
-    def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float) -> None:
+    def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float, session: int = 0) -> None:
         self._sender = sender
         self._inbox = inbox
         self._timeout = timeout
+        self._session = session
 
     @property
     def traffic(self) -> Traffic:
@@ -149,7 +150,8 @@ class GrpcLink:
         return self._inbox.take(step, self._timeout).arrays()
 
     def abandon(self, reason: str) -> None:
-        self._inbox.close(reason)
+        # The inbox outlives this link: another session may have it by now.
+        self._inbox.close(reason, self._session)
         if self._sender:
             self._sender.abandon()
 

@@ -93,11 +93,12 @@ class Inbox:
             self._changed.notify_all()
             return frame
 
-    def close(self, reason: str) -> None:
-        """Wake up whoever waits: nothing more will come."""
+    def close(self, reason: str, session: int | None = None) -> None:
+        """Wake up whoever waits: nothing more will come; where a session is given, only if it is still this one."""
         with self._changed:
-            self._closed = reason
-            self._changed.notify_all()
+            if session is None or session == self._session:
+                self._closed = reason
+                self._changed.notify_all()
 
     def clear(self, session: int = 0) -> None:
         """From now on only frames of this session are taken."""

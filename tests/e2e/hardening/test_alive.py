@@ -65,7 +65,7 @@ class Leader:
         feeds = [message(wire.Feed, **feed)]
         self._steps.put(wire.Step(number=self._number, feeds=feeds, decode=decode, logits=decode))
         try:
-            return str(next(self.link).error)
+            return str(next(said for said in self.link if not said.tick).error)
         except grpc.RpcError as error:
             return f"the rank is gone: {error.details()}"
 

@@ -220,8 +220,18 @@ class UnloadReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LeaveRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "cause", "growing_layers")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "cause", "growing_layers", "tick")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +247,7 @@ class Done(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     GROWING_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TICK_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
@@ -252,4 +263,5 @@ class Done(_message.Message):
     disk_bytes: int
     cause: str
     growing_layers: int
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ...) -> None: ...
+    tick: bool
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ..., tick: bool = ...) -> None: ...

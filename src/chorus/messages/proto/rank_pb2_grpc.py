@@ -54,6 +54,11 @@ class RankStub(object):
                 request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadReply.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/chorus.rank.v1.Rank/Leave',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.FromString,
+                _registered_method=True)
 
 
 class RankServicer(object):
@@ -75,7 +80,8 @@ class RankServicer(object):
 
     def Run(self, request_iterator, context):
         """Steps in, finished step numbers out. When it breaks, the rank forgets its sequences and waits for the next leader,
-        unless it follows that one already: the call's metadata say which load it belongs to (`chorus-session`).
+        unless it follows that one already: the call's metadata say which load it belongs to (`chorus-session`). While it
+        has nothing to say it ticks, as often as the metadata ask for (`chorus-timing`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,6 +89,13 @@ class RankServicer(object):
 
     def Unload(self, request, context):
         """Let go of the model and its memory; the rank waits for the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """End the process at once, since its steps hang: the link breaks instead of an answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +123,11 @@ def add_RankServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +238,33 @@ class Rank(object):
             '/chorus.rank.v1.Rank/Unload',
             chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_rank__pb2.UnloadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Leave',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,9 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, si
 _PASSED_ON = {0, EXIT_RANK_LOST, EXIT_LEADER_GONE}
 """Codes of those that end because somebody else has."""
 
+_NO_MEMORY = ("out of memory", "outofmemory", "insufficient memory", "unable to allocate", "attempting to allocate")
+"""How MLX, Metal and CUDA say it."""
+
 
 class Cause(StrEnum):
     OUTSIDE = "outside"
@@ -30,6 +33,11 @@ class Cause(StrEnum):
     """What the process itself did: perhaps for a request."""
     MEMORY = "memory"
     """There was too little: perhaps for a request, and certainly for all that was kept."""
+
+    @classmethod
+    def read(cls, text: str) -> Cause:
+        """As another process wrote it; nobody is blamed where it says nothing that we know."""
+        return cls(text) if text in tuple(cls) else cls.OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,13 @@ def last_loss() -> Loss | None:
     """How the process before this one ended, where whoever started this one has told."""
     told = os.environ.get(_VARIABLE)
     return Loss(**{**(found := json.loads(told)), "cause": Cause(found["cause"])}) if told else None
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Of a process whose step failed with this error."""
+    told = str(error).lower()
+    no_memory = isinstance(error, MemoryError) or any(words in told for words in _NO_MEMORY)
+    return Cause.MEMORY if no_memory else Cause.FAULT
 
 
 def loss_of_exit(name: str, code: int, out_of_memory: bool = False) -> Loss:
