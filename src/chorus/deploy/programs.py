@@ -61,16 +61,18 @@ def rank_programs(spec: EngineSpec) -> list[Program]:
     """One process a rank, the leader first; or one program that starts them all, where the transport has one."""
     if spec.parallel == "hybrid":
         _check_hybrid(spec)
+    transport = catalog.get(spec.transport)
     leader = Program(
         "engine",
         python("-m", "chorus.engine", "-"),
         failure_file=spec.failure_file,
         told=spec.model_dump_json(),
-        restarts=catalog.get(spec.transport).restarts if spec.ranks else None,
+        restarts=transport.restarts if spec.ranks else None,
+        alone=not transport.collective,
     )
     followers = [_follower(spec, rank, address) for rank, address in enumerate(spec.ranks) if rank]
-    if (launcher := catalog.get(spec.transport).launcher) and followers:
-        return [_started_by(launcher, [leader, *followers])]
+    if transport.launcher and followers:
+        return [_started_by(transport.launcher, [leader, *followers])]
     return [leader, *followers]
 
 
@@ -118,7 +120,8 @@ def _follower(spec: EngineSpec, rank: int, address: str) -> Program:
     failure_file = spec.failure_file and spec.failure_file.with_name(f"failure-{rank}")
     if failure_file:
         command += ["--failure-file", str(failure_file)]
-    return Program(f"rank {rank}", python(*command), failure_file=failure_file)
+    alone = not catalog.get(spec.transport).collective
+    return Program(f"rank {rank}", python(*command), failure_file=failure_file, alone=alone)
 
 
 def _started_by(launcher: str, programs: Sequence[Program]) -> Program:

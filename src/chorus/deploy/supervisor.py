@@ -1,7 +1,8 @@
 """Starts the processes of a served model, keeps them alive and ends them all, however this process ends.
 
-A front end that dies is started again and the engine keeps the model. When a rank dies the group is started anew. A
-process that shows no sign of life is killed, and has died then like any other.
+A front end that dies is started again and the engine keeps the model. A rank that dies is started again alone where its
+transport lets the others go on, else the group is started anew. A process that shows no sign of life is killed, and has
+died then like any other.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ from chorus.errors import ChorusError
 from chorus.platform.awake import Awake
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process.beats import Monitor
-from chorus.platform.process.exits import EXIT_CANNOT_START
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.losses import Loss, gravest, loss_of_exit
 from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
 
 log = logging.getLogger("chorus.supervisor")
 
+
+_AS_ASKED = {0, -signal.SIGTERM, -signal.SIGKILL}
+"""How processes end that we asked to, or had to kill."""
+_SIGNALLED = 128
+"""A program that starts others tells the signal that ended one of them as a shell does."""
 
 QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC's own lines on stderr repeat in its words what ours say."""
@@ -49,6 +56,8 @@ class Program:
     """How many of ours it starts by itself, where it is not one of ours."""
     restarts: int | None = None
     """How often in a row it may be started again at most; None: as often as anything."""
+    alone: bool = False
+    """Whether the others of its group go on when it ends, so that it is started again alone."""
 
     def reason(self) -> str:
         if self.failure_file and self.failure_file.is_file():
@@ -64,8 +73,31 @@ class CannotStartNow(ChorusError):
     """What served before cannot be started this time; says why."""
 
 
+@dataclass(frozen=True)
+class _Member:
+    """One start of a program."""
+
+    process: asyncio.subprocess.Process
+    watched: tuple[Watched, ...]
+    started_at: float
+
+    @property
+    def served_at(self) -> float | None:
+        return self.watched[0].served_at
+
+
 class ProcessGroup:
-    """Processes that live and die together: the ranks of one model, or a front end alone."""
+    """Processes that serve together: the ranks of one model, its leader first, or a front end alone.
+
+    Whoever keeps a group calls `start`, `ended` and `start` again, until it calls `stop`. `start` starts what does not
+    run; `ended` waits until one process has ended. Then the others go on if that one is `alone`, unless it is the
+    leader and says that its group is broken; else all have been ended, and the next `start` is one of all of them.
+    The process that takes another one's place is told how that one was lost.
+
+    A subclass with processes elsewhere keeps to that: it starts those that do not run in its `start`, waits for them
+    beside ours in its `ended`, and ends them in its `stop`. It says with `note_loss` how ours shall hear of theirs,
+    and its `program` knows their names too.
+    """
 
     def __init__(
         self,
@@ -80,11 +112,16 @@ class ProcessGroup:
         self._lifeline = lifeline
         self._grace = grace_seconds
         self._timing = timing
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._running: dict[str, _Member] = {}
+        """Those whose end `ended` has not told yet."""
+        self._latest: dict[str, _Member] = {}
+        self._losses: dict[str, Loss] = {}
+        """How the process of each program that ran before the present one was lost."""
         self._watcher = Watcher()
         self._monitors: dict[str, Monitor] = {}
         self._watching: asyncio.Task[None] | None = None
         self._started_at = 0.0
+        self._served_before = False
         self._awake = Awake()
 
     def program(self, name: str) -> Program:
@@ -100,60 +137,68 @@ class ProcessGroup:
         """Whether every process says that it does its work now."""
         return self._watcher.all_serve
 
-    def life(self, now: float) -> Life:
-        """How long the last start took to serve, and how long it has served."""
-        served_at = self._watcher.served_at or now
-        return Life(served_at - self._started_at, now - served_at)
+    @property
+    def has_served(self) -> bool:
+        """Whether every process ever did at the same time."""
+        return self._served_before or self._watcher.served_at is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something of it still runs."""
+        return bool(self._running)
+
+    def life(self, now: float, name: str = "") -> Life:
+        """How long the last start, of all or of one process, took until all served, and how long they have since."""
+        member = self._latest.get(name)
+        started_at = member.started_at if member else self._started_at
+        served_at = (member.served_at if member else self._watcher.served_at) or now
+        delivered = sum(monitor.delivered for monitor in self._monitors.values())
+        return Life(served_at - started_at, now - served_at, delivered)
 
     async def start(self) -> None:
-        self._started_at, self._watcher = time.monotonic(), Watcher()
-        raise_file_limit()  # what is started inherits it
-        self._awake.hold()
+        """Start what does not run."""
+        if not self._running:
+            self._served_before = self.has_served
+            self._started_at, self._watcher = time.monotonic(), Watcher()
+            raise_file_limit()  # what is started inherits it
+            self._awake.hold()
         for program in self._programs:
-            monitor = self._monitor(program)
-            self._running[program.name] = await asyncio.create_subprocess_exec(
-                *program.arguments,
-                env={
-                    **QUIET,
-                    **os.environ,
-                    **program.environment,
-                    **self._lifeline.environment(),
-                    **monitor.environment(),
-                    **self._timing.environment(),
-                },
-                stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
-                pass_fds=tuple(program.descriptors),
-                start_new_session=True,
-            )
-            if stream := self._running[program.name].stdin:
-                stream.write(program.told.encode() + b"\n")
-                stream.close()
-            pid = self._running[program.name].pid
-            log.debug("started %s as process %d", program.name, pid)
-            if program.processes == 1:
-                self._watcher.add(Watched(program.name, monitor, self._timing, pid))
-            else:
-                for rank in range(program.processes):
-                    self._watcher.add(Watched(f"rank {rank}", monitor, self._timing, place=rank))
-        self._watching = asyncio.create_task(self._watcher.run())
+            if program.name not in self._running:
+                self._running[program.name] = self._latest[program.name] = await self._start(program)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watcher.run())
 
     async def ended(self) -> tuple[str, int]:
-        """Wait for the first process to end, then end the rest; answers its name and exit code."""
-        waits = {asyncio.create_task(process.wait()): name for name, process in self._running.items()}
+        """Wait for the first process to end, and end the rest unless they go on; answers its name and exit code."""
+        waits = {asyncio.create_task(member.process.wait()): name for name, member in self._running.items()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
-        first = next(iter(done))
-        await self.stop()
-        return waits[first], first.result()
+        name, code = next((waits[task], task.result()) for task in waits if task in done)
+        if self.program(name).alone and not (code == EXIT_RANK_LOST and name == self._programs[0].name):
+            member = self._running.pop(name)
+            for watched in member.watched:
+                self._watcher.drop(watched)
+            if code != EXIT_CANNOT_START:
+                self.note_loss(self._loss(name, code), name)
+        else:
+            losses = await self._end_all(name, code)
+            if code != EXIT_CANNOT_START:
+                self.note_loss(gravest(losses))
+        return name, code
+
+    def note_loss(self, loss: Loss, name: str | None = None) -> None:
+        """Tell the next process of this name how the one before was lost; without a name, every one's."""
+        for each in (program.name for program in self._programs) if name is None else (name,):
+            self._losses[each] = gravest((*self._unsettled(each), loss))
 
     async def stop(self) -> None:
         """Ask, wait, then kill: bounded by the grace time."""
         await self._stop_watching()
         self._awake.release()
-        alive = [process for process in self._running.values() if process.returncode is None]
+        alive = [member.process for member in self._running.values() if member.process.returncode is None]
         for process in alive:
             _signal(process, signal.SIGTERM)
         if alive:
@@ -168,6 +213,63 @@ class ProcessGroup:
                 await asyncio.wait(late)
         self._running.clear()
 
+    async def _start(self, program: Program) -> _Member:
+        monitor = self._monitor(program)
+        loss = self._losses.get(program.name)
+        process = await asyncio.create_subprocess_exec(
+            *program.arguments,
+            env={
+                **QUIET,
+                **os.environ,
+                **program.environment,
+                **self._lifeline.environment(),
+                **monitor.environment(),
+                **self._timing.environment(),
+                **(loss.environment() if loss else {}),
+            },
+            stdin=asyncio.subprocess.PIPE if program.told else asyncio.subprocess.DEVNULL,
+            pass_fds=tuple(program.descriptors),
+            start_new_session=True,
+        )
+        if process.stdin:
+            process.stdin.write(program.told.encode() + b"\n")
+            process.stdin.close()
+        log.debug("started %s as process %d", program.name, process.pid)
+        if program.processes == 1:
+            watched = [Watched(program.name, monitor, self._timing, process.pid)]
+        else:
+            ranks = range(program.processes)
+            watched = [Watched(f"rank {rank}", monitor, self._timing, place=rank) for rank in ranks]
+        for each in watched:
+            self._watcher.add(each)
+        return _Member(process, tuple(watched), time.monotonic())
+
+    async def _end_all(self, name: str, code: int) -> list[Loss]:
+        """End the rest; answers how that process was lost, and whatever else went wrong with or before it."""
+        members = dict(self._running)
+        asked = {each for each, member in members.items() if member.process.returncode is None}
+        losses = [self._loss(name, code)]
+        await self.stop()
+        for each, member in members.items():
+            told = member.process.returncode or 0
+            if each not in (name, *(asked if told in _AS_ASKED else ())):
+                losses.append(self._loss(each, told))
+            losses += self._unsettled(each)
+        return losses
+
+    def _loss(self, name: str, code: int) -> Loss:
+        program, watched = self.program(name), self._latest[name].watched
+        if killed := next((each for each in watched if each.death), None):
+            return loss_of_exit(killed.name, code, death=killed.death)
+        if program.processes > 1 and code > _SIGNALLED:
+            code = _SIGNALLED - code
+        return loss_of_exit(name, code, self._watcher.memory_kills.lately(time.monotonic()))
+
+    def _unsettled(self, name: str) -> tuple[Loss, ...]:
+        """What the present process of a program was told, if it was lost before all served again."""
+        member, told = self._latest.get(name), self._losses.get(name)
+        return (told,) if told and member and member.served_at is None else ()
+
     def _monitor(self, program: Program) -> Monitor:
         """The monitor of a program, the same for all its starts."""
         if program.name not in self._monitors:
@@ -181,6 +283,22 @@ class ProcessGroup:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         self._watcher.drop_all()
+
+
+class Counts:
+    """The restarts of a group: of each process that is started again alone, and of all together."""
+
+    def __init__(self, group: ProcessGroup, policy: RestartPolicy) -> None:
+        self._group = group
+        self._policy = policy
+        self._restarts: dict[str, Restarts] = {}
+
+    def of(self, name: str) -> Restarts:
+        """What counts for a process of the group, or where there is no name, for a start that failed before any."""
+        counted = name if name and self._group.program(name).alone else ""
+        # What is lost for the first time may have been ended with the others before: it has run if they have.
+        ran = self._group.has_served or bool(self._restarts)
+        return self._restarts.setdefault(counted, Restarts(self._policy, ran))
 
 
 class Supervisor:
@@ -215,15 +333,17 @@ class Supervisor:
                 await group.stop()
 
     async def _keep(self, group: ProcessGroup) -> None:
-        restarts = Restarts(self._policy)
+        counts = Counts(group, self._policy)
         while True:
+            name = ""
             try:
                 await group.start()
                 name, code = await group.ended()
                 reason = group.program(name).reason() if code == EXIT_CANNOT_START else ""
-                life = group.life(time.monotonic())
+                life = group.life(time.monotonic(), name)
             except CannotStartNow as error:
                 code, reason, life = EXIT_CANNOT_START, str(error), NEVER_SERVED
+            restarts = counts.of(name)
             pause = restarts.pause(code, time.monotonic(), life, group.restarts)
             if pause is None:
                 raise GaveUp(
@@ -232,7 +352,8 @@ class Supervisor:
                     "its log lines above say why"
                 )
             said = reason or f"{name} ended with {describe_exit(code)}"
-            log.warning("%s: starting the %s again%s", said, group.name, f" in {pause:g} s" if pause else "")
+            what = "it" if group.goes_on else f"the {group.name}"
+            log.warning("%s: starting %s again%s", said, what, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
 
 

@@ -12,7 +12,8 @@ from chorus import platform
 from chorus.config.engine import EngineSpec
 from chorus.platform.files import read_told
 from chorus.platform.process import beats, lifeline, logs
-from chorus.platform.process.exits import EXIT_FAULT, EXIT_NO_MEMORY, EXIT_RANK_LOST, cannot_start
+from chorus.platform.process.exits import EXIT_CANNOT_START, cannot_start
+from chorus.platform.process.losses import cause_of, exit_code
 from chorus.rank.upstream import lean
 
 
@@ -28,8 +29,12 @@ def main() -> int:
         from chorus.engine.process import run
     except ImportError as error:
         return cannot_start(f"rank 0: {error}", spec.failure_file)
-    code = run(spec)
-    if code in (EXIT_FAULT, EXIT_NO_MEMORY, EXIT_RANK_LOST):
+    try:
+        code = run(spec)
+    except Exception as error:
+        logging.getLogger("chorus.engine").critical("the engine failed", exc_info=True)
+        code = exit_code(cause_of(error))
+    if code not in (0, EXIT_CANNOT_START):
         logging.shutdown()
         # Leaving in order might wait in a collective's own ending for the rank that is gone.
         os._exit(code)

@@ -33,10 +33,11 @@ from chorus.planning.measured import remember_sum
 from chorus.planning.split import SplitError
 from chorus.platform.memory import resident_memory
 from chorus.platform.metal import GpuLost
+from chorus.platform.no_memory import out_of_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
-from chorus.platform.process.exits import EXIT_RANK_LOST, leave_reason
-from chorus.platform.process.losses import Loss, exit_code, last_loss
+from chorus.platform.process.exits import EXIT_NO_MEMORY, EXIT_RANK_LOST, leave_reason
+from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gravest, last_loss
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
@@ -67,7 +68,7 @@ PHASES = {
     State.WARMING: Phase.WARMING,
     State.READY: Phase.SERVING,
     State.BROKEN: Phase.ENDING,
-    State.RECOVERING: Phase.SERVING,
+    State.RECOVERING: Phase.RECOVERING,
 }
 
 
@@ -208,7 +209,7 @@ def run(spec: EngineSpec) -> int:
         except (RankLost, GpuLost) as error:
             engine.enter(State.BROKEN, str(error))
             service.refuse(_lost(str(error)))
-            return exit_code(error.loss.cause) if isinstance(error, RankLost) else EXIT_RANK_LOST
+            return _code(error, engine.group)
         except Exception as error:
             if engine.state in (State.READY, State.RECOVERING):
                 raise
@@ -259,11 +260,29 @@ def _lost(reason: str) -> str:
     return f"the engine lost a rank: {reason}"
 
 
+def _code(error: RankLost | GpuLost, group: Group | None) -> int:
+    """With what to end. A leader that could not renew its group wants all of it started anew, whatever the cause."""
+    if isinstance(error, GpuLost):
+        return exit_code(cause_of(error))
+    if group and group.renewable:
+        return EXIT_RANK_LOST
+    return EXIT_NO_MEMORY if out_of_memory(error) else exit_code(error.loss.cause)
+
+
+def _with_others(own: Loss | None, spec: EngineSpec, group: Group) -> Loss | None:
+    """Of a group that lives and dies together each rank was told how it was lost as its own machine saw it."""
+    if own is None or not catalog.get(spec.transport).collective:
+        return own
+    told = (follower.hello for follower in group.followers.followers if follower.hello.loss_cause)
+    return gravest([own, *(Loss(Cause.read(each.loss_cause), each.loss_told) for each in told)])
+
+
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> None:
     spec = engine.spec
     engine.enter(State.LOADING, f"loading {spec.model_path.name}")
 
     group = form_group(spec, engine.has_loaded, cleanup)
+    engine.loss = _with_others(engine.loss, spec, group)
     limits = SchedulerLimits(
         context=min(spec.context or group.shard.context_length, group.shard.context_length),
         vocabulary=group.shard.vocabulary,

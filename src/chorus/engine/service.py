@@ -27,6 +27,7 @@ from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
 from chorus.platform.paths import check_socket_path
+from chorus.platform.process import beats
 from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
@@ -212,12 +213,15 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     def deliver(self, news: list[Progress]) -> None:
         by_session: defaultdict[int, list[wire.Progress]] = defaultdict(list)
+        tokens = 0
         for progress in news:
             owner, _, request_id = progress.id.partition(":")
             if session := self._sessions.get(int(owner)):
+                tokens += len(progress.tokens)
                 by_session[session.number].append(progress_to_wire(progress, request_id))
                 if progress.finish:
                     session.open.discard(request_id)
+        beats.delivered(tokens)
         for number, entries in by_session.items():
             try:
                 self._sessions[number].events.put_nowait(wire.Event(progress=entries))

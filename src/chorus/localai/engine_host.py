@@ -1,4 +1,4 @@
-"""The engine of one loaded model: started, watched, started again when a rank is lost, stopped."""
+"""The engine of one loaded model: started, watched, what was lost of it started again, stopped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import grpc
 
-from chorus.deploy.supervisor import ProcessGroup, Program
+from chorus.deploy.supervisor import Counts, ProcessGroup, Program
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.restarts import RestartPolicy, Restarts, describe_exit
+from chorus.platform.process.restarts import RestartPolicy, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
@@ -140,26 +140,27 @@ class EngineHost:
         self._lifeline.cut()
 
     async def _keep(self) -> None:
-        restarts = Restarts(self._policy)
+        counts = Counts(self._group, self._policy)
         while True:
             try:
                 await self._group.start()
             except OSError as error:
                 return await self._enter(HostState.FAILED, f"the ranks cannot be started: {error}")
-            served, reason = await self._run_once()
-            now = time.monotonic()
+            served, name, reason = await self._run_once()
+            now, restarts = time.monotonic(), counts.of(name)
             pause = restarts.pause(
-                EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now), self._group.restarts
+                EXIT_RANK_LOST if served else EXIT_CANNOT_START, now, self._group.life(now, name), self._group.restarts
             )
             if pause is None:
                 again = f" ({restarts.lost} times started again)" if restarts.lost else ""
                 return await self._enter(HostState.FAILED, f"{reason}{again}")
-            log.warning("%s; forming the group again%s", reason, f" in {pause:g} s" if pause else "")
+            what = "starting it" if self._group.goes_on else "forming the group"
+            log.warning("%s; %s again%s", reason, what, f" in {pause:g} s" if pause else "")
             await self._enter(HostState.RECOVERING, reason)
             await asyncio.sleep(pause)
 
-    async def _run_once(self) -> tuple[bool, str]:
-        """From a started group to its end: whether it served, and why it ended."""
+    async def _run_once(self) -> tuple[bool, str, str]:
+        """From a started group to the end of a process: whether it served, which process that was, and why it ended."""
         ended = asyncio.create_task(self._group.ended())
         ready = asyncio.create_task(self._until_ready())
         try:
@@ -167,12 +168,12 @@ class EngineHost:
             if not ended.done() and not ready.done():
                 # A rank that waits for others inside a collective never returns by itself.
                 await self._group.stop()
-                return False, f"the ranks did not form a group within {self._start_seconds:g} s: {self.detail}"
+                return False, "", f"the ranks did not form a group within {self._start_seconds:g} s: {self.detail}"
             served = ready.done() and not ended.done()
             if served:
                 await self._enter(HostState.READY, "ready")
             name, code = await ended
-            return served, self._group_reason(name, code)
+            return served, name, self._group_reason(name, code)
         finally:
             for task in (ended, ready):
                 task.cancel()

@@ -39,6 +39,20 @@ def cpu_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
+def memory_kills(root: Path) -> int:
+    """How many processes the kernel has ended for their memory: those of our own group, or of the whole machine where
+    groups are not counted.
+    """
+    counted = [(folder / "memory.events") for folder in _levels(root, "cgroup2", None)]
+    counted += [(folder / "memory.oom_control") for folder in _levels(root, "cgroup", "memory")]
+    for file in (*counted, root / "proc/vmstat"):
+        for line in _text(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdigit():
+                return int(count)
+    return 0
+
+
 def _memory_limits_v2(root: Path) -> Iterator[MemoryLimit]:
     for folder in _levels(root, "cgroup2", None):
         limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")

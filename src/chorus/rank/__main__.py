@@ -11,7 +11,8 @@ from pathlib import Path
 
 from chorus import platform
 from chorus.platform.process import beats, lifeline, logs
-from chorus.platform.process.exits import EXIT_RANK_LOST, cannot_start
+from chorus.platform.process.exits import cannot_start
+from chorus.platform.process.losses import cause_of, exit_code
 from chorus.rank.model_finder import model_finder
 from chorus.rank.upstream import lean
 from chorus.transport.security import security_of
@@ -49,11 +50,11 @@ def main() -> int:
         signal.signal(number, lambda *_: worker.stop())
     try:
         return worker.serve()
-    except Exception:
+    except Exception as error:
         logging.getLogger("chorus.rank").critical("rank %d failed", chosen.rank, exc_info=True)
         logging.shutdown()
         # Leaving in order would wait in MPI's own ending for ranks that wait for this one.
-        os._exit(EXIT_RANK_LOST)
+        os._exit(exit_code(cause_of(error)))
 
 
 if __name__ == "__main__":

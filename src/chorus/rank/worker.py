@@ -30,8 +30,8 @@ from chorus.platform.memory import left_for_cache, resident_memory
 from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
-from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE, EXIT_RANK_LOST
-from chorus.platform.process.losses import Cause, cause_of, last_loss
+from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE
+from chorus.platform.process.losses import Cause, cause_of, exit_code, last_loss
 from chorus.platform.process.timing import WatchTimes
 from chorus.rank.join import connect
 from chorus.rank.load import LoadError
@@ -229,7 +229,8 @@ class Worker:
         self._in_collective = False
         self._leave_at: float | None = None
         self._freed_buffers = FreedBuffers(mx)
-        self._lost: GpuLost | None = None
+        self._lost: Exception | None = None
+        """By which the GPU was lost."""
 
     def stop(self) -> None:
         self._commands.put(Stop())
@@ -253,8 +254,8 @@ class Worker:
                 case Run(session, step, answers):
                     answers.put(self._run(session, step))
                     if self._lost:
-                        log.critical("%s", self._lost)
-                        code = EXIT_RANK_LOST
+                        log.critical("%s", GpuLost(self._lost))
+                        code = exit_code(cause_of(self._lost))
                         break
                 case Forget(session) if session != self._session:
                     log.info("a leader of before is gone too; nothing of it was left")
@@ -361,7 +362,7 @@ class Worker:
             faults.at("answer", self._rank, step.number)
         except (LinkLost, RuntimeError, ValueError, MemoryError) as error:
             if gpu_lost(error):
-                self._lost = GpuLost(error)
+                self._lost = error
             log.exception("step %d failed", step.number)
             cause = Cause.OUTSIDE if isinstance(error, LinkLost) else cause_of(error)
             told = f"rank {self._rank} failed at step {step.number}: {error}"

@@ -37,7 +37,9 @@ class Transport:
     divides: bool = False
     """Makes a group for the sums of each stage: together with `stages`, hybrids."""
     collective: bool = False
-    """A group of mx.distributed, which knows it by this name. A process joins one once: who loses its group ends."""
+    """A group of mx.distributed, which knows it by this name. A process joins one once, so that its ranks live and die
+    together; those of other transports live alone, and one that is lost is replaced while the others go on.
+    """
     connects: Connects = "all"
     """Whom a rank dials for it, besides what every group has: the leader dials all ranks, a stage the next one."""
     packs: bool = False

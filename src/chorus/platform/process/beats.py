@@ -26,9 +26,9 @@ from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 VARIABLE = "CHORUS_BEAT"
 
-_LAYOUT = struct.Struct("<QQIIQdQQQ")
-_PLACE_BYTES = 64
-_LOOP_AT, _PID_AT, _PHASE_AT, _STEP_AT, _LOADED_AT, _HELD_AT = 8, 16, 20, 24, 40, 56
+_LAYOUT = struct.Struct("<QQIIQdQQQQ")
+_PLACE_BYTES = 128
+_LOOP_AT, _PID_AT, _PHASE_AT, _STEP_AT, _LOADED_AT, _HELD_AT, _DELIVERED_AT = 8, 16, 20, 24, 40, 56, 64
 
 
 class Phase(IntEnum):
@@ -39,11 +39,13 @@ class Phase(IntEnum):
     WARMING = 3
     SERVING = 4
     ENDING = 5
+    RECOVERING = 6
+    """Would serve, but for somebody else who is lost."""
 
 
 def longest_silence(phase: Phase, timing: WatchTimes) -> float:
     """How long a process may go without a tick while it does this."""
-    if phase is Phase.SERVING:
+    if phase in (Phase.SERVING, Phase.RECOVERING):
         return timing.silence_seconds
     allowed = timing.join_silence_seconds if phase is Phase.JOINING else timing.start_silence_seconds
     return max(timing.silence_seconds, allowed)
@@ -64,6 +66,8 @@ class Beat:
     total_bytes: int = 0
     held_bytes: int = 0
     """Memory that it holds, where it knows more than the system says of it."""
+    delivered: int = 0
+    """Tokens that front ends were sent."""
 
 
 class Monitor:
@@ -71,6 +75,8 @@ class Monitor:
 
     def __init__(self, folder: Path, places: int = 1) -> None:
         size = places * _PLACE_BYTES
+        self._places = places
+        self._delivered_before = 0
         self._file: Path | None = None
         if sys.platform == "linux" and system.is_linux():
             # Memory and no file: a disk that hangs would hold up a write to a mapped page. Children find it by our id,
@@ -91,8 +97,14 @@ class Monitor:
         tick, loop_tick, pid, phase, *rest = _LAYOUT.unpack_from(self._map, place * _PLACE_BYTES)
         return Beat(tick, loop_tick, pid, Phase(phase), *rest)
 
+    @property
+    def delivered(self) -> int:
+        """Tokens of all processes that this monitor was ever used for."""
+        return self._delivered_before + sum(self.read(place).delivered for place in range(self._places))
+
     def reset(self) -> None:
         """For the next process: a monitor is used again rather than made again, when the disk may be full."""
+        self._delivered_before = self.delivered
         self._map[:] = bytes(len(self._map))
 
     def close(self) -> None:
@@ -108,6 +120,7 @@ class _Heart:
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
         self._start = 0
+        self._delivered = 0
         self.phase = Phase.STARTING
         self.timing = DEFAULTS
 
@@ -130,6 +143,10 @@ class _Heart:
         # The tick first: a phase that allows less than the one before must not be seen with its old tick.
         self.write(0, "<Q", time.monotonic_ns())
         self.write(_PHASE_AT, "<I", phase)
+
+    def deliver(self, tokens: int) -> None:
+        self._delivered += tokens
+        self.write(_DELIVERED_AT, "<Q", self._delivered)
 
     def write(self, at: int, layout: str, *values: float) -> None:
         if self._map:
@@ -174,6 +191,11 @@ def loaded(done: int, total: int) -> None:
 
 def holds(memory: int) -> None:
     _heart.write(_HELD_AT, "<Q", memory)
+
+
+def delivered(tokens: int) -> None:
+    """So many more have left for front ends."""
+    _heart.deliver(tokens)
 
 
 def tick_with(loop: asyncio.AbstractEventLoop) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from chorus.platform.files import write_if_possible
 
-EXIT_FAULT = 70
-"""A step failed, and with it the group: start all of it again."""
 EXIT_RANK_LOST = 71
-"""The group is broken: start all of it again."""
+"""Of a leader: the group is broken, start all of it again."""
 EXIT_NO_MEMORY = 72
 """There was too little memory for what it had to do."""
+EXIT_FAULT = 73
+"""It could not go on after an error, its own or its group's, for which what was computed may be to blame."""
 EXIT_LEADER_GONE = 75
 """A process belongs to one collective group for good: to follow another leader, it only must be started again."""
 EXIT_CANNOT_START = 78

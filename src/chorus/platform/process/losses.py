@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from chorus.platform.no_memory import out_of_memory
 from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE, EXIT_NO_MEMORY, EXIT_RANK_LOST
 from chorus.platform.process.restarts import describe_exit
 
@@ -22,11 +24,10 @@ _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, si
 _PASSED_ON = {0, EXIT_RANK_LOST, EXIT_LEADER_GONE}
 """Codes of those that end because somebody else has."""
 
-_NO_MEMORY = ("out of memory", "outofmemory", "insufficient memory", "unable to allocate", "attempting to allocate")
-"""How MLX, Metal and CUDA say it."""
-
 
 class Cause(StrEnum):
+    """The later ones tell more."""
+
     OUTSIDE = "outside"
     """Somebody's signal, a machine, a cable: no request is to blame."""
     FAULT = "fault"
@@ -56,6 +57,13 @@ def exit_code(cause: Cause) -> int:
     return {Cause.OUTSIDE: EXIT_RANK_LOST, Cause.FAULT: EXIT_FAULT, Cause.MEMORY: EXIT_NO_MEMORY}[cause]
 
 
+def gravest(losses: Iterable[Loss]) -> Loss:
+    """The one that tells most of several that belong together, the earliest of equals: a rank that fails takes others
+    along, and their ends tell nothing.
+    """
+    return max(losses, key=lambda loss: list(Cause).index(loss.cause))
+
+
 def last_loss() -> Loss | None:
     """How the process before this one ended, where whoever started this one has told."""
     told = os.environ.get(_VARIABLE)
@@ -64,15 +72,17 @@ def last_loss() -> Loss | None:
 
 def cause_of(error: BaseException) -> Cause:
     """Of a process whose step failed with this error."""
-    told = str(error).lower()
-    no_memory = isinstance(error, MemoryError) or any(words in told for words in _NO_MEMORY)
-    return Cause.MEMORY if no_memory else Cause.FAULT
+    return Cause.MEMORY if out_of_memory(error) else Cause.FAULT
 
 
-def loss_of_exit(name: str, code: int, out_of_memory: bool = False) -> Loss:
-    """What an exit code means; `out_of_memory`: the system says that it ended a process of ours for its memory."""
+def loss_of_exit(name: str, code: int, killed_for_memory: bool = False, death: str = "") -> Loss:
+    """What an exit code means; `killed_for_memory`: the system says that it ended one of ours for that;
+    `death`: why whoever watched it has killed it.
+    """
+    if death:
+        return Loss(Cause.OUTSIDE, f"{name} was {death}")
     told = f"{name} ended with {describe_exit(code)}"
-    if code == EXIT_NO_MEMORY or (code == -signal.SIGKILL and out_of_memory):
+    if code == EXIT_NO_MEMORY or (code == -signal.SIGKILL and killed_for_memory):
         return Loss(Cause.MEMORY, f"{told}: out of memory")
     if code < 0:
         return Loss(Cause.FAULT if -code in _OWN_SIGNALS else Cause.OUTSIDE, told)

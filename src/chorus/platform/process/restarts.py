@@ -28,31 +28,41 @@ class Life:
 
     loading: float = 0.0
     served: float = 0.0
+    delivered: int = 0
+    """How many tokens its group had delivered until it ended, in all its starts together."""
 
 
 NEVER_SERVED = Life()
 
 
 class Restarts:
-    """Decides, by how something ended, whether and when it is started again."""
+    """Decides, by how something ended, whether and when it is started again.
 
-    def __init__(self, policy: RestartPolicy | None = None) -> None:
+    Losses count while they are in a row. A token that was delivered in between ends the row: whatever keeps going
+    wrong, clients get their answers. So does a time in which it has settled, for a model that nobody asks anything
+    delivers nothing, and a front end never does.
+    """
+
+    def __init__(self, policy: RestartPolicy | None = None, ran: bool = False) -> None:
+        """`ran`: it is known to have come up before."""
         self._policy = policy or RestartPolicy()
         self._lost = 0
+        self._delivered = 0
         self._refused: list[float] = []
-        self._ran = False
+        self._ran = ran
 
     def pause(self, code: int, now: float, life: Life = NEVER_SERVED, most: int | None = None) -> float | None:
         """Seconds until the next start; None: give up. `most` is how often in a row, where fewer than usual are right.
 
         What could never start will not on a second try. What has run before may only wait for its port, or a node.
-        What is lost is started again at once; lost again before it has settled, after ever longer pauses.
+        What is lost is started again at once; lost again in a row, after ever longer pauses.
         """
         policy = self._policy
         if life.served:
             self.has_run()
-        if life.served >= max(policy.settled_seconds, life.loading):
+        if life.delivered > self._delivered or life.served >= max(policy.settled_seconds, life.loading):
             self._lost = 0
+        self._delivered = max(self._delivered, life.delivered)
         if code == EXIT_CANNOT_START:
             self._refused = [moment for moment in self._refused if now - moment < policy.refused_within_seconds]
             if not self._ran or len(self._refused) >= _least(len(policy.pauses), most):
@@ -71,7 +81,7 @@ class Restarts:
 
     @property
     def lost(self) -> int:
-        """How often in a row it was lost before it had settled."""
+        """How often in a row it was lost."""
         return self._lost
 
 

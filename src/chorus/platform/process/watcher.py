@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from chorus.platform.no_memory import MemoryKills
 from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, verdict
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
@@ -32,6 +33,8 @@ class Watched:
     place: int = 0
     death: str = ""
     """Why it was killed, once it was."""
+    served_at: float | None = None
+    """When it and all beside it were first seen to serve."""
     seen: Seen | None = None
     process: psutil.Process | None = field(default=None, repr=False)
 
@@ -45,6 +48,7 @@ class Watcher:
         self._watched: list[Watched] = []
         self.served_at: float | None = None
         """When all were first seen to serve."""
+        self.memory_kills = MemoryKills()
 
     def add(self, watched: Watched) -> None:
         self._watched.append(watched)
@@ -66,11 +70,17 @@ class Watcher:
             now = time.monotonic()
             for watched in self._watched:
                 look(watched, now, late=now - due > LATE_SECONDS)
-            if self.served_at is None and self.all_serve:
-                self.served_at = now
+            if self.all_serve:
+                self._note_service(now)
+            self.memory_kills.look(now)
             pause = min((each.timing.look_seconds for each in self._watched), default=DEFAULTS.look_seconds)
             due = now + pause
             await asyncio.sleep(pause)
+
+    def _note_service(self, now: float) -> None:
+        self.served_at = self.served_at or now
+        for watched in self._watched:
+            watched.served_at = watched.served_at or now
 
 
 def look(watched: Watched, now: float, late: bool = False) -> None:
