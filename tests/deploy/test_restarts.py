@@ -66,6 +66,23 @@ def test_what_has_served_longer_than_it_took_to_load_is_lost_anew() -> None:
     assert {restarts.pause(-11, 390.0 * n, Life(loading=2, served=61)) for n in range(20)} == {0}
 
 
+def test_a_token_between_two_losses_makes_the_second_one_the_first() -> None:
+    restarts = Restarts()
+    assert [restarts.pause(-9, 0, Life(2, 1, delivered=n)) for n in range(1, 20)] == [0] * 19
+    assert [restarts.pause(-9, 0, Life(2, 1, delivered=19)) for _ in range(7)] == [1, 2, 4, 8, 16, 32, None]
+
+
+def test_a_start_that_failed_in_between_delivered_nothing() -> None:
+    restarts = Restarts()
+    assert restarts.pause(-9, 0, Life(2, 1, delivered=7)) == 0
+    assert restarts.pause(EXIT_CANNOT_START, 0) == 1
+    assert restarts.pause(-9, 0, Life(2, 1, delivered=7)) == 1
+
+
+def test_what_is_known_to_have_run_is_tried_again_at_its_first_refusal() -> None:
+    assert Restarts(ran=True).pause(EXIT_CANNOT_START, 0) == 1
+
+
 def test_what_has_served_may_start_again_though_it_could_not_say_so_by_its_exit_code() -> None:
     assert Restarts().pause(EXIT_CANNOT_START, 0, Life(loading=2, served=1)) == 1
 

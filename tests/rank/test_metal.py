@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from chorus.messages.load import Status
 from chorus.messages.rank import Feed, Step
-from chorus.platform.process.exits import EXIT_RANK_LOST
+from chorus.platform.process.exits import EXIT_FAILED, EXIT_NO_MEMORY
 from chorus.rank.load import LoadError, load_shard
 from chorus.rank.worker import Run, Stop, Worker, _Memory
 from tests.support.mac import GIB, FakeMetal, play_mac
@@ -96,10 +96,15 @@ class Failing:
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(METAL_ERROR, EXIT_RANK_LOST), ("[matmul] shapes do not match", 0)],
-    ids=["the GPU failed", "a step failed"],
+    [
+        (METAL_ERROR, EXIT_FAILED),
+        ("[METAL] Command buffer execution failed: Insufficient Memory (00000008)", EXIT_NO_MEMORY),
+        ("[malloc] Unable to allocate 1024 bytes.", EXIT_NO_MEMORY),
+        ("[matmul] shapes do not match", 0),
+    ],
+    ids=["the GPU failed", "the GPU had no memory", "there was no memory", "a step failed"],
 )
-def test_a_rank_whose_gpu_failed_tells_its_leader_and_ends_to_be_started_again(
+def test_a_rank_whose_gpu_or_memory_failed_tells_its_leader_and_ends_to_be_started_again(
     tmp_path: Path, words: str, code: int
 ) -> None:
     worker = Worker(1, f"unix:{tmp_path}/rank.sock")
