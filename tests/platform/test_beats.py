@@ -38,7 +38,7 @@ def test_what_serves_is_silent_after_three_seconds_without_a_tick() -> None:
     assert judged(serving, 3.1) is Verdict.SILENT
 
 
-@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.SERVING}))
+@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.SERVING, Phase.RECOVERING}))
 def test_what_does_not_serve_yet_may_be_silent_for_as_long_as_its_phase_allows(phase: Phase) -> None:
     allowed = longest_silence(phase, DEFAULTS)
     assert judged(Beat(tick=1, phase=phase), allowed - 1) is Verdict.ALIVE
@@ -46,7 +46,7 @@ def test_what_does_not_serve_yet_may_be_silent_for_as_long_as_its_phase_allows(p
 
 
 def test_every_phase_but_serving_has_an_allowance_and_a_join_may_take_its_whole_deadline() -> None:
-    for phase in set(Phase) - {Phase.SERVING}:
+    for phase in set(Phase) - {Phase.SERVING, Phase.RECOVERING}:
         assert longest_silence(phase, DEFAULTS) >= 60 > longest_silence(Phase.SERVING, DEFAULTS)
     assert longest_silence(Phase.JOINING, DEFAULTS) > DEFAULTS.join_seconds
 

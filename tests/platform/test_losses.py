@@ -10,7 +10,7 @@ import pytest
 from chorus.platform import cgroup, no_memory, system
 from chorus.platform.no_memory import LATELY_SECONDS, MemoryKills, out_of_memory
 from chorus.platform.process.exits import (
-    EXIT_FAILED,
+    EXIT_FAULT,
     EXIT_LEADER_GONE,
     EXIT_NO_MEMORY,
     EXIT_RANK_LOST,
@@ -27,7 +27,7 @@ from chorus.platform.process.losses import Cause, Loss, gravest, last_loss, loss
         (-signal.SIGSEGV, Cause.FAULT),
         (-signal.SIGABRT, Cause.FAULT),
         (1, Cause.FAULT),
-        (EXIT_FAILED, Cause.FAULT),
+        (EXIT_FAULT, Cause.FAULT),
         (EXIT_NO_MEMORY, Cause.MEMORY),
         (EXIT_RANK_LOST, Cause.OUTSIDE),
         (EXIT_LEADER_GONE, Cause.OUTSIDE),
@@ -89,7 +89,7 @@ def test_too_little_memory_is_recognised(error: Exception) -> None:
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    assert failed(RuntimeError("[matmul] shapes do not match")) == EXIT_FAILED
+    assert failed(RuntimeError("[matmul] shapes do not match")) == EXIT_FAULT
     assert not out_of_memory(ValueError("a client wrote: out of memory"))
 
 

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from chorus.messages.load import Status
 from chorus.messages.rank import Feed, Step
-from chorus.platform.process.exits import EXIT_FAILED, EXIT_NO_MEMORY
+from chorus.platform.process.exits import EXIT_FAULT, EXIT_NO_MEMORY
 from chorus.rank.load import LoadError, load_shard
 from chorus.rank.worker import Run, Stop, Worker, _Memory
 from tests.support.mac import GIB, FakeMetal, play_mac
@@ -97,7 +97,7 @@ class Failing:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (METAL_ERROR, EXIT_FAILED),
+        (METAL_ERROR, EXIT_FAULT),
         ("[METAL] Command buffer execution failed: Insufficient Memory (00000008)", EXIT_NO_MEMORY),
         ("[malloc] Unable to allocate 1024 bytes.", EXIT_NO_MEMORY),
         ("[matmul] shapes do not match", 0),
