@@ -14,9 +14,8 @@ from chorus.platform.process.exits import (
     EXIT_LEADER_GONE,
     EXIT_NO_MEMORY,
     EXIT_RANK_LOST,
-    failed,
 )
-from chorus.platform.process.losses import Cause, Loss, gravest, last_loss, loss_from_wire, loss_of_exit
+from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gravest, last_loss, loss_of_exit
 
 
 @pytest.mark.parametrize(
@@ -39,12 +38,12 @@ def test_an_exit_code_tells_the_cause(code: int, cause: Cause) -> None:
 
 
 def test_who_was_killed_while_the_kernel_killed_for_memory_had_too_little() -> None:
-    assert loss_of_exit("rank 1", -signal.SIGKILL, out_of_memory=True).cause is Cause.MEMORY
-    assert loss_of_exit("rank 1", -signal.SIGSEGV, out_of_memory=True).cause is Cause.FAULT
+    assert loss_of_exit("rank 1", -signal.SIGKILL, killed_for_memory=True).cause is Cause.MEMORY
+    assert loss_of_exit("rank 1", -signal.SIGSEGV, killed_for_memory=True).cause is Cause.FAULT
 
 
 def test_who_was_killed_for_its_silence_is_told_by_it() -> None:
-    told = loss_of_exit("rank 1", -signal.SIGKILL, out_of_memory=True, death="stopped: no sign of life for 1.0 s")
+    told = loss_of_exit("rank 1", -signal.SIGKILL, killed_for_memory=True, death="stopped: no sign of life for 1.0 s")
     assert told == Loss(Cause.OUTSIDE, "rank 1 was stopped: no sign of life for 1.0 s")
 
 
@@ -62,10 +61,9 @@ def test_of_several_losses_the_one_that_tells_most_counts() -> None:
     assert gravest([passed_on, loss_of_exit("rank 2", EXIT_LEADER_GONE)]) == passed_on
 
 
-def test_a_cause_that_nobody_knows_is_none() -> None:
-    assert loss_from_wire("memory", "x") == Loss(Cause.MEMORY, "x")
-    assert loss_from_wire("", "") is None
-    assert loss_from_wire("sorcery", "x") is None
+@pytest.mark.parametrize(("text", "cause"), [("memory", Cause.MEMORY), ("", Cause.OUTSIDE), ("new", Cause.OUTSIDE)])
+def test_nobody_is_blamed_for_a_cause_that_we_do_not_know(text: str, cause: Cause) -> None:
+    assert Cause.read(text) is cause
 
 
 @pytest.mark.parametrize(
@@ -82,14 +80,15 @@ def test_a_cause_that_nobody_knows_is_none() -> None:
     ids=str,
 )
 def test_too_little_memory_is_recognised(error: Exception) -> None:
-    assert failed(error) == EXIT_NO_MEMORY
+    assert exit_code(cause_of(error)) == EXIT_NO_MEMORY
     later = ValueError("the group failed")
     later.__cause__ = error
     assert out_of_memory(later)
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    assert failed(RuntimeError("[matmul] shapes do not match")) == EXIT_FAULT
+    assert cause_of(ValueError("sequence 2 is not known here")) is Cause.FAULT
+    assert cause_of(RuntimeError("[matmul] shapes do not match")) is Cause.FAULT
     assert not out_of_memory(ValueError("a client wrote: out of memory"))
 
 

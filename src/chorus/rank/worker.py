@@ -223,7 +223,7 @@ class Worker:
         self._part: FollowingSide | None = None
         self._held: tuple[LoadRequest, Part] | None = None
         """What this rank has loaded, and for which request."""
-        self._abandoned = 0
+        self._abandoned: int | None = None
         """The session whose steps are of use to nobody any more."""
         self._memory = _Memory()
         self._in_collective = False
