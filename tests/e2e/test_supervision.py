@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from chorus.platform.process.losses import Cause, last_loss
 from tests.support.server import ChorusServer, answered, running
 
 PROMPT = "The quick brown fox"
@@ -47,18 +48,18 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
-    """Two ranks, likewise."""
-    arguments = ["--split", "4,3", "--transport", "grpc"]
-    with ChorusServer(tiny_model, arguments, tmp_path_factory.mktemp("two")) as server:
+def three(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
+    """Three ranks, likewise."""
+    arguments = ["--split", "3,2,2", "--transport", "grpc"]
+    with ChorusServer(tiny_model, arguments, tmp_path_factory.mktemp("three")) as server:
         yield server
 
 
-def test_the_cluster_status_shows_every_rank(two: ChorusServer) -> None:
+def test_the_cluster_status_shows_every_rank(three: ChorusServer) -> None:
     """Of a server that was asked nothing before."""
-    two.text(PROMPT, max_tokens=8)
-    found = two.get("/cluster/status")
-    assert [(rank["rank"], rank["layers"]) for rank in found["ranks"]] == [(0, [3, 7]), (1, [0, 3])]
+    three.text(PROMPT, max_tokens=8)
+    found = three.get("/cluster/status")
+    assert [(rank["rank"], rank["layers"]) for rank in found["ranks"]] == [(0, [4, 7]), (1, [2, 4]), (2, [0, 2])]
     assert found["state"] == "ready"
     assert found["observed"]["requests"] == 1
     assert found["observed"]["tokens_per_second"] > 0
@@ -104,16 +105,40 @@ def test_a_killed_engine_is_started_again_and_requests_meanwhile_are_answered_or
     assert alone.text(PROMPT) == text
 
 
-@pytest.mark.parametrize("part", ["chorus.engine", "chorus.api", "chorus.rank"])
-def test_a_process_that_stands_still_is_replaced_and_requests_are_answered_again(two: ChorusServer, part: str) -> None:
-    text = answered(two.url)
-    frozen = two.process_named(part)
-    frozen.suspend()
+PARTS = ["chorus.engine", "chorus.rank --rank 1", "chorus.rank --rank 2", "chorus.api"]
+
+
+def pids(server: ChorusServer) -> dict[str, int]:
+    return {part: server.process_named(part).pid for part in PARTS}
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "told"),
+    [
+        ("chorus.engine", signal.SIGKILL, "engine ended with SIGKILL"),
+        ("chorus.engine", signal.SIGSTOP, "engine was stopped: no sign of life"),
+        ("chorus.rank --rank 1", signal.SIGKILL, "rank 1 ended with SIGKILL"),
+        ("chorus.rank --rank 1", signal.SIGSTOP, "rank 1 was stopped: no sign of life"),
+        ("chorus.rank --rank 2", signal.SIGSEGV, "rank 2 ended with SIGSEGV"),
+        ("chorus.api", signal.SIGSTOP, "front end was stopped: no sign of life"),
+    ],
+)
+def test_only_a_process_that_died_or_stands_still_is_replaced_and_told_so_and_requests_are_answered_again(
+    three: ChorusServer, part: str, number: signal.Signals, told: str
+) -> None:
+    text, before, lost = answered(three.url), pids(three), three.process_named(part)
+    lost.send_signal(number)
 
     def again() -> bool:
-        return not frozen.is_running() and bool(running(two.processes(), part)) and answered(two.url) == text
+        return not lost.is_running() and bool(running(three.processes(), part)) and answered(three.url) == text
 
-    assert eventually(again, 180), f"{frozen} still stands there\n{two.log}"
+    assert eventually(again, 180), f"{lost} was not replaced\n{three.log}"
+    after = pids(three)
+    assert {each for each in PARTS if before[each] != after[each]} == {part}, three.log
+    loss = last_loss(three.process_named(part).environ())
+    assert loss is not None
+    assert loss.told.startswith(told)
+    assert loss.cause is (Cause.FAULT if number is signal.SIGSEGV else Cause.OUTSIDE)
 
 
 def lose_a_rank(server: ChorusServer) -> None:
@@ -129,10 +154,6 @@ def lose_a_rank(server: ChorusServer) -> None:
     assert "the engine lost a rank: rank 1" in told[0] or "The engine was stopped" in told[0]
     assert eventually(lambda: answers(server)), server.log
     assert server.text(PROMPT) == text
-
-
-def test_a_stream_whose_rank_is_killed_is_told_at_once_and_the_model_comes_back(two: ChorusServer) -> None:
-    lose_a_rank(two)
 
 
 def test_a_ring_that_loses_a_rank_comes_back_and_ends_running_streams_in_bounded_time(
@@ -190,8 +211,8 @@ def test_nothing_outlives_a_killed_supervisor(alone: ChorusServer) -> None:
     end_without_a_supervisor(alone)
 
 
-def test_no_rank_outlives_a_killed_supervisor(two: ChorusServer) -> None:
-    end_without_a_supervisor(two)
+def test_no_rank_outlives_a_killed_supervisor(three: ChorusServer) -> None:
+    end_without_a_supervisor(three)
 
 
 def test_nothing_of_mpi_outlives_a_killed_supervisor(tiny_model: Path, tmp_path: Path) -> None:

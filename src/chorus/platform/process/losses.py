@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -64,9 +64,9 @@ def gravest(losses: Iterable[Loss]) -> Loss:
     return max(losses, key=lambda loss: list(Cause).index(loss.cause))
 
 
-def last_loss() -> Loss | None:
+def last_loss(environment: Mapping[str, str] = os.environ) -> Loss | None:
     """How the process before this one ended, where whoever started this one has told."""
-    told = os.environ.get(_VARIABLE)
+    told = environment.get(_VARIABLE)
     return Loss(**{**(found := json.loads(told)), "cause": Cause(found["cause"])}) if told else None
 
 
