@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
 
 def build_service(settings: ApiSettings) -> Service:
     tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
-    client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds)
+    client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds, settings.recovery)
     try:
         return Service(settings, client, tokenizer)
     except ValueError as error:

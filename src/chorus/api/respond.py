@@ -157,21 +157,36 @@ class GenerationResponse(Response):
         return self._wire.whole(answers, self._note(record, [answer.ended for answer in answers]))
 
     async def _answer_stream(self, record: Record, send: Send) -> None:
-        # Until the engine has taken the request, a refusal is a status; from then on its client hears that it is alive.
-        await self._generation.accepted()
-        self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        accepted = asyncio.create_task(self._generation.accepted())
+        try:
+            # Until the engine has taken the request, a refusal is a status; from then on, or when that takes long, its
+            # client hears that it is alive.
+            done, _ = await asyncio.wait({accepted}, timeout=self._service.settings.limits.keep_alive_seconds)
+            for task in done:
+                task.result()
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            pending = await self._say_all(record, accepted)
+        finally:
+            accepted.cancel()
+        await record.send({"type": "http.response.body", "body": pending, "more_body": False})
+
+    async def _say_all(self, record: Record, accepted: asyncio.Task[None]) -> bytes:
+        """What is left to be said when all choices are complete."""
         ends: list[AnswerEnd] = []
         pending = self._wire.opening()
         send, clock = record.send, asyncio.get_running_loop().time
         async with self._kept_alive(send):
+            if not accepted.done():
+                await send({"type": "http.response.body", "body": pending, "more_body": True})
+                pending = b""
+                await accepted
             while len(ends) < len(self._generation):
                 if pending:
                     await send({"type": "http.response.body", "body": pending, "more_body": True})
                     self._sent = clock()
                 pending = self._say(await anext(self._generation), ends, record)
-        pending += self._wire.closing(self._note(record, ends))
-        await send({"type": "http.response.body", "body": pending, "more_body": False})
+        return pending + self._wire.closing(self._note(record, ends))
 
     def _say(self, item: AnswerDelta | AnswerEnd, ends: list[AnswerEnd], record: Record) -> bytes:
         if isinstance(item, AnswerEnd):

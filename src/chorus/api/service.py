@@ -54,6 +54,8 @@ class Service:
         self.fingerprint = ""
         """Changes with whatever could change the tokens of a seeded request."""
         self._ready: pb.Description | None = None
+        self._last: Capacity | None = None
+        """Of the engine that was ready last."""
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)
         self._answered = 0
 
@@ -77,16 +79,19 @@ class Service:
         self._ready = description if view.ready else None
         if view.ready:
             self.fingerprint = fingerprint(self.settings.model_id, description)
+            self._last = Capacity(self.context_length(description), description.vocabulary)
         return view
 
     async def capacity(self) -> Capacity:
-        """Of the ready engine, kept while its session lasts: it is not asked for every request."""
-        if self._ready is None or not self.client.connected:
+        """Of the ready engine, kept while its session lasts: it is not asked for every request. While an engine that
+        has served is away, what was known of it holds: its requests wait for the next one.
+        """
+        current = self.client.recovery.waits or (self._ready is not None and self.client.connected)
+        if self._last is None or not current:
             view = await self.look()
-            if view.description is None or not view.ready:
+            if self._last is None:
                 raise not_ready(view)
-            return Capacity(self.context_length(view.description), view.description.vocabulary)
-        return Capacity(self.context_length(self._ready), self._ready.vocabulary)
+        return self._last
 
     def context_length(self, description: pb.Description) -> int:
         chosen = self.settings.context_length

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from chorus.config.sampling import DefaultSampling
-from chorus.config.sections import ApiOptions, Limits
+from chorus.config.sections import ApiOptions, Limits, RecoveryConfig
 from chorus.errors import ChorusError
 from chorus.platform.files import read_told
 
@@ -28,6 +28,7 @@ class ApiSettings(ApiOptions):
     """Serve less than the engine's context; it can never be more."""
     sampling: DefaultSampling = DefaultSampling()
     limits: Limits = Limits()
+    recovery: RecoveryConfig = RecoveryConfig()
     trust_remote_code: bool = False
     keys_file: Path | None = None
     """Where the API keys are, read again when it changes; without one, everybody who can connect is served."""

@@ -270,6 +270,13 @@ class CacheConfig(Section):
     """None: in the folder for things that can be made again."""
 
 
+class RecoveryConfig(Section):
+    """The section `recovery`: what happens to running requests when a process that serves them is lost."""
+
+    patience_seconds: float = Field(default=120, gt=0)
+    """How long requests wait for the next engine while nothing of it moves."""
+
+
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     json_lines: bool = False

@@ -20,6 +20,7 @@ from chorus.config.sections import (
     DeviceConfig,
     EngineConfig,
     LogConfig,
+    RecoveryConfig,
     ShardingConfig,
 )
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -47,6 +48,7 @@ class Settings(BaseSettings):
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()
     watch: WatchTimes = DEFAULTS
+    recovery: RecoveryConfig = RecoveryConfig()
 
     @property
     def rdma_devices(self) -> tuple[tuple[RdmaDevice, ...], ...] | None:

@@ -189,6 +189,7 @@ def api_settings(
         cache_per_key=settings.cache.per_key,
         sampling=settings.sampling,
         limits=Limits(**api.shared_with(Limits)),
+        recovery=settings.recovery,
         trust_remote_code=settings.engine.trust_remote_code,
         log_level=settings.log.level,
         log_json=settings.log.json_lines,

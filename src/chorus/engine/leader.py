@@ -66,7 +66,7 @@ class ClearCache:
 
 @dataclass(frozen=True, slots=True)
 class StopLeader:
-    """End the loop; what still runs is failed with this reason."""
+    """End the loop; what still runs is cancelled with this reason."""
 
     reason: str
 
@@ -196,7 +196,7 @@ class Leader:
         try:
             while not (stop := self._take_commands()):
                 self.turn()
-            self._news += self.scheduler.fail_all(stop.reason)
+            self._news += self.scheduler.cancel_all(stop.reason)
             return stop.reason
         finally:
             # Also when a rank was lost: who has ended already must hear of it.

@@ -180,8 +180,9 @@ class Scheduler:
         sequence = self._by_number.get(number)
         return [self._end(sequence, Finish.REJECTED, error=error)._replace(field=field)] if sequence else []
 
-    def fail_all(self, error: str) -> list[Progress]:
-        return [self._end(sequence, Finish.FAILED, error=error) for sequence in list(self._by_request.values())]
+    def cancel_all(self, why: str) -> list[Progress]:
+        """This engine ends, and whoever asked may ask the next one."""
+        return [self._end(sequence, Finish.CANCELLED, error=why) for sequence in list(self._by_request.values())]
 
     def _forget(self, numbers: tuple[int, ...]) -> None:
         """What was to be taken from their caches is not there, or half of it."""
@@ -510,15 +511,18 @@ class Scheduler:
 
     def _take(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Progress:
         sequence.expected -= 1
+        timing = None
         if sequence.first_token is None:
             sequence.first_token = self._clock()
             self.reuse.prompt_read(sequence)
+            # Told now, since nobody else knows it if this engine is lost.
+            timing = sequence.timing(sequence.first_token, stopped=False)
         if token in sequence.request.stop_tokens:
             return self._end(sequence, Finish.STOP, end=(token,))
         sequence.output.append(token)
         if sequence.suspected:
             self._acquit(sequence)
-        told = Progress(sequence.request.id, (token,), logprobs=(logprobs,) if logprobs else ())
+        told = Progress(sequence.request.id, (token,), timing=timing, logprobs=(logprobs,) if logprobs else ())
         if len(sequence.output) < sequence.request.max_tokens:
             return told
         ended = self._end(sequence, Finish.LENGTH)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import grpc
 
+from chorus.config.sections import RecoveryConfig
 from chorus.deploy.supervisor import Counts, ProcessGroup, Program
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
@@ -63,12 +64,14 @@ Launcher = Callable[[Path], EngineLaunch]
 class EngineHost:
     """Owns the processes. `start` returns when the model serves; a later loss is mended in the background."""
 
-    def __init__(self, launcher: Launcher, policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, launcher: Launcher, policy: RestartPolicy | None = None, recovery: RecoveryConfig | None = None
+    ) -> None:
         self.state = HostState.STARTING
         self.detail = "starting"
         self._lifeline = Lifeline()
         launch = launcher(self._lifeline.path.parent)
-        self.client = EngineClient(launch.address)
+        self.client = EngineClient(launch.address, recovery=recovery)
         self._start_seconds = launch.start_seconds
         self._group = ProcessGroup("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.timing)
         self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
@@ -101,41 +104,12 @@ class EngineHost:
                 raise
             raise NotServing("the model was freed meanwhile") from None
 
-    async def ready(self, seconds: float) -> None:
-        """Wait until the group has formed again, if it is about to."""
-        if self.state is HostState.READY:
-            return
-        try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self.state in (HostState.READY, HostState.FAILED))
-        except TimeoutError:
-            raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
-        if self.state is HostState.FAILED:
-            raise NotServing(f"the engine was given up: {self.detail}; load the model again")
-
-    async def recovered(self, seconds: float) -> None:
-        """After a loss that the keeper may not have seen yet: wait until the engine itself says that it serves."""
-        try:
-            async with asyncio.timeout(seconds):
-                while self.state is not HostState.FAILED and not await self.serves():
-                    await asyncio.sleep(_LOOK_SECONDS)
-        except TimeoutError:
-            raise NotServing(f"the engine is {self.state.value}: {self.detail}") from None
-        await self.ready(seconds)
-
-    async def serves(self) -> bool:
-        try:
-            return (await self.describe()).state == pb.READY
-        except NotServing:
-            return False
-
     async def stop(self) -> None:
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        # Whoever waits for the group to come back need not wait any longer.
         await self._enter(HostState.FAILED, "the model was freed")
-        await self.client.close()
+        await self.client.close("the model was freed meanwhile")
         await self._group.stop()
         self._lifeline.cut()
 
@@ -192,6 +166,9 @@ class EngineHost:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _enter(self, state: HostState, detail: str) -> None:
+        if state is HostState.FAILED:
+            # Whoever waits for the group to come back need not wait any longer.
+            self.client.recovery.give_up(f"the engine was given up: {detail}; load the model again")
         async with self._changed:
             self.state, self.detail = state, detail
             self._changed.notify_all()

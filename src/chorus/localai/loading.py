@@ -97,7 +97,7 @@ class Models:
         for note in plan.notes:
             log.warning("%s", note)
         model = await asyncio.to_thread(_find, plan.model)
-        host = EngineHost(lambda folder: self._launch(plan, model, folder))
+        host = EngineHost(lambda folder: self._launch(plan, model, folder), recovery=plan.settings.recovery)
 
         async def capacity() -> Capacity:
             return Capacity(description.context_length, description.vocabulary)

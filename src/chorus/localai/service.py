@@ -26,8 +26,6 @@ from chorus.serving.workers import Busy
 
 log = logging.getLogger(__name__)
 
-RECOVERY_SECONDS = 120.0
-"""How long a request waits for a group that is forming again."""
 EMBED_SECONDS = 600.0
 _STATES = {
     HostState.STARTING: wire.StatusResponse.BUSY,
@@ -99,13 +97,8 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 embedding = embedding_of(loaded.path, loaded.plan.embeddings or None)
             except NoEmbeddings as error:
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
-            await loaded.host.ready(RECOVERY_SECONDS)
             tokens = await loaded.model.workers.run(request.ByteSize(), lambda: embedding_tokens(loaded, request))
-            try:
-                pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
-            except NotServing as error:
-                await self._recovered(loaded, "an embedding", error)
-                pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
+            pooled = await loaded.host.embed(tokens, embedding.pooling, EMBED_SECONDS)
             values = finish(pooled, embedding, None)
             return wire.EmbeddingResult(
                 embeddings=values, dim=len(values), tokens=len(tokens), prompt_tokens=len(tokens)
@@ -133,36 +126,6 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     ) -> AsyncGenerator[wire.Reply]:
         loaded = await self._loaded(request.ModelIdentity, context)
         self._note_path(request)
-        await loaded.host.ready(RECOVERY_SECONDS)
-        told = False
-        # Again, but only once: a request that itself brings the engine down must not do so for ever.
-        for again in (True, False):
-            try:
-                async with aclosing(self._attempt(loaded, request)) as replies:
-                    async for reply in replies:
-                        told = True
-                        yield reply
-                return
-            except EngineLost as error:
-                if told or not again:
-                    raise NotServing(str(error)) from None
-                await self._recovered(loaded, "a request", error)
-
-    def _note_path(self, request: wire.PredictOptions) -> None:
-        """Once: the path comes from the model's file, with every request."""
-        if request.PromptCachePath and not self._told_of_path:
-            self._told_of_path = True
-            log.warning(
-                "prompt_cache_path is ignored: prefixes are stored in memory, and on disk with option cache_disk"
-            )
-
-    @staticmethod
-    async def _recovered(loaded: LoadedModel, what: str, error: Exception) -> None:
-        """The engine is gone before anybody was told so: what nobody has seen a word of can be asked again."""
-        log.warning("%s came as the engine was lost (%s): it waits and is sent again", what, error)
-        await loaded.host.recovered(RECOVERY_SECONDS)
-
-    async def _attempt(self, loaded: LoadedModel, request: wire.PredictOptions) -> AsyncGenerator[wire.Reply]:
         label = f"localai-{next(self._numbers)}"
         generation = await prepare(loaded, request, label)
         try:
@@ -171,13 +134,14 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                     yield reply
         except grpc.aio.UsageError:
             raise NotServing("the model was freed meanwhile") from None
-        except (EngineLost, EngineOverloaded, RequestRejected):
-            raise
-        except EngineError as error:
-            # One that loses a rank fails its requests on its way out: that is no fault of theirs.
-            if not await loaded.host.serves():
-                raise NotServing(str(error)) from None
-            raise
+
+    def _note_path(self, request: wire.PredictOptions) -> None:
+        """Once: the path comes from the model's file, with every request."""
+        if request.PromptCachePath and not self._told_of_path:
+            self._told_of_path = True
+            log.warning(
+                "prompt_cache_path is ignored: prefixes are stored in memory, and on disk with option cache_disk"
+            )
 
     async def _generate(
         self, generation: Generation, loaded: LoadedModel, label: str, chat: bool

@@ -141,6 +141,7 @@ class Progress(NamedTuple):
     finish: Finish | None = None
     error: str = ""
     timing: Timing | None = None
+    """With the finish; and with the first token, so far."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, where they were asked for."""
     embedding: tuple[float, ...] = ()
@@ -251,7 +252,7 @@ _FINISH_FROM_WIRE = {number: finish for finish, number in _FINISH_TO_WIRE.items(
 def progress_to_wire(progress: Progress, request_id: str) -> pb.Progress:
     """Under the id that the front end gave the request."""
     _, tokens, finish, error, timing, logprobs, embedding, accepted, about = progress
-    if finish is None and not logprobs and not accepted:
+    if finish is None and not logprobs and not accepted and timing is None:
         return pb.Progress(id=request_id, tokens=tokens)
     return pb.Progress(
         id=request_id,
@@ -275,9 +276,9 @@ def progress_to_wire(progress: Progress, request_id: str) -> pb.Progress:
 
 def progress_from_wire(message: pb.Progress) -> Progress:
     finish, logprobs = _FINISH_FROM_WIRE.get(message.finish, Finish.FAILED), message.logprobs
-    if finish is None and not logprobs:
-        return Progress(message.id, tuple(message.tokens), accepted=message.accepted)
     timing = message.timing if message.HasField("timing") else None
+    if finish is None and not logprobs and timing is None:
+        return Progress(message.id, tuple(message.tokens), accepted=message.accepted)
     return Progress(
         message.id,
         tuple(message.tokens),

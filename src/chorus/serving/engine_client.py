@@ -1,5 +1,8 @@
 """The front end's side of the engine link: one session for all requests of this process.
 
+A request outlives its engine: its stream keeps what was asked and what was answered, and when the engine is lost asks
+the next one to go on from there.
+
 Leaving a stream early in any way (closing it, a cancelled task) puts its Cancel on the wire queue before
 control returns, without an await: there is no path on which an abandoned request keeps running.
 """
@@ -9,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import grpc
 
+from chorus.config.sections import RecoveryConfig
 from chorus.messages.engine import (
     Finish,
     Pooling,
@@ -26,7 +31,11 @@ from chorus.messages.engine import (
 )
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.messages.proto.engine_pb2_grpc import EngineStub
+from chorus.platform import faults
 from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
+from chorus.serving.poison import Case
+from chorus.serving.recovery import Patience, Recovery, sight, told
+from chorus.serving.times import Times
 
 log = logging.getLogger(__name__)
 
@@ -35,37 +44,60 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Despite its name the time that one attempt has: an engine on a busy machine takes a while to greet.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.max_receive_message_length", -1),
 )
 
 
+_QUIET_SECONDS = 2.0
+"""An engine that tells its requests nothing for so long is asked what it does."""
+
+_requests = itertools.count(1)
+_events = itertools.count(1)
+
+
 class EngineClient:
-    def __init__(self, address: str, connect_timeout: float = 10.0) -> None:
+    def __init__(self, address: str, connect_timeout: float = 10.0, recovery: RecoveryConfig | None = None) -> None:
         self.address = address
+        self.patience_seconds = (recovery or RecoveryConfig()).patience_seconds
+        self.recovery = Recovery(self.describe, self.patience_seconds)
         self._connect_timeout = connect_timeout
         self._channel: grpc.aio.Channel | None = None
         self._session: _Session | None = None
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self.open: set[EngineStream] = set()
+        """Streams that were asked for something and are not over, wherever they are."""
 
     @property
     def open_requests(self) -> int:
-        return self._session.open_requests if self._session else 0
+        return len(self.open)
 
     async def describe(self, timeout: float) -> pb.Description:
         try:
-            return await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
+            seen = await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"the engine at {self.address} does not answer: {_reason(error)}") from None
+        self.recovery.note(seen)
+        return seen
 
     async def embed(self, prompt: Sequence[int], pooling: Pooling, timeout: float) -> tuple[float, ...]:
-        """The pooled final hidden state of a prompt, not normalized."""
+        """The pooled final hidden state of a prompt, not normalized; asked again where its engine is lost."""
+        case = Case(Request("", tuple(prompt), max_tokens=1, pooling=pooling))
         try:
-            reply = await self._stub().Embed(embedding_to_wire(prompt, pooling), timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise _refusal(error, self.address) from None
-        return tuple(reply.values)
+            while True:
+                await self.recovery.turn(case)
+                case.taken = True
+                try:
+                    reply = await self._stub().Embed(embedding_to_wire(prompt, pooling), timeout=timeout)
+                    return tuple(reply.values)
+                except grpc.aio.AioRpcError as error:
+                    refusal = _refusal(error, self.address)
+                    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    if late or not isinstance(refusal, EngineLost) or not self.recovery.lose(str(refusal), case):
+                        raise refusal from None
+        finally:
+            self.recovery.leave(case)
 
     async def clear_cache(self, timeout: float) -> tuple[int, int]:
         """Forgets what is stored of earlier requests; how many entries that were, and how many bytes."""
@@ -79,9 +111,10 @@ class EngineClient:
         """Nothing is submitted before the first item is asked for."""
         return EngineStream(self, replace(request, id=f"{next(self._numbers)}:{request.id}"))
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the front end closed it") -> None:
+        self.recovery.give_up(reason)
         if self._session:
-            self._session.end("the front end closed it")
+            self._session.end(reason)
         if self._channel:
             await self._channel.close()
 
@@ -107,7 +140,7 @@ class EngineClient:
         stub = self._stub()
         assert self._channel is not None
         await self._channel.channel_ready()
-        return _Session(stub.Session())
+        return _Session(self, stub.Session())
 
     def _stub(self) -> EngineStub:
         # Made on first use: a channel belongs to the event loop that runs when it is created.
@@ -119,22 +152,24 @@ class EngineClient:
 class _Session:
     """One Session call: a writer, a reader, and an inbox for each request that is open on it."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+    def __init__(self, client: EngineClient, call: grpc.aio.StreamStreamCall) -> None:
         self.broken: str | None = None
+        self._client = client
         self._call = call
         self._outbox: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._streams: dict[str, EngineStream] = {}
+        self._heard = 0.0
+        self._watch: asyncio.Task[None] | None = None
         self._tasks = (asyncio.create_task(self._write()), asyncio.create_task(self._read()))
-
-    @property
-    def open_requests(self) -> int:
-        return len(self._streams)
 
     def submit(self, stream: EngineStream, request: Request) -> None:
         if self.broken:
             raise EngineLost(self.broken)
+        faults.at("request", faults.FRONT_END, next(_requests))
         self._streams[stream.id] = stream
         self._outbox.put_nowait(pb.Command(submit=request_to_wire(request)))
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._look_after())
 
     def cancel(self, stream: EngineStream) -> None:
         if stream.id in self._streams:
@@ -144,20 +179,52 @@ class _Session:
         self._streams.pop(stream.id, None)
 
     def end(self, reason: str) -> None:
-        """Fails whatever is open; the first reason stands."""
+        """Whatever is open has lost its engine; the first reason stands."""
         if self.broken:
             return
         self.broken = f"the session with the engine ended: {reason}"
         streams = list(self._streams.values())
         self._streams.clear()
-        if streams:
-            log.warning("engine session ended with %d open requests: %s", len(streams), reason)
+        if not streams:
+            self._client.recovery.lose(self.broken)
         for stream in streams:
-            stream.deliver(EngineLost(self.broken))
+            stream.lose(EngineLost(self.broken))
         self._call.cancel()
-        for task in self._tasks:
-            if task is not asyncio.current_task():
+        for task in (*self._tasks, self._watch):
+            if task and task is not asyncio.current_task():
                 task.cancel()
+
+    async def _look_after(self) -> None:
+        """An engine that replaces a rank keeps the session, and its requests wait: within the same patience."""
+        patience, clock = Patience(self._client.patience_seconds), time.monotonic
+        began = self._heard = clock()
+        try:
+            while self._streams:
+                await asyncio.sleep(_QUIET_SECONDS)
+                if not self._streams or clock() - self._heard < _QUIET_SECONDS:
+                    patience.renew()
+                    began = self._heard
+                    continue
+                seen = await self._client.recovery.look()
+                if seen and seen.state == pb.READY:
+                    patience.renew()
+                    began = clock()
+                elif patience.spent(sight(seen), clock()):
+                    self._give_up(
+                        f"nothing has come from the engine for {clock() - began:.0f} s and nothing has moved for "
+                        f"{patience.seconds:g} s: {told(seen)}; try again later"
+                    )
+                    return
+        finally:
+            self._watch = None
+
+    def _give_up(self, failure: str) -> None:
+        """For good: whoever is open has waited long enough."""
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
+            stream.deliver(EngineLost(failure))
+        self.end(failure)
 
     async def _write(self) -> None:
         try:
@@ -171,6 +238,7 @@ class _Session:
     async def _read(self) -> None:
         try:
             async for event in self._call:
+                self._heard = time.monotonic()
                 for progress in event.progress:
                     self._dispatch(progress)
             self.end("the engine closed it")
@@ -189,10 +257,16 @@ class _Session:
         if progress.accepted:
             stream.accept()
         elif progress.finish is None:
-            stream.deliver(progress)
+            stream.take(progress)
         else:
             del self._streams[progress.id]
-            stream.deliver(_failure(progress, stream.cancel_wanted) or progress)
+            failure = _failure(progress, stream.cancel_wanted)
+            if isinstance(failure, EngineLost):
+                stream.lose(failure)
+            elif failure:
+                stream.deliver(failure)
+            else:
+                stream.take(progress)
 
 
 class EngineStream(AsyncIterator[Progress]):
@@ -202,10 +276,11 @@ class EngineStream(AsyncIterator[Progress]):
         self.id = request.id
         self.cancel_wanted = False
         self._client = client
-        self._request = request
+        self._case = Case(request)
         self._session: _Session | None = None
         self._accepted = False
         self._done = False
+        self._times = Times()
         # Holds at most one item per token of the request. One reader, so a queue's bookkeeping for many is not needed.
         self._inbox: deque[Progress | EngineError] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -214,28 +289,26 @@ class EngineStream(AsyncIterator[Progress]):
         if self._done:
             raise StopAsyncIteration
         try:
-            if self._session is None:
-                await self._submit()
-            # Twice where the engine's word that it took the request comes between.
+            # More than once where the engine's word that it took the request comes between, or the engine is lost.
             while not self._inbox:
-                await self._news()
+                await self._more()
             item = self._inbox.popleft()
+            faults.at("event", faults.FRONT_END, next(_events))
         except BaseException:
             self._abandon()
             raise
         if isinstance(item, EngineError):
-            self._done = True
+            self._over()
             raise item
-        self._done = item.finish is not None
+        if item.finish is not None:
+            self._over()
         return item
 
     async def accepted(self) -> None:
         """Submits the request and waits until the engine has taken it; raises its refusal."""
         try:
-            if self._session is None:
-                await self._submit()
             while not self._accepted and not self._inbox:
-                await self._news()
+                await self._more()
         except BaseException:
             self._abandon()
             raise
@@ -243,21 +316,64 @@ class EngineStream(AsyncIterator[Progress]):
             await self.__anext__()
 
     def accept(self) -> None:
-        self._accepted = True
+        self._accepted = self._case.taken = True
+        self._client.recovery.serves()
         self._wake()
+
+    def take(self, progress: Progress) -> None:
+        """What the engine brought: kept, since the next one is told it if this one is lost."""
+        case = self._case
+        if progress.tokens:
+            if not case.answered:
+                self._times.begin()
+            case.answered += progress.tokens
+            if case.times:
+                self._client.recovery.grown(case)
+        if progress.timing:
+            progress = progress._replace(timing=self._times.told(progress.timing))
+        self.deliver(progress)
 
     def deliver(self, item: Progress | EngineError) -> None:
         self._inbox.append(item)
         self._wake()
 
-    async def _submit(self) -> None:
-        session = await self._client.session()
-        session.submit(self, self._request)
-        self._session = session
+    def lose(self, error: EngineLost) -> None:
+        """The engine is gone: the next one is asked to go on, where there is one."""
+        self._session = None
+        if not self._client.recovery.lose(str(error), self._case):
+            self.deliver(error)
+        self._wake()
 
-    def _news(self) -> asyncio.Future[None]:
-        self._arrival = asyncio.get_running_loop().create_future()
-        return self._arrival
+    async def _more(self) -> None:
+        if self._session is None:
+            await self._submit()
+        else:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+
+    async def _submit(self) -> None:
+        """To the engine that serves, once it does and it is our turn; what is complete already ends by itself."""
+        self._client.open.add(self)
+        await self._client.recovery.turn(self._case, self._need_not_run)
+        if self._need_not_run():
+            finish = Finish.CANCELLED if self.cancel_wanted else Finish.LENGTH
+            self.deliver(Progress(self.id, (), finish, timing=self._times.so_far(len(self._case.answered))))
+            return
+        try:
+            session = await self._client.session()
+            self._times.submit()
+            session.submit(self, self._rest())
+        except EngineLost as error:
+            self.lose(error)
+        else:
+            self._session = session
+
+    def _need_not_run(self) -> bool:
+        return self.cancel_wanted or len(self._case.answered) >= self._case.request.max_tokens
+
+    def _rest(self) -> Request:
+        request, answered = self._case.request, self._case.answered
+        return replace(request, answered=tuple(answered), resumed=True) if self._accepted else request
 
     def _wake(self) -> None:
         if self._arrival and not self._arrival.done():
@@ -265,18 +381,27 @@ class EngineStream(AsyncIterator[Progress]):
 
     def cancel(self) -> None:
         """Asks the engine to stop; the stream then goes on to its finish, with the timing."""
-        if self._session and not self.cancel_wanted:
+        if not self.cancel_wanted:
             self.cancel_wanted = True
-            self._session.cancel(self)
+            if self._session:
+                self._session.cancel(self)
+            else:
+                self._client.recovery.wake()
 
     async def aclose(self) -> None:
         self._abandon()
 
     def _abandon(self) -> None:
-        self._done = True
         if self._session:
             self.cancel()
             self._session.forget(self)
+        self._over()
+
+    def _over(self) -> None:
+        self._done = True
+        if self in self._client.open:
+            self._client.open.remove(self)
+            self._client.recovery.leave(self._case)
 
 
 def _failure(progress: Progress, cancel_wanted: bool) -> EngineError | None:
@@ -302,6 +427,8 @@ def _refusal(error: grpc.aio.AioRpcError, address: str) -> EngineError:
             return EngineOverloaded(_reason(error))
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             return EngineLost(f"the engine at {address} does not answer: {_reason(error)}")
+        case grpc.StatusCode.CANCELLED:
+            return EngineLost(_reason(error))
         case _:
             return RequestFailed(_reason(error))
 
