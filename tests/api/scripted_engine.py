@@ -36,8 +36,10 @@ class Run:
         if "accepted" in pb.Progress.DESCRIPTOR.fields_by_name:
             self._put(pb.Progress(id=self.submit.id, accepted=True))
 
-    def send(self, *tokens: int) -> None:
+    def send(self, *tokens: int, **timing: float) -> None:
         progress = pb.Progress(id=self.submit.id, tokens=tokens)
+        if timing:
+            progress.timing.CopyFrom(pb.Timing(**timing))
         if self.submit.logprobs:
             progress.logprobs.extend(made_up_logprobs(token, self.submit.top_logprobs) for token in tokens)
         self._put(progress)
@@ -114,6 +116,38 @@ def refuse(finish: pb.Finish, error: str) -> Script:
     return lambda run: run.finish(finish, error=error)
 
 
+def play(tokens: Sequence[int], cached: int = 0, meanwhile: Callable[[Run, str | int], None] | None = None) -> Script:
+    """Goes on from what was answered, as an engine does. `meanwhile` is called before each phase, a number standing
+    for the token at that place; it may raise Died.
+    """
+
+    def script(run: Run) -> None:
+        def at(phase: str | int) -> None:
+            if meanwhile:
+                meanwhile(run, phase)
+
+        begun = len(run.submit.answered)
+        assert tuple(run.submit.answered) == tuple(tokens[:begun]), "what was answered is not what was said"
+        figures = {"prompt_tokens": len(run.submit.prompt), "cached_tokens": cached}
+        try:
+            at("accept")
+            run.accept()
+            for place in range(begun, len(tokens)):
+                at(place)
+                first = {"queue_seconds": 0.25, "prompt_seconds": 0.5, **figures} if place == begun else {}
+                run.send(tokens[place], **first)
+            at("finish")
+            run.finish(pb.STOP, queue_seconds=0.25, prompt_seconds=0.5, generated_tokens=len(tokens) + 1, **figures)
+        except Died:
+            pass
+
+    return script
+
+
+class Died(Exception):
+    """The engine has ended under a script."""
+
+
 class ScriptedEngine(EngineServicer):
     def __init__(
         self, socket_path: Path, vocabulary: int, context_length: int = 256, grammars: GrammarHost | None = None
@@ -137,7 +171,10 @@ class ScriptedEngine(EngineServicer):
             cache=pb.CacheDescription(budget_bytes=1 << 30),
             ranks=[pb.RankDescription(rank=0, host="here", device="cpu", dtype="float32", last_layer=4)],
         )
+        self.before_describing: Callable[[], None] = lambda: None
         self.embedded: list[pb.EmbedRequest] = []
+        self.embeddings_lost = 0
+        """So many engines are lost over the next ones."""
         self._scripts: deque[Script] = deque()
         self._open: dict[int, queue.Queue[Any]] = {}
         self._submitted = threading.Condition()
@@ -158,11 +195,18 @@ class ScriptedEngine(EngineServicer):
         self.runs.clear()
         self.embedded.clear()
         self.description.state = pb.READY
+        self.description.ClearField("loss")
         self.description.cache.CopyFrom(pb.CacheDescription(budget_bytes=1 << 30))
         self.default = refuse(pb.FAILED, "no script was given")
 
     def next(self, *scripts: Script) -> None:
         self._scripts.extend(scripts)
+
+    def die(self, cause: str = "outside", told: str = "rank 0 was killed") -> None:
+        """The sessions end, and whoever asks next finds another engine."""
+        self.description.started_at += 1
+        self.description.loss.CopyFrom(pb.Loss(cause=cause, told=told))
+        self.drop_sessions()
 
     def drop_sessions(self) -> None:
         for outbox in list(self._open.values()):
@@ -178,6 +222,7 @@ class ScriptedEngine(EngineServicer):
         return self.runs[-1].submit
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
+        self.before_describing()
         return self.description
 
     def ClearCache(self, request: pb.ClearCacheRequest, context: grpc.ServicerContext) -> pb.ClearCacheReply:
@@ -191,6 +236,10 @@ class ScriptedEngine(EngineServicer):
     def Embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
         """Three numbers that tell the prompts apart."""
         self.embedded.append(request)
+        if self.embeddings_lost:
+            self.embeddings_lost -= 1
+            self.die()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is stopping")
         return pb.EmbedReply(values=[3.0, 4.0, float(len(request.prompt))])
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:

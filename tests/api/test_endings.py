@@ -95,34 +95,6 @@ def test_one_clients_leaving_does_not_touch_the_others(http: httpx.Client, engin
     assert not engine.runs[0].cancelled.is_set()
 
 
-def test_a_lost_session_is_an_error_event_in_a_stream_and_the_next_request_reconnects(
-    http: httpx.Client, engine: ScriptedEngine
-) -> None:
-    engine.next(say_until_cancelled([70]), say([71]))
-    with http.stream("POST", CHAT, json=STREAM) as response:
-        lines = response.iter_lines()
-        next(lines)
-        engine.drop_sessions()
-        error = json.loads(last_event(list(lines)))["error"]
-    assert response.status_code == 200
-    assert error["code"] == "engine_lost"
-    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
-    assert open_requests(http) == 0
-
-
-def test_a_lost_session_is_a_503_where_nothing_was_sent(http: httpx.Client, engine: ScriptedEngine) -> None:
-    engine.next(say_until_cancelled([70]), say([71]))
-    with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(http.post, CHAT, json={"messages": HELLO})
-        engine.wait_for_run()
-        engine.drop_sessions()
-        response = answer.result(DEADLINE)
-    assert response.status_code == 503
-    assert response.headers["retry-after"]
-    assert response.json()["error"]["code"] == "engine_lost"
-    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
-
-
 def test_an_engine_that_fails_midway_is_an_error_event(http: httpx.Client, engine: ScriptedEngine) -> None:
     def fails(run: Run) -> None:
         run.send(70)
@@ -135,40 +107,6 @@ def test_an_engine_that_fails_midway_is_an_error_event(http: httpx.Client, engin
     assert error["code"] == "engine_failed"
     assert "ut of memory" in error["message"]
     assert "[DONE]" not in response.text
-
-
-def test_an_engine_that_restarts_is_found_again(http: httpx.Client, engine: ScriptedEngine) -> None:
-    engine.stop()
-    try:
-        response = http.get("/health/ready")
-        assert (response.status_code, response.json()["state"]) == (503, "unreachable")
-        assert http.post(CHAT, json={"messages": HELLO}).status_code == 503
-        assert http.get("/health/live").status_code == 200
-    finally:
-        engine.start()
-    eventually(lambda: http.get("/health/ready").status_code == 200, "the engine was found again")
-    engine.next(say([70]))
-    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
-
-
-def test_an_engine_that_came_back_without_its_model_is_not_taken_for_ready(
-    http: httpx.Client, engine: ScriptedEngine
-) -> None:
-    engine.next(say([70]), say([71]))
-    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
-    engine.stop()
-    engine.description.state = pb.LOADING
-    engine.start()
-
-    def refused_as_loading() -> bool:
-        response = http.post(CHAT, json={"messages": HELLO})
-        assert response.status_code == 503, response.text
-        return bool(response.json().get("state") == "loading")
-
-    eventually(refused_as_loading, "the load was seen")
-    assert len(engine.runs) == 1
-    engine.description.state = pb.READY
-    assert http.post(CHAT, json={"messages": HELLO}).status_code == 200
 
 
 def test_a_request_may_not_run_for_ever(engine: ScriptedEngine, start_api: Callable[..., ApiProcess]) -> None:

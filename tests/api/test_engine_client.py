@@ -133,22 +133,6 @@ def test_an_outcome_that_is_no_answer_is_raised(
     with_client(engine, act)
 
 
-def test_a_broken_session_fails_all_its_requests_and_the_next_one_reconnects(engine: ScriptedEngine) -> None:
-    async def act(client: EngineClient) -> None:
-        engine.next(say_until_cancelled([7]), say_until_cancelled([8]), say([9]))
-        tasks = [asyncio.create_task(tokens_of(client)) for _ in range(2)]
-        await asyncio.to_thread(engine.wait_for_run, 1)
-        engine.drop_sessions()
-        for task in tasks:
-            with pytest.raises(EngineLost):
-                await task
-        assert client.open_requests == 0
-        assert await tokens_of(client) == [9]
-
-    with_client(engine, act)
-    assert engine.sessions == 2
-
-
 def test_a_request_waits_for_an_engine_that_is_coming_up(engine: ScriptedEngine) -> None:
     async def act(client: EngineClient) -> None:
         engine.next(say([7]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ from chorus.api.meta import other_names
 from chorus.config.front_end import ApiSettings
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
-from tests.api.scripted_engine import ScriptedEngine, say
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
 
 HELLO = [{"role": "user", "content": "a secret question"}]
 
@@ -60,10 +61,13 @@ def test_health_sums_up_model_version_and_configuration(http: httpx.Client) -> N
     assert health["configuration"] == {"ranks": 1, "dtype": "float32"}
 
 
-def test_ready_says_how_far_the_load_is_until_it_is_done(http: httpx.Client, engine: ScriptedEngine) -> None:
+def test_ready_says_how_far_the_load_is_until_it_is_done(
+    start_api: Callable[..., ApiProcess], engine: ScriptedEngine
+) -> None:
     engine.description.state = pb.LOADING
     engine.description.progress = 0.25
     engine.description.detail = "reading tensors"
+    http = httpx.Client(base_url=start_api().url, timeout=DEADLINE)
     try:
         response = http.get("/health/ready")
         assert response.status_code == 503
@@ -82,6 +86,7 @@ def test_ready_says_how_far_the_load_is_until_it_is_done(http: httpx.Client, eng
     engine.next(say([70]))
     assert http.get("/health/ready").status_code == 200
     assert http.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+    http.close()
 
 
 def test_model_info_tells_everything_but_paths(http: httpx.Client) -> None:

@@ -76,6 +76,8 @@ class Recovery:
         self._lost_at = 0.0
         self._served: tuple[float, int] | None = None
         """Which engine was ready last, and its last step then."""
+        self._futile = 0
+        """How often it was the same one in a row, and no step later."""
         self._given_up = ""
         """Why no engine will come any more."""
         self._failures = 0
@@ -181,7 +183,7 @@ class Recovery:
             while self._lost is not None:
                 await asyncio.sleep(LOOK_SECONDS)
                 seen = await self.look()
-                if seen and seen.state == pb.READY and not self._broken_again(seen):
+                if seen and seen.state == pb.READY:
                     self._found(seen)
                 elif self._patience.spent(sight(seen), time.monotonic()):
                     self.spend(self._no_engine(seen))
@@ -196,17 +198,15 @@ class Recovery:
         except EngineLost:
             return None
 
-    def _broken_again(self, seen: pb.Description) -> bool:
-        """The engine that was lost, and no step later: it is tried again, but not for ever."""
-        same = (seen.started_at, seen.step) == self._served
-        return same and self._patience.spent(sight(seen), time.monotonic())
-
     def _found(self, seen: pb.Description) -> None:
         served, self._served = self._served, (seen.started_at, seen.step)
-        if self._served != served:
-            self._patience.renew()
         same_engine = served is not None and served[0] == seen.started_at
         self.poison.judge("" if same_engine else seen.loss.cause, seen.loss.told)
+        self._patience.renew()
+        self._futile = self._futile + 1 if self._served == served else 0
+        if self._futile * LOOK_SECONDS > self._patience.seconds:
+            self._futile = 0
+            self.spend(f"the engine is ready and ends every session: {self._lost}")
         waited = time.monotonic() - self._lost_at
         log.warning("the engine serves again after %.1f s: %d requests go on", waited, self._waiting)
         self._lost = None
