@@ -207,7 +207,9 @@ def test_leaving_while_the_next_engine_is_waited_for_leaves_nothing(engine: Scri
         await until(lambda: client.recovery.waits and client.open_requests == 5)
         for task in waiting:
             task.cancel()
-        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*waiting, return_exceptions=True))
+        assert all(
+            isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*waiting, return_exceptions=True)
+        )
         assert client.open_requests == 0
         assert len(engine.runs) == 3
         engine.description.state = pb.READY
@@ -224,7 +226,9 @@ def test_patience_ends_with_what_was_lost_and_how_long_was_waited(engine: Script
         await anext(stream)
         engine.description.state, engine.description.detail = pb.LOADING, "loading tiny"
         engine.die()
-        expected = r"lost \d+ s ago \(.*dropped.*\) and nothing has moved for 0\.3 s: it is loading \(100%\): loading tiny"
+        expected = (
+            r"lost \d+ s ago \(.*dropped.*\) and nothing has moved for 0\.3 s: it is loading \(100%\): loading tiny"
+        )
         with pytest.raises(EngineLost, match=expected):
             await anext(stream)
         # Whoever comes before anything has moved is not left waiting.

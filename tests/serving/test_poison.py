@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from chorus.messages import poison
 from chorus.messages.engine import Request, Sampling
 from chorus.messages.grammar import Grammar
-from chorus.serving import poison
-from chorus.serving.poison import Case, Poison, fingerprint
+from chorus.messages.poison import fingerprint
+from chorus.serving.poison import Case, Poison
 
 REQUEST = Request("1:a", (1, 2, 3), max_tokens=10, sampling=Sampling(seed=5, logit_bias={7: 1.0}))
 
@@ -138,9 +139,9 @@ def test_what_is_proved_is_refused_for_ten_minutes() -> None:
     front.lose(suspect)
     again = replace(suspect.request, id="2:b", sampling=replace(suspect.request.sampling, seed=6))
     assert front.poison.refusal(again) == suspect.verdict
-    assert front.poison.refusal(REQUEST) is None
+    assert front.poison.refusal(REQUEST) == ""
     front.now += poison.REMEMBERED_SECONDS + 1
-    assert front.poison.refusal(again) is None
+    assert front.poison.refusal(again) == ""
 
 
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from chorus.engine.reuse import Reuse
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.engine.sequences import Lane, Sequence, beginning_together
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, TokenLogprobs
-from chorus.messages.poison import Poison
+from chorus.messages.poison import Proved
 from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
 from chorus.platform.process.losses import Cause, Loss
 from chorus.text.grammar.client import Constraint
@@ -84,7 +84,7 @@ class Scheduler:
         self._afterwards: list[Operation] = []
         """Operations on what the step that is being made will have computed."""
         self._suspects: list[Sequence] = []
-        self._poison = Poison(clock)
+        self._proved = Proved(clock)
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
@@ -158,7 +158,7 @@ class Scheduler:
         for sequence in filter(None, map(self._by_number.get, sorted(unfinished))):
             if sequence.suspected:
                 reason = f"this request has ended a rank each time it was tried: {loss.told}"
-                self._poison.remember(sequence.request, reason)
+                self._proved.remember(sequence.request, reason)
                 news.append(self._end(sequence, Finish.FAILED, error=reason))
             elif sequence.lost_at == len(sequence.output):
                 self._suspect(sequence)
@@ -317,7 +317,7 @@ class Scheduler:
             )
         if foreign := self._foreign_token(request):
             return refuse(Finish.REJECTED, f"token id {foreign} is not in the vocabulary of {self.limits.vocabulary}")
-        if reason := self._poison.reason(request):
+        if reason := self._proved.reason(request):
             return refuse(Finish.FAILED, reason)
         # Whoever was taken before has waited its turn.
         if len(self._waiting) >= self.limits.max_queue and not request.resumed:

@@ -6,16 +6,13 @@ of its requests: of those that it had taken, a request is suspected whose answer
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from chorus.messages.engine import Request
+from chorus.messages.poison import Proved
 from chorus.platform.process.losses import Cause
-
-REMEMBERED_SECONDS = 600.0
-MOST_REMEMBERED = 1024
 
 _BLAMED = {Cause.FAULT, Cause.MEMORY}
 
@@ -45,23 +42,17 @@ class Poison:
     """The requests of one front end, which of them may be sent to the engine now, and those that never may again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
         self._asking: dict[Case, None] = {}
         """Who wants to be sent, in this order."""
         self._tried: Case | None = None
         """Runs alone until its answer grows."""
         self._lost: list[Case] = []
         """Whom engines had taken that are gone, until it is known how those ended."""
-        self._proved: dict[str, tuple[float, str]] = {}
+        self._proved = Proved(clock)
 
-    def refusal(self, request: Request) -> str | None:
-        """Why a request is not even tried: the same one was proved to end engines not long ago."""
-        if not self._proved:
-            return None
-        oldest = self._clock() - REMEMBERED_SECONDS
-        self._proved = {name: proof for name, proof in self._proved.items() if proof[0] > oldest}
-        _, why = self._proved.get(fingerprint(request), (0.0, None))
-        return why
+    def refusal(self, request: Request) -> str:
+        """Why a request is not even tried: the same one was proved to end engines not long ago; empty: it is."""
+        return self._proved.reason(request)
 
     def ask(self, case: Case) -> None:
         self._asking[case] = None
@@ -105,7 +96,7 @@ class Poison:
         for case in lost:
             if case in guilty:
                 case.verdict = f"this request ended the engine {case.times + 1} times: {told}"
-                self._remember(case)
+                self._proved.remember(case.request, case.verdict)
             elif case.times and case.stuck_at == len(case.answered):
                 case.times += 1
             else:
@@ -118,16 +109,3 @@ class Poison:
     def _acquit(self, case: Case) -> None:
         if self._tried is case:
             self._tried = None
-
-    def _remember(self, case: Case) -> None:
-        while len(self._proved) >= MOST_REMEMBERED:
-            del self._proved[next(iter(self._proved))]
-        self._proved[fingerprint(case.request)] = self._clock(), case.verdict
-
-
-def fingerprint(request: Request) -> str:
-    """The same for whoever asks the same again; a seed is drawn anew where the client gave none."""
-    sampling = replace(request.sampling, seed=0, logit_bias={})
-    bias = sorted(request.sampling.logit_bias.items())
-    asked = (request.prompt, sampling, bias, request.grammar, request.pooling)
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
