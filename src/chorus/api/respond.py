@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
@@ -97,12 +97,21 @@ def written(data: Any) -> bytes:
 class GenerationResponse(Response):
     """Runs the generation itself, so that one block owns it from the first token to the end of its client."""
 
-    def __init__(self, service: Service, generation: Generation, wire: WireFormat, stream: bool) -> None:
+    def __init__(
+        self,
+        service: Service,
+        generation: Generation,
+        wire: WireFormat,
+        stream: bool,
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`before_end` is awaited when the answer is made, before its client hears that it is complete."""
         super().__init__()
         self._service = service
         self._generation = generation
         self._wire = wire
         self._stream = stream
+        self._before_end = before_end
         self._started = False
         self._complete = False
         self._sent = 0.0
@@ -154,7 +163,10 @@ class GenerationResponse(Response):
             else:
                 _note_first(record, item)
                 answers[item.choice].take(item)
-        return self._wire.whole(answers, self._note(record, [answer.ended for answer in answers]))
+        whole = self._wire.whole(answers, self._note(record, [answer.ended for answer in answers]))
+        if self._before_end:
+            await self._before_end()
+        return whole
 
     async def _answer_stream(self, record: Record, send: Send) -> None:
         accepted = asyncio.create_task(self._generation.accepted())
@@ -186,7 +198,10 @@ class GenerationResponse(Response):
                     await send({"type": "http.response.body", "body": pending, "more_body": True})
                     self._sent = clock()
                 pending = self._say(await anext(self._generation), ends, record)
-        return pending + self._wire.closing(self._note(record, ends))
+        pending += self._wire.closing(self._note(record, ends))
+        if self._before_end:
+            await self._before_end()
+        return pending
 
     def _say(self, item: AnswerDelta | AnswerEnd, ends: list[AnswerEnd], record: Record) -> bytes:
         if isinstance(item, AnswerEnd):

@@ -40,6 +40,8 @@ class ApiSettings(ApiOptions):
     """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
     failure_file: Path | None = None
     """Where to leave the reason when the front end cannot start."""
+    responses_file: Path | None = None
+    """Where /v1/responses keeps what can be continued; None: in memory."""
     configuration: dict[str, Any] = Field(default_factory=dict)
     """Shown in /health as it is, so it holds nothing secret."""
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from chorus.api.body import read_request
-from chorus.api.errors import ApiError
+from chorus.api.errors import ApiError, unavailable
 from chorus.api.openai.responses.answer import DeletedResponse, ResponseObject
 from chorus.api.openai.responses.history import answered, messages_of
+from chorus.api.openai.responses.memory import StoredResponse
 from chorus.api.openai.responses.request import ResponsesRequest
-from chorus.api.openai.responses.store import ResponseStore, StoredResponse
+from chorus.api.openai.responses.store import CannotForget, ResponseStore
 from chorus.api.openai.responses.wire import ResponsesFormat
 from chorus.api.openapi import operation
 from chorus.api.respond import GenerationResponse
@@ -33,15 +35,21 @@ from chorus.serving.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
     limits = service.settings.limits
-    store = ResponseStore(limits.max_stored_responses, limits.max_stored_bytes)
+    store = ResponseStore(service.settings.responses_file, limits.max_stored_responses, limits.max_stored_bytes)
 
-    def stored(request: Request, response_id: str, field: str | None) -> StoredResponse:
-        entry = store.get(record_of(request.scope).owner, response_id)
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncIterator[None]:
+        await store.open()
+        yield
+        await store.close()
+
+    routes = APIRouter(lifespan=opened)
+
+    async def stored(request: Request, response_id: str, field: str | None) -> StoredResponse:
+        entry = await store.get(record_of(request.scope).owner, response_id)
         if entry is None:
-            message = f"There is no stored response {response_id[:80]!r}; it may have been dropped for newer ones."
-            raise ApiError(404 if field is None else 400, message, param=field, code="response_not_found")
+            raise not_stored(response_id, field)
         return entry
 
     @routes.post("/v1/responses", **operation(ResponsesRequest, ResponseObject, streams=True))
@@ -49,24 +57,28 @@ def router(service: Service) -> APIRouter:
         record = record_of(request.scope)
         body = await read_request(request, ResponsesRequest, service)
         earlier = body.previous_response_id
-        before = () if earlier is None else stored(request, earlier, "previous_response_id").messages
+        before = () if earlier is None else (await stored(request, earlier, "previous_response_id")).messages
         messages = messages_of(body.input, limits, before)
         asked = generation_request(body, messages, record, service.settings)
         asked = shared(asked, body, request.headers, service.settings)
         generation = await prepare(asked, service.model)
 
-        def keep(answer: dict[str, Any], blocks: Sequence[Block]) -> None:
+        final: list[tuple[dict[str, Any], Sequence[Block]]] = []
+
+        async def keep() -> None:
+            """Before the client hears that it is complete: from then on it may be continued, at any front end."""
             if body.store is not False:
-                store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
+                ((answer, blocks),) = final
+                await store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
 
         wire = ResponsesFormat(
             id=f"resp_{uuid.uuid4().hex}",
             echoed=echoed(body, asked.sampling, service.settings.model_id),
             tokenizer=service.tokenizer,
             with_logprobs=body.wants_logprobs,
-            finished=keep,
+            finished=lambda answer, blocks: final.append((answer, blocks)),
         )
-        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
+        return GenerationResponse(service, generation, wire, stream=bool(body.stream), before_end=keep)
 
     # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
     @routes.post("/v1/responses/compact", include_in_schema=False)
@@ -75,15 +87,23 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/responses/{response_id}", **operation(None, ResponseObject))
     async def retrieve_response(response_id: str, request: Request) -> Response:
-        return Response(stored(request, response_id, None).body, media_type="application/json")
+        return Response((await stored(request, response_id, None)).body, media_type="application/json")
 
     @routes.delete("/v1/responses/{response_id}", **operation(None, DeletedResponse))
     async def delete_response(response_id: str, request: Request) -> Response:
-        stored(request, response_id, None)
-        store.remove(record_of(request.scope).owner, response_id)
+        try:
+            if not await store.remove(record_of(request.scope).owner, response_id):
+                raise not_stored(response_id, None)
+        except CannotForget as error:
+            raise unavailable(f"The response may still be stored: {error}.", "not_deleted") from None
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     return routes
+
+
+def not_stored(response_id: str, field: str | None) -> ApiError:
+    message = f"There is no stored response {response_id[:80]!r}; it may have been dropped for newer ones."
+    return ApiError(404 if field is None else 400, message, param=field, code="response_not_found")
 
 
 def generation_request(
