@@ -177,7 +177,9 @@ def test_a_process_that_is_killed_leaves_what_was_before_or_what_came_after(file
         store = DiskStore(file, 10, 100_000)
         for name, conversation in rows:
             assert (entry := store.get("", name))
-            assert entry.conversation == conversation == StoredResponse.of("", {}, [{"content": name * 1000}]).conversation
+            assert (
+                entry.conversation == conversation == StoredResponse.of("", {}, [{"content": name * 1000}]).conversation
+            )
         store.close()
 
 
@@ -266,5 +268,3 @@ def test_a_full_disk_still_tells_what_it_holds_and_takes_more_when_it_has_room(
         "after",
     ]
     assert len(caplog.messages) == 1
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
@@ -19,7 +21,7 @@ from chorus.api.server.connections import Pool
 from chorus.api.server.door import Door
 from chorus.api.server.protocol import BoundedHttp, SharedState
 from chorus.api.service import Service
-from chorus.config.front_end import ApiSettings, SettingsError
+from chorus.config.front_end import FINISH, ApiSettings, SettingsError
 from chorus.errors import CannotListen
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
@@ -34,10 +36,13 @@ log = logging.getLogger(__name__)
 _FAREWELL_SECONDS = 3
 # What libraries, logs and links to the engine keep open, and connections that are being closed.
 _OWN_FILES = 128
+# How often a front end that finishes looks whether all have gone.
+_LOOK_SECONDS = 0.1
 
 
 class Server(uvicorn.Server):
-    """Streams may finish for a while after a SIGTERM; those that do not are told, then closed."""
+    """Streams may finish for a while after a SIGTERM; those that do not are told, then closed. After FINISH they have
+    all the time that a request may take."""
 
     def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
         super().__init__(config)
@@ -55,6 +60,8 @@ class Server(uvicorn.Server):
         self._doors: list[Door] = []
         self.servers = []
         self._told_to_stop = asyncio.Event()
+        self._told_to_end = asyncio.Event()
+        """To stop, or only to finish."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Uvicorn's own lets in whoever comes, and counts a connection only after its handshake."""
@@ -71,14 +78,38 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Uvicorn's own looks ten times a second whether to stop and what time it is, most of what idling costs."""
+        loop = asyncio.get_running_loop()
+        # Before anybody sees that we serve: until then this signal would end the process.
+        loop.add_signal_handler(FINISH, self._told_to_end.set)
         beats.enter(Phase.SERVING)
-        beats.tick_with(asyncio.get_running_loop())
-        await self._told_to_stop.wait()
+        beats.tick_with(loop)
+        await self._told_to_end.wait()
+        if not self._told_to_stop.is_set():
+            await self._finish(self._service.settings.limits.request_timeout_seconds)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        loop = asyncio.get_running_loop()
         # A signal comes between any two steps of the loop's own thread, also while the loop sleeps.
-        asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
+        for told in (self._told_to_stop, self._told_to_end):
+            loop.call_soon_threadsafe(told.set)
+
+    async def _finish(self, seconds: float) -> None:
+        """Somebody else accepts now: serve those that are here until they have gone, their time is up, or a stop."""
+        log.info("another front end accepts now: %d running requests go on here", self._service.lifetimes.running)
+        self._state.retiring = True
+        for door in self._doors:
+            door.shut()
+        for connection in list(self._state.connections):
+            cast(BoundedHttp, connection).retire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._has_clients and not self._told_to_stop.is_set():
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    @property
+    def _has_clients(self) -> bool:
+        return bool(self._state.connections or self._state.tasks) or not all(door.empty for door in self._doors)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         beats.enter(Phase.ENDING)

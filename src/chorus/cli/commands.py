@@ -46,7 +46,11 @@ ENTRIES = (
         "Check the hosts, give them this Chorus, start it there and load the model. Doing it again changes nothing.",
     ),
     CommandEntry("down", "up:down", "End everything that `up` started, on every host."),
-    CommandEntry("restart", "up:restart", "`down`, then `up`."),
+    CommandEntry(
+        "restart",
+        "up:restart",
+        "`down`, then `up`; or with --front-end a new front end beside the old one, which finishes its streams.",
+    ),
     CommandEntry(
         "join",
         "join:join",

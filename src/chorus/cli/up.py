@@ -14,11 +14,16 @@ from rich.table import Table
 
 from chorus.cli.output import console, fail
 from chorus.config.sources import load_settings, without_none
+from chorus.deploy.control import ask, find_server
+from chorus.deploy.handover import START_SECONDS
 from chorus.deploy.ssh import cluster as ssh
 from chorus.deploy.ssh.cluster import Checked, HostsUnfit, Phases, SshCluster
+from chorus.messages.proto import control_pb2 as wire
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Devices and settings (YAML or JSON).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+RESTART_SECONDS = START_SECONDS + 30.0
 
 Answer = TypeVar("Answer")
 
@@ -65,18 +70,41 @@ def down(
 
 def restart(
     config: ConfigOption = None,
+    front_end: Annotated[
+        bool, typer.Option("--front-end", help="Only the process that clients talk to; no stream is lost.")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="With --front-end: of the server here on this port.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow a non-loopback API without a key.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until the model must be ready.")] = 900.0,
 ) -> None:
-    """`down`, then `up`.
+    """`down`, then `up`; or with --front-end a new front end beside the old one, which finishes its streams.
 
     Example: chorus restart -c chorus.yaml
+
+    Example: chorus restart --front-end
     """
+    if front_end:
+        _restart_front_end(config, port)
+        return
+    if port is not None:
+        fail("--port goes with --front-end: without it, everything that the file names is restarted")
     cluster = _cluster(config)
     _run(ssh.take_down(cluster))
     ready, phases = _up(cluster, timeout, insecure)
     typer.echo(ready)
     typer.echo("  ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.seconds.items()))
+
+
+def _restart_front_end(config: Path | None, port: int | None) -> None:
+    if config:
+        on_first_host(config, ["restart", "--front-end", *(["--port", str(port)] if port else [])], RESTART_SECONDS * 2)
+        return
+    server = find_server(port)
+    with console.status("starting a front end"):
+        done = asyncio.run(
+            ask(server, lambda control: control.RestartFrontEnd(wire.RestartFrontEndRequest(), timeout=RESTART_SECONDS))
+        )
+    typer.echo(f"process {done.pid} accepts now, process {done.finishing_pid} finishes its streams and ends")
 
 
 def on_first_host(config: Path, arguments: Sequence[str], timeout: float) -> None:

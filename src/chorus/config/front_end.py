@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,6 +12,9 @@ from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import ApiOptions, Limits, RecoveryConfig
 from chorus.errors import ChorusError
 from chorus.platform.files import read_told
+
+FINISH = signal.SIGUSR1
+"""Tells a front end that another one accepts connections now: it answers those that it has, and ends."""
 
 
 class ApiSettings(ApiOptions):

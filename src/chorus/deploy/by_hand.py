@@ -14,6 +14,7 @@ from chorus.config.file import ConfigError, read_file
 from chorus.config.hostfile import DEFAULT_PORT, Hostfile, HostfileError, parse_hostfile, split_address
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings
+from chorus.deploy.control import Control
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
@@ -24,6 +25,7 @@ from chorus.deploy.front_end import (
     listen,
     run_announced,
 )
+from chorus.deploy.handover import FrontEnd
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
 from chorus.deploy.rendezvous import wait_for_all
 from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
@@ -117,13 +119,12 @@ async def _lead(
     )
     leader = rank_programs(spec)[0]
     leader = replace(leader, environment=dict(hosts.envs))
-    front_end = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
-    supervisor = Supervisor(
-        ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch),
-        ProcessGroup("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
-    )
+    program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
+    front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
+    supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
+    control = Control(folder, listener.place[1], front_end)
     try:
-        await run_announced(supervisor, engine_address(folder), model, access.url(listener))
+        await run_announced(supervisor, control, engine_address(folder), model, access.url(listener))
     finally:
         lifeline.cut()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import ApiConfig, ApiOptions, Limits
 from chorus.config.settings import Settings
+from chorus.deploy.control import Control
 from chorus.deploy.supervisor import Supervisor
 from chorus.errors import CannotListen, ChorusError
 from chorus.messages.proto import engine_pb2 as wire
@@ -26,6 +29,7 @@ from chorus.messages.proto import engine_pb2_grpc
 from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.parts import resolve_description
 from chorus.platform.files import write_if_possible
+from chorus.platform.paths import run_prefix, state_dir
 from chorus.platform.terminal import console
 from chorus.security.key_file import default_key_file, load_keys
 from chorus.security.key_rules import refusal_to_listen
@@ -186,6 +190,7 @@ def api_settings(
         model_name=model.id.rpartition("/")[2],
         model_path=model.path,
         keys_file=access.keys_file,
+        responses_file=_responses_file(api.host, api.port),
         cache_per_key=settings.cache.per_key,
         sampling=settings.sampling,
         limits=Limits(**api.shared_with(Limits)),
@@ -198,6 +203,14 @@ def api_settings(
             "cluster": settings.cluster.shown(),
         },
     )
+
+
+def _responses_file(host: str, port: int) -> Path | None:
+    """Of the server at this address, whichever model it serves; None where the port is any free one, so that the next
+    server would not find it."""
+    plain = re.sub(r"[^A-Za-z0-9.]+", "_", host)
+    name = f"{run_prefix()}{plain}-{port}.sqlite"
+    return (state_dir() / "responses" / name).absolute() if port else None
 
 
 async def announce(
@@ -224,12 +237,20 @@ async def announce(
 
 
 async def run_announced(
-    supervisor: Supervisor, address: str, model: LocalModel, url: str, ready_file: Path | None = None
+    supervisor: Supervisor,
+    control: Control,
+    address: str,
+    model: LocalModel,
+    url: str,
+    ready_file: Path | None = None,
 ) -> None:
-    """Run the supervisor until a signal stops it or it gives up, and show how the load proceeds."""
+    """Run the supervisor until a signal stops it or it gives up, do what commands ask for, and show how the load
+    proceeds."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup wants it
+        loop.add_signal_handler(signal.SIGHUP, supervisor.stop if _has_terminal() else control.hang_up)
     announcer: list[asyncio.Task[None]] = []
 
     def begin() -> None:
@@ -237,8 +258,18 @@ async def run_announced(
         announcer.append(asyncio.create_task(announce(address, model, url, serves, ready_file)))
 
     try:
-        await supervisor.run(begin)
+        async with control.offered():
+            await supervisor.run(begin)
     finally:
         for task in announcer:
             task.cancel()
         await asyncio.gather(*announcer, return_exceptions=True)
+
+
+def _has_terminal() -> bool:
+    """Whether somebody may close the window in which this process runs: that too is told by SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from chorus.cluster import status
 from chorus.config.settings import Settings
+from chorus.deploy.control import Control
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
@@ -21,6 +22,7 @@ from chorus.deploy.front_end import (
     listen,
     run_announced,
 )
+from chorus.deploy.handover import FrontEnd
 from chorus.deploy.local_plan import local_plan
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_addresses, rank_programs
@@ -52,13 +54,13 @@ async def _serve(
     write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})
-    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
-    supervisor = Supervisor(
-        ProcessGroup("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch),
-        ProcessGroup("front end", [front_end], lifeline, settings.api.shutdown_grace_seconds + 2, settings.watch),
-    )
+    program = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
+    ranks = ProcessGroup("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch)
+    supervisor = Supervisor(ranks, front_end)
+    control = Control(folder, listener.place[1], front_end)
     try:
         async with access.kept():
-            await run_announced(supervisor, address, model, access.url(listener), ready_file)
+            await run_announced(supervisor, control, address, model, access.url(listener), ready_file)
     finally:
         lifeline.cut()

@@ -86,7 +86,12 @@ _GIVES_MEMORY_BACK = {
 
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     failure_file = folder / "front-end-failure"
-    told = settings.model_copy(update={"status_file": folder / status.FILE_NAME, "failure_file": failure_file})
+    decided = {
+        "status_file": folder / status.FILE_NAME,
+        "failure_file": failure_file,
+        "responses_file": settings.responses_file or folder / "responses.sqlite",
+    }
+    told = settings.model_copy(update=decided)
     return Program(
         "front end",
         python("-m", "chorus.api", "--settings", "-"),

@@ -138,6 +138,14 @@ class ProcessGroup:
         return self._watcher.all_serve
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(member.process.pid for member in self._running.values())
+
+    def signal(self, number: signal.Signals) -> None:
+        for member in self._running.values():
+            _signal(member.process, number)
+
+    @property
     def has_served(self) -> bool:
         """Whether every process ever did at the same time."""
         return self._served_before or self._watcher.served_at is not None

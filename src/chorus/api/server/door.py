@@ -47,10 +47,20 @@ class Door:
     def _open(self) -> None:
         self._loop.add_reader(self._listener, self._let_in)
 
-    def close(self) -> None:
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is between the door and the room."""
+        return not self._coming
+
+    def shut(self) -> None:
+        """Nobody else comes in here."""
         if self._pause:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
+
+    def close(self) -> None:
+        """Who is not yet inside has to leave, too."""
+        self.shut()
         for connection in self._coming.values():
             connection.end()
 

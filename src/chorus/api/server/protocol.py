@@ -38,6 +38,8 @@ class SharedState(ServerState):
         super().__init__()
         self.limits = limits
         self.pool = pool
+        self.retiring = False
+        """Another process accepts connections now, and those that are open here come to their end."""
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
@@ -221,7 +223,7 @@ class BoundedHttp(HttpToolsProtocol):
         # Uvicorn stops reading behind a request that has to wait, and would not see that the client has gone.
         self.flow.resume_reading()
         # Until all of it is here: whoever is answered before that would go on with what we can no longer tell apart.
-        self._keeps_alive = self.cycle.keep_alive
+        self._keeps_alive = self.cycle.keep_alive and not self.server_state.retiring
         self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -248,6 +250,20 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.pipeline:
             self._pool.mark(self, busy=False)
         super().on_response_complete()
+
+    def retire(self) -> None:
+        """Ends with the answer under way. A client that was promised more may be asking already, and is heard for a
+        moment; one that never asked has the time that every head has."""
+        self.timeout_keep_alive = min(self.timeout_keep_alive, round(LINGER_SECONDS))
+        if self.cycle is None:
+            return
+        if not self.cycle.response_started:
+            self._keeps_alive = self.cycle.keep_alive = False
+        elif self.timeout_keep_alive_task:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def shutdown(self) -> None:
         self._keeps_alive = False

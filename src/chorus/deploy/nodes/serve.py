@@ -19,6 +19,7 @@ from chorus.cluster.transfer.share import SharedFile, SharedModel, share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.config.settings import Settings
+from chorus.deploy.control import Control
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
     Access,
@@ -30,6 +31,7 @@ from chorus.deploy.front_end import (
     listen,
     run_announced,
 )
+from chorus.deploy.handover import FrontEnd
 from chorus.deploy.nodes.cables import Matrix, Way, find_way
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
 from chorus.deploy.nodes.links import Routes, find_routes, matrix, own_place, place_of, talking_pairs
@@ -106,7 +108,8 @@ async def _serve(
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    front_end = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    program = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     shown = ""
 
     def report(detail: str) -> None:
@@ -126,11 +129,11 @@ async def _serve(
             options,
             report,
         ) as ranks:
-            grace = settings.api.shutdown_grace_seconds + 2
-            supervisor = Supervisor(ranks, ProcessGroup("front end", [front_end], lifeline, grace, settings.watch))
+            supervisor = Supervisor(ranks, front_end)
+            control = Control(folder, listener.place[1], front_end)
             with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
                 async with access.kept():
-                    await run_announced(supervisor, address, model, url, ready_file)
+                    await run_announced(supervisor, control, address, model, url, ready_file)
     finally:
         lifeline.cut()
 

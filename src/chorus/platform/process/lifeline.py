@@ -115,9 +115,25 @@ def _end_with(reader: int, grace_seconds: float) -> None:
     os._exit(EXIT_CODE)
 
 
+def living_folders() -> list[Path]:
+    """The run folders of this user's parents that live now, on this machine."""
+    found = []
+    for folder in _run_folders():
+        try:
+            if folder.stat().st_uid == os.geteuid() and not _is_abandoned(folder / _PIPE):
+                found.append(folder)
+        except OSError:
+            continue  # just removed by its owner
+    return found
+
+
+def _run_folders() -> list[Path]:
+    return sorted({folder for place in run_places() for folder in place.glob(f"{run_prefix()}*")})
+
+
 def _remove_abandoned() -> None:
     """A killed parent cannot delete its pipe, so the next one does: a pipe that nobody writes to is abandoned."""
-    for folder in {folder for place in run_places() for folder in place.glob(f"{run_prefix()}*")}:
+    for folder in _run_folders():
         try:
             if _is_abandoned(folder / _PIPE):
                 shutil.rmtree(folder)

@@ -1,0 +1,131 @@
+"""How commands reach a server on this machine: by a socket in its run folder, which only its user may enter.
+
+The folder goes with the server, or with the next start where the server was killed. A further call is one in
+control.proto, one method here, and what it calls as an argument of Control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from chorus.deploy.handover import FrontEnd
+from chorus.errors import ChorusError
+from chorus.messages.proto import control_pb2 as wire
+from chorus.messages.proto import control_pb2_grpc
+from chorus.platform.process.lifeline import living_folders
+
+log = logging.getLogger("chorus.supervisor")
+
+_NAME = re.compile(r"control-(\d{1,5})")
+
+Replan = Callable[[], Awaitable[str]]
+Reply = TypeVar("Reply")
+
+
+class NotControlled(ChorusError):
+    """There is no such server, or it does not do what it was asked for: says why."""
+
+
+class Control(control_pb2_grpc.ControlServicer):
+    """What a server does for commands. `replan` answers what changed; None where nothing can be planned anew."""
+
+    def __init__(self, folder: Path, port: int, front_end: FrontEnd, replan: Replan | None = None) -> None:
+        self._file = folder / f"control-{port}"
+        self._front_end = front_end
+        self._replan = replan
+        self._hung_up: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def offered(self) -> AsyncIterator[None]:
+        """For as long as this lasts. A server that cannot offer it serves all the same."""
+        server = grpc.aio.server()
+        control_pb2_grpc.add_ControlServicer_to_server(self, server)
+        try:
+            server.add_insecure_port(f"unix:{self._file}")
+            await server.start()
+            self._file.chmod(0o600)
+        except (OSError, RuntimeError) as error:
+            log.warning("commands cannot reach this server: %s", error)
+        try:
+            yield
+        finally:
+            await server.stop(None)
+            for task in self._hung_up:
+                task.cancel()
+
+    def hang_up(self) -> None:
+        """What SIGHUP means: restart the front end; whether that went well stands in the log."""
+        task = asyncio.create_task(self._restart_unasked())
+        self._hung_up.add(task)
+        task.add_done_callback(self._hung_up.discard)
+
+    async def _restart_unasked(self) -> None:
+        try:
+            await self._front_end.restart()
+        except ChorusError as error:
+            log.warning("SIGHUP: %s", error)
+
+    async def RestartFrontEnd(
+        self, request: wire.RestartFrontEndRequest, context: grpc.aio.ServicerContext
+    ) -> wire.RestartFrontEndReply:
+        done = await _or_refuse(context, self._front_end.restart())
+        return wire.RestartFrontEndReply(pid=done.pid, finishing_pid=done.finishing_pid)
+
+    async def Replan(self, request: wire.ReplanRequest, context: grpc.aio.ServicerContext) -> wire.ReplanReply:
+        if self._replan is None:
+            await _never(context, "this server has no nodes, so there is nothing to plan anew")
+        return wire.ReplanReply(told=await _or_refuse(context, self._replan()))
+
+
+async def _or_refuse(context: grpc.aio.ServicerContext, work: Awaitable[Reply]) -> Reply:
+    try:
+        return await work
+    except ChorusError as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        raise AssertionError("abort always raises") from None
+
+
+async def _never(context: grpc.aio.ServicerContext, reason: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+    raise AssertionError("abort always raises")
+
+
+def find_server(port: int | None) -> Path:
+    """The socket of the server on this port, or of the only one; raises NotControlled where that is not one server."""
+    found = {
+        file: int(named[1])
+        for folder in living_folders()
+        for file in folder.iterdir()
+        if (named := _NAME.fullmatch(file.name)) and file.is_socket()
+    }
+    meant = [file for file, served in found.items() if port in (None, served)]
+    if len(meant) == 1:
+        return meant[0]
+    ports = ", ".join(map(str, sorted(found.values())))
+    if meant and port is None:
+        raise NotControlled(f"several servers of this user run here: say --port with one of {ports}")
+    if meant:
+        raise NotControlled(f"two servers of this user have port {port}, on different addresses: send one a SIGHUP")
+    where = f" on port {port}" if port is not None else ""
+    others = f"; there is one on port {ports}" if found else ""
+    raise NotControlled(f"no `chorus serve` of this user runs here{where}{others}")
+
+
+async def ask(server: Path, call: Callable[[control_pb2_grpc.ControlStub], Awaitable[Reply]]) -> Reply:
+    """Call a server; raises NotControlled with its reason where it refuses."""
+    async with grpc.aio.insecure_channel(f"unix:{server}") as channel:
+        try:
+            return await call(control_pb2_grpc.ControlStub(channel))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise NotControlled("the server did not answer in time; its log says what it does") from None
+            raise NotControlled(error.details() or f"the server refused with {error.code().name}") from None
