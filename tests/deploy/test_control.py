@@ -1,0 +1,138 @@
+"""What commands ask of a server on this machine, and how they find it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from chorus.deploy.control import Control, NotControlled, ask, find_server
+from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
+from chorus.messages.proto import control_pb2 as wire
+from chorus.messages.proto.control_pb2_grpc import ControlStub
+from chorus.platform.process.lifeline import Lifeline
+from tests.support.sockets import short
+
+DEADLINE = 30.0
+
+
+class StandIn:
+    """A front end that restarts as it is told."""
+
+    def __init__(self, outcome: Handover | Exception) -> None:
+        self.outcome = outcome
+        self.asked = 0
+
+    async def restart(self) -> Handover:
+        self.asked += 1
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def lifeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lifeline]:
+    monkeypatch.setenv("CHORUS_STATE", str(short(tmp_path)))
+    made = Lifeline()
+    yield made
+    made.cut()
+
+
+def controlled(lifeline: Lifeline, front_end: StandIn, port: int = 8100, **more: Any) -> Control:
+    return Control(lifeline.path.parent, port, cast(FrontEnd, front_end), **more)
+
+
+def restart(stub: ControlStub) -> Any:
+    return stub.RestartFrontEnd(wire.RestartFrontEndRequest(), timeout=DEADLINE)
+
+
+def replan(stub: ControlStub) -> Any:
+    return stub.Replan(wire.ReplanRequest(), timeout=DEADLINE)
+
+
+def offering(control: Control, use: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with control.offered():
+            await use()
+
+    asyncio.run(run())
+
+
+def test_a_command_finds_the_server_by_its_port_and_restarts_its_front_end(lifeline: Lifeline) -> None:
+    async def use() -> None:
+        server = find_server(None)
+        assert server == find_server(8100)
+        assert stat.S_IMODE(server.stat().st_mode) == 0o600
+        assert stat.S_IMODE(server.parent.stat().st_mode) == 0o700
+        done = await ask(server, restart)
+        assert (done.pid, done.finishing_pid) == (12, 11)
+
+    offering(controlled(lifeline, StandIn(Handover(12, 11))), use)
+
+
+def test_a_refusal_is_told_in_the_servers_words(lifeline: Lifeline) -> None:
+    async def use() -> None:
+        with pytest.raises(NotControlled, match="process 7 still finishes"):
+            await ask(find_server(None), restart)
+        with pytest.raises(NotControlled, match="nothing to plan anew"):
+            await ask(find_server(None), replan)
+
+    offering(controlled(lifeline, StandIn(CannotRestart("process 7 still finishes"))), use)
+
+
+def test_a_server_over_nodes_plans_anew(lifeline: Lifeline) -> None:
+    async def plan_anew() -> str:
+        return "10,10 became 20"
+
+    async def use() -> None:
+        assert (await ask(find_server(8100), replan)).told == "10,10 became 20"
+
+    offering(controlled(lifeline, StandIn(Handover(1, 2)), replan=plan_anew), use)
+
+
+def test_a_hang_up_restarts_the_front_end_too(lifeline: Lifeline, caplog: pytest.LogCaptureFixture) -> None:
+    front_end = StandIn(CannotRestart("process 7 still finishes"))
+    control = controlled(lifeline, front_end)
+
+    async def use() -> None:
+        control.hang_up()
+        while not caplog.messages:
+            await asyncio.sleep(0)
+
+    offering(control, use)
+    assert front_end.asked == 1
+    assert caplog.messages == ["SIGHUP: process 7 still finishes"]
+
+
+def test_a_server_that_is_not_there_or_not_the_only_one_is_one_clear_line(lifeline: Lifeline) -> None:
+    other = Lifeline()
+
+    async def use() -> None:
+        async with controlled(other, StandIn(Handover(1, 2)), 8200).offered():
+            assert find_server(8200).parent == other.path.parent
+            with pytest.raises(NotControlled, match="--port with one of 8100, 8200"):
+                find_server(None)
+        other.cut()
+        with pytest.raises(NotControlled, match="on port 8200; there is one on port 8100"):
+            find_server(8200)
+
+    offering(controlled(lifeline, StandIn(Handover(1, 2))), use)
+    with pytest.raises(NotControlled, match="no `chorus serve` of this user runs here"):
+        find_server(None)
+
+
+def test_the_socket_of_a_server_that_was_killed_is_not_taken_for_one(lifeline: Lifeline) -> None:
+    async def use() -> None:
+        # What a killed process leaves: everything but the writer of its pipe.
+        assert lifeline._writer is not None
+        os.close(lifeline._writer)
+        lifeline._writer = None
+        with pytest.raises(NotControlled, match="no `chorus serve`"):
+            find_server(None)
+
+    offering(controlled(lifeline, StandIn(Handover(1, 2))), use)
