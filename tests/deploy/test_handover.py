@@ -24,7 +24,7 @@ from chorus.platform.process.lifeline import Lifeline
 
 DEADLINE = 60.0
 
-# Serves, and ends on SIGTERM at once, on FINISH when there is a file `finished`. One that finds the file `broken` does not
+# Serves; ends on SIGTERM at once, on FINISH when there is a file `finished`. One that finds the file `broken` does not
 # start, one that finds `stuck` does not end on SIGTERM.
 STAND_IN = f"""
 import os, signal, sys, time

@@ -129,7 +129,7 @@ class Limits(Section):
     max_logit_biases: int = Field(default=1024, ge=1)
     max_stored_responses: int = Field(default=1000, ge=0)
     max_stored_bytes: int = Field(default=64 << 20, ge=0)
-    """What /v1/responses keeps in memory for previous_response_id; the oldest goes first."""
+    """What /v1/responses keeps for previous_response_id; the one unused longest goes first."""
     max_remembered_answers: int = Field(default=4096, ge=0)
     max_remembered_bytes: int = Field(default=64 << 20, ge=0)
     """Tokens of prompts and their answers, four bytes each, kept for the request that sends the answer back; the one
