@@ -74,7 +74,7 @@ def using(
 
     async def run() -> Result:
         store = ResponseStore(file, entries, size)
-        await store.open()
+        store.open()
         try:
             return await use(store)
         finally:
@@ -118,7 +118,7 @@ def test_the_next_one_finds_it_and_nobody_else_may_look(file: Path) -> None:
 def test_two_at_once_share_it(file: Path) -> None:
     async def use(old: ResponseStore) -> None:
         new = ResponseStore(file, 10, 3000)
-        await new.open()
+        new.open()
         await asyncio.gather(*(storing(name)(store) for name in "abcd" for store in (old, new)))
         await storing("old")(old)
         await storing("new")(new)

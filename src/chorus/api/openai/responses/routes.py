@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
 
     @asynccontextmanager
     async def opened(_: object) -> AsyncIterator[None]:
-        await store.open()
+        store.open()
         yield
         await store.close()
 

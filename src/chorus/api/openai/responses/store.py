@@ -34,8 +34,9 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._told = False
 
-    async def open(self) -> None:
-        await self._run(self._open)
+    def open(self) -> None:
+        """Nobody waits for it: a disk that hangs keeps no front end from serving."""
+        self._thread.submit(self._open)
 
     async def close(self) -> None:
         if self._disk:
