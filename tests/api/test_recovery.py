@@ -255,7 +255,7 @@ def test_patience_ends_in_an_error_of_the_protocols_own_form(
         for key, whole in wholes.items():
             status, text = whole.result(DEADLINE)
             assert (status, reason in text) == (503, True), (key, text)
-        for key, stream in streams.items():
+        for stream in streams.values():
             status, text = stream.result(DEADLINE)
             assert status == 200
             last = json.loads([line for line in text.splitlines() if line.startswith("data: {")][-1][6:])
