@@ -86,10 +86,8 @@ def test_a_killed_front_end_comes_back_and_the_model_stays_loaded(alone: ChorusS
     assert alone.process_named("chorus.api").pid != front_end.pid
 
 
-def test_a_killed_engine_is_started_again_and_requests_meanwhile_are_answered_or_told_when_to_come_back(
-    alone: ChorusServer,
-) -> None:
-    """Also those that meet the next engine while it loads: none of them may wait for an answer that never comes."""
+def test_a_killed_engine_is_started_again_and_requests_meanwhile_wait_for_it(alone: ChorusServer) -> None:
+    """Also those that meet the next engine while it loads: all of them are answered."""
     body = {"prompt": PROMPT, "max_tokens": 4}
     text = alone.text(PROMPT)
     engine = alone.process_named("chorus.engine")
@@ -97,10 +95,10 @@ def test_a_killed_engine_is_started_again_and_requests_meanwhile_are_answered_or
         engine.send_signal(signal.SIGKILL)
         asked: list[Future[httpx.Response]] = []
         while not (asked and answers(alone)):
-            asked.append(pool.submit(httpx.post, f"{alone.url}/v1/completions", json=body, timeout=60))
+            if len(asked) < 32:
+                asked.append(pool.submit(httpx.post, f"{alone.url}/v1/completions", json=body, timeout=120))
         replies = [reply.result() for reply in asked]
-    assert {reply.status_code for reply in replies} <= {200, 503}, [reply.text for reply in replies]
-    assert all("retry-after" in reply.headers for reply in replies if reply.status_code == 503)
+    assert {reply.status_code for reply in replies} == {200}, [reply.text for reply in replies]
     assert alone.process_named("chorus.engine").pid != engine.pid
     assert alone.text(PROMPT) == text
 
@@ -142,21 +140,22 @@ def test_only_a_process_that_died_or_stands_still_is_replaced_and_told_so_and_re
 
 
 def lose_a_rank(server: ChorusServer) -> None:
-    """A stream is told at once, and the model comes back."""
-    text = server.text(PROMPT)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
+    """A stream goes on with the next engine."""
+    text, engine = server.text(PROMPT), server.process_named("chorus.engine").pid
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=120) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         server.process_named("chorus.rank").send_signal(signal.SIGKILL)
-        told = [line for line in lines if "error" in line]
-    assert len(told) == 1, server.log
-    # The supervisor sees the end of the rank as well, and may stop the leader before that has.
-    assert "the engine lost a rank: rank 1" in told[0] or "The engine was stopped" in told[0]
-    assert eventually(lambda: answers(server)), server.log
+        told = []
+        for line in lines:
+            told.append(line)
+            if len(told) % 100 == 0 and {p.pid for p in running(server.processes(), "chorus.engine")} - {engine}:
+                break
+    assert not [line for line in told if "error" in line], server.log
     assert server.text(PROMPT) == text
 
 
-def test_a_ring_that_loses_a_rank_comes_back_and_ends_running_streams_in_bounded_time(
+def test_a_ring_that_loses_a_rank_goes_on_and_a_stop_ends_running_streams_in_bounded_time(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     arguments = ["--ranks", "2", "--transport", "ring"]
