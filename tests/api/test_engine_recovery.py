@@ -12,6 +12,7 @@ import pytest
 from chorus.config.sections import RecoveryConfig
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling, Timing
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.platform import faults
 from chorus.serving import engine_client, recovery
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost, RequestFailed, RequestRejected
@@ -391,5 +392,21 @@ def test_a_request_that_ends_every_engine_fails_alone_and_is_known_again(engine:
         with pytest.raises(RequestFailed, match="ended the engine 3 times"):
             await items_of(client, replace(poison, sampling=Sampling(seed=99)))
         assert len(engine.runs) == runs
+
+    with_client(engine, act)
+
+
+@pytest.mark.parametrize("place", ["request", "event"])
+def test_a_fault_on_purpose_in_the_front_end_leaves_nothing(
+    engine: ScriptedEngine, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_folder", tmp_path)
+
+    async def act(client: EngineClient) -> None:
+        engine.default = play(TOKENS)
+        faults.Fault("error", place, faults.FRONT_END).write(tmp_path, "one")
+        with pytest.raises(faults.Injected):
+            await items_of(client)
+        assert tokens_in(await items_of(client)) == TOKENS
 
     with_client(engine, act)

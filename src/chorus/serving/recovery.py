@@ -191,6 +191,8 @@ class Recovery:
         finally:
             if self._watch is asyncio.current_task():
                 self._watch = None
+                # Whoever still waits sees to it that somebody looks out.
+                self.wake()
 
     async def look(self) -> pb.Description | None:
         try:
