@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.platform import cgroup, no_memory, system
+from chorus.platform import cgroup, system
 from chorus.platform.no_memory import LATELY_SECONDS, MemoryKills, out_of_memory
 from chorus.platform.process.exits import (
     EXIT_FAULT,
@@ -98,10 +98,15 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text + "\n")
 
 
+def counted(root: Path) -> int | None:
+    file = cgroup.memory_kills_file(root)
+    return cgroup.memory_kills(file) if file else None
+
+
 def test_kills_are_counted_in_our_own_group_or_on_the_whole_machine(tmp_path: Path) -> None:
-    assert cgroup.memory_kills(tmp_path) == 0
+    assert counted(tmp_path) is None
     write(tmp_path, {"proc/vmstat": "nr_free_pages 17\noom_kill 3"})
-    assert cgroup.memory_kills(tmp_path) == 3
+    assert counted(tmp_path) == 3
     write(
         tmp_path,
         {
@@ -110,7 +115,7 @@ def test_kills_are_counted_in_our_own_group_or_on_the_whole_machine(tmp_path: Pa
             "cg/memory/box/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
         },
     )
-    assert cgroup.memory_kills(tmp_path) == 2
+    assert counted(tmp_path) == 2
     write(
         tmp_path,
         {
@@ -119,7 +124,7 @@ def test_kills_are_counted_in_our_own_group_or_on_the_whole_machine(tmp_path: Pa
             "sys/fs/cgroup/job/memory.events": "low 0\noom 4\noom_kill 1",
         },
     )
-    assert cgroup.memory_kills(tmp_path) == 1
+    assert counted(tmp_path) == 1
 
 
 def test_a_kill_is_remembered_for_as_long_as_a_process_may_take_to_end(
@@ -136,6 +141,8 @@ def test_a_kill_is_remembered_for_as_long_as_a_process_may_take_to_end(
 
 
 def test_elsewhere_than_on_linux_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_memory.system, "is_linux", lambda: False)
+    monkeypatch.setattr(system, "is_linux", lambda: False)
     write(tmp_path, {"proc/vmstat": "oom_kill 3"})
-    assert MemoryKills(tmp_path)._counted() == 0
+    kills = MemoryKills(tmp_path)
+    write(tmp_path, {"proc/vmstat": "oom_kill 4"})
+    assert not kills.lately(0.0)

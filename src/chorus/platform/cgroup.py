@@ -39,18 +39,21 @@ def cpu_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_kills(root: Path) -> int:
-    """How many processes the kernel has ended for their memory: those of our own group, or of the whole machine where
-    groups are not counted.
+def memory_kills_file(root: Path) -> Path | None:
+    """Where the kernel counts the processes that it has ended for their memory: of our own group, or of the whole
+    machine where groups are not counted.
     """
-    counted = [(folder / "memory.events") for folder in _levels(root, "cgroup2", None)]
-    counted += [(folder / "memory.oom_control") for folder in _levels(root, "cgroup", "memory")]
-    for file in (*counted, root / "proc/vmstat"):
-        for line in _text(file).splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill" and count.isdigit():
-                return int(count)
-    return 0
+    files = [folder / "memory.events" for folder in _levels(root, "cgroup2", None)]
+    files += [folder / "memory.oom_control" for folder in _levels(root, "cgroup", "memory")]
+    return next((file for file in (*files, root / "proc/vmstat") if memory_kills(file) is not None), None)
+
+
+def memory_kills(file: Path) -> int | None:
+    for line in _text(file).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.isdigit():
+            return int(count)
+    return None
 
 
 def _memory_limits_v2(root: Path) -> Iterator[MemoryLimit]:

@@ -29,7 +29,7 @@ class MemoryKills:
     """Whether Linux has lately ended a process for its memory. Elsewhere nobody tells."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+        self._file = cgroup.memory_kills_file(root) if system.is_linux() else None
         self._count = self._counted()
         self._moved_at: float | None = None
 
@@ -42,5 +42,5 @@ class MemoryKills:
         self.look(now)
         return self._moved_at is not None and now - self._moved_at <= LATELY_SECONDS
 
-    def _counted(self) -> int:
-        return cgroup.memory_kills(self._root) if system.is_linux() else 0
+    def _counted(self) -> int | None:
+        return cgroup.memory_kills(self._file) if self._file else None
