@@ -20,6 +20,7 @@ from chorus.config.hostfile import HostEntry
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
 from chorus.engine.followers import CannotForm
 from chorus.engine.group import form_group
+from chorus.platform.process.losses import Cause, Loss, last_loss
 from chorus.rank.worker import Worker
 from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, complete, eventually, free_block, url_of
 from tests.rank.pipeline.test_processes import generate
@@ -167,13 +168,16 @@ def group(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Gro
         yield Group(hosts, workers, url, complete(url))
 
 
-def test_a_killed_rank_comes_back_and_the_group_forms_again(group: Group) -> None:
+def test_a_killed_rank_comes_back_alone_and_tells_the_leader_how_the_one_before_was_lost(group: Group) -> None:
     assert group.text
+    before = set(group.workers[0].children())
     group.kill_rank(2)
     group.workers[2].wait_for("starting it again")
-    group.workers[0].wait_for("starting the leader again")
     assert group.forms_again(), group.workers[0].log
     assert complete(group.url) == group.text
+    assert before <= set(group.workers[0].children()), group.workers[0].log
+    (child,) = group.workers[2].children()
+    assert last_loss(child.environ()) == Loss(Cause.OUTSIDE, "rank 2 ended with SIGKILL")
 
 
 def test_a_rank_whose_port_was_taken_while_it_was_down_gets_it_back(group: Group) -> None:
