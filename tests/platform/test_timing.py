@@ -19,10 +19,10 @@ from chorus.platform.process.timing import BEATS, DEFAULTS, BadTiming, WatchTime
         ({"stopped_seconds": 0.9}, ("stopped_seconds", "tick_seconds")),
         ({"loop_silence_seconds": 2.9}, ("loop_silence_seconds", "loop_tick_seconds")),
         ({"join_silence_seconds": 119}, ("join_silence_seconds", "join_seconds")),
-        ({"heartbeat_seconds": 3}, ("abandon_seconds", "heartbeat_seconds")),
-        ({"agent_silence_seconds": 2}, ("agent_silence_seconds", "heartbeat_seconds")),
+        ({"heartbeat_seconds": 3}, ("agent_silence_seconds", "heartbeat_seconds")),
+        ({"agent_silence_seconds": 1.4}, ("agent_silence_seconds", "heartbeat_seconds")),
         ({"abandon_seconds": 20}, ("lease_seconds", "abandon_seconds")),
-        ({"lease_seconds": 9}, ("lease_seconds", "agent_silence_seconds")),
+        ({"lease_seconds": 4}, ("lease_seconds", "abandon_seconds")),
         ({"peer_silence_seconds": 14}, ("peer_silence_seconds", "peer_heartbeat_seconds")),
     ],
 )

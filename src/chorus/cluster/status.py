@@ -69,12 +69,23 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
     }
 
 
-async def keep_written(path: Path, nodes: Nodes, started_at: float, plan: Callable[[], dict[str, Any]]) -> None:
-    """Write the status for front ends, which know nothing of agents; a file that cannot be written just grows old."""
+async def keep_written(
+    path: Path,
+    nodes: Nodes,
+    started_at: float,
+    plan: Callable[[], dict[str, Any]],
+    notice: Callable[[], str] = lambda: "",
+) -> None:
+    """Write the status for front ends, which know nothing of agents; a file that cannot be written just grows old.
+    `notice` says in what the plan is not as it was asked for, where it is not.
+    """
     told = ""
     while True:
         try:
-            write_whole(path, json.dumps({**snapshot(nodes, started_at), "plan": plan()}).encode())
+            found = snapshot(nodes, started_at)
+            if lacking := notice():
+                found["problems"]["plan"] = lacking
+            write_whole(path, json.dumps({**found, "plan": plan()}).encode())
             told = ""
         except OSError as error:
             if told != str(error):

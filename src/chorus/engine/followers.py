@@ -19,6 +19,7 @@ from chorus.engine.patience import Looks, StepPatience
 from chorus.errors import ChorusError
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
+from chorus.messages.protocol import PROTOCOL, misfit
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
 from chorus.platform.metal import raise_if_gpu_lost
@@ -96,7 +97,8 @@ class Follower:
         return f"rank {self.rank} at {split_member(self.address)[1]}"
 
     def greet(self, timeout: float) -> None:
-        own, deadline = rank_pb2.HelloRequest(version=__version__), time.monotonic() + timeout
+        own = rank_pb2.HelloRequest(version=__version__, protocol=PROTOCOL)
+        deadline = time.monotonic() + timeout
         while True:
             try:
                 left = deadline - time.monotonic()
@@ -111,10 +113,8 @@ class Follower:
                     f"{self.name} did not answer within {timeout:g} s: is it started, and does a firewall let us "
                     "through?"
                 ) from None
-        if self.hello.version != __version__:
-            raise CannotForm(
-                f"{self.name} runs Chorus {self.hello.version}, the leader {__version__}: install the same on both"
-            )
+        if problem := misfit(self.name, self.hello.protocol, self.hello.version, __version__, "the leader"):
+            raise CannotForm(problem)
         if self.hello.rank != self.rank:
             raise CannotForm(f"{self.name} says it is rank {self.hello.rank}: start each address with its own rank")
 

@@ -27,6 +27,7 @@ class Greeting:
     loss_cause: str = ""
     """How the process before this one ended (platform/process/losses.py); empty: there was none."""
     loss_told: str = ""
+    protocol: int = 0
 
     def to_wire(self) -> rank_pb2.HelloReply:
         return rank_pb2.HelloReply(**vars(self))

@@ -22,6 +22,7 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
+from chorus.messages.protocol import PROTOCOL
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
 from chorus.platform import device, faults
@@ -119,6 +120,7 @@ class RankService(rank_pb2_grpc.RankServicer):
     def Hello(self, request: rank_pb2.HelloRequest, context: grpc.ServicerContext) -> rank_pb2.HelloReply:
         return Greeting(
             version=__version__,
+            protocol=PROTOCOL,
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from chorus import __version__
+from chorus.messages.protocol import PROTOCOL
 from chorus.security import handshake
 from chorus.security.authority import Authority, requested_name
 from chorus.security.expelled import BadList
@@ -31,13 +32,17 @@ class Card:
     door_port: int
     control_port: int
     version: str = __version__
+    protocol: int = PROTOCOL
+    """0: a release that did not name one."""
 
     def message(self) -> dict[str, object]:
         return {**vars(self)}
 
     @classmethod
     def of(cls, message: Message) -> Card:
-        return cls(_port(message, "door_port"), _port(message, "control_port"), str(message.get("version"))[:64])
+        ports = _port(message, "door_port"), _port(message, "control_port")
+        protocol = message.get("protocol")
+        return cls(*ports, str(message.get("version"))[:64], protocol if isinstance(protocol, int) else 0)
 
 
 def _port(message: Message, name: str) -> int:

@@ -29,7 +29,10 @@ log = logging.getLogger("chorus.agent")
 
 GRACE_SECONDS = 3.0
 """How long a rank may take to end by itself before it is killed."""
+LATE_SECONDS = 3.0
+"""An agent that comes so late to its housekeeping stood still itself."""
 KEPT_ENDED = 16
+_TAKEN_SECONDS = 0.1
 
 
 class NoPort(ChorusError):
@@ -103,6 +106,8 @@ class Ranks:
         self._spare: list[Monitor] = []
         """Monitors of ranks that are gone."""
         self._coordinators: dict[str, Coordinators] = {}
+        self._looked_at: float | None = None
+        """When forgotten sessions were last looked for."""
         self._keepers: set[asyncio.Task[None]] = set()
         self._awake = Awake()
         self._promised: set[int] = set()
@@ -207,8 +212,15 @@ class Ranks:
         await self._watcher.run()
 
     async def end_forgotten(self) -> None:
-        """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still."""
-        now = time.monotonic()
+        """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still.
+
+        Called again and again. An agent that stood still itself has yet to read what was said meanwhile.
+        """
+        before, now = self._looked_at, time.monotonic()
+        self._looked_at = now
+        if before is not None and now - before > LATE_SECONDS:
+            for coordinators in self._coordinators.values():
+                coordinators.heard(now)
         leases = {session: self._coordinators[session].timing.lease_seconds for session in self._sessions()}
         for session in [s for s, lease in leases.items() if self._coordinators[s].silent(now) > lease]:
             log.warning("nobody has watched session %s for %g s: ending its ranks", session, leases[session])
@@ -224,6 +236,17 @@ class Ranks:
 
     def _sessions(self) -> set[str]:
         return {rank.session for rank in self._ranks.values()}
+
+    async def until_taken(self, seconds: float) -> None:
+        """Wait until every coordinator that is there has ended its ranks, but no longer than so many seconds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(map(self._is_used, self._ranks.values())):
+            await asyncio.sleep(_TAKEN_SECONDS)
+
+    def _is_used(self, rank: Rank) -> bool:
+        coordinators = self._coordinators[rank.session]
+        there = coordinators.connected and not coordinators.left(time.monotonic())
+        return rank.process.returncode is None and bool(there)
 
     async def close(self) -> None:
         await self.end()

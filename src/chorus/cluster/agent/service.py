@@ -46,6 +46,8 @@ FIRST_WORD_SECONDS = 10.0
 """How long a coordinator that begins to watch may take to say which session."""
 DISK_SECONDS = 5.0
 """How old what is known of the disk may be."""
+DRAIN_SECONDS = 12.0
+"""How long coordinators may take to lead their streams elsewhere before a node that drains ends its ranks."""
 MAX_PROBED = 32
 MAX_MESSAGE = 4 << 20
 MAX_LOG_LINES = 100_000
@@ -138,7 +140,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 request.model,
                 self._arguments(request, path),
                 dict(request.environment),
-                self._facts.rank_port,
+                request.port or self._facts.rank_port,
                 replace(WatchTimes.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
             )
         except (model_files.NoModel, NoPort, OSError) as error:
@@ -203,8 +205,9 @@ class AgentService(agent_pb2_grpc.AgentServicer):
     async def Drain(self, request: wire.DrainRequest, context: grpc.aio.ServicerContext) -> wire.Node:
         await self._check(context)
         self._facts.draining = request.draining
-        log.info("draining: ending all ranks" if request.draining else "back at work")
+        log.info("draining: coordinators may take their ranks away" if request.draining else "back at work")
         if request.draining:
+            await self._ranks.until_taken(DRAIN_SECONDS)
             await self._ranks.end()
         return self._node()
 

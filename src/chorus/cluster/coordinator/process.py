@@ -26,6 +26,7 @@ from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
+from chorus.messages.protocol import misfit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol
 from chorus.security.authority import Authority
@@ -55,8 +56,10 @@ STEADY_SECONDS = 5.0
 CALL_SECONDS = 10.0
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""
-# A node that vanished ends the calls to it: gRPC notices it by itself, so that calls need no deadline of their own.
-_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
+LATE_SECONDS = 1.0
+"""A coordinator that looks so much later than it meant to was held up itself: what it missed is nobody's silence."""
+# The connection of a node that falls silent is closed, which ends the calls to it: they need no deadline of their own.
+_OPTIONS = [("grpc.enable_http_proxy", 0)]
 
 
 class NodesMissing(ChorusError):
@@ -134,6 +137,9 @@ class Nodes:
         self._changed = asyncio.Condition()
         self._last_change = time.monotonic()
         self._following: asyncio.Task[None] | None = None
+        self.last_worked: Callable[[str], float] = lambda node_id: 0.0
+        """When, by our clock, something was last finished that the node of this id had a part in; whoever uses nodes
+        knows."""
         self._asking = asyncio.Semaphore(MAX_ASKED)
         # Candidates that fall silent hold their threads for seconds: nothing else may wait for those.
         self._diallers = ThreadPoolExecutor(DIALLERS, thread_name_prefix="let-in")
@@ -166,7 +172,7 @@ class Nodes:
         """Wait for the named nodes, for every peer of the command line, for so many in all; names give the order."""
         order = tuple(names)
         wanted = set(order)
-        await self._refresh()
+        await self.refresh()
 
         def enough() -> bool:
             usable = [node for node in self.present if not node.state.draining]
@@ -189,12 +195,12 @@ class Nodes:
         usable = self.usable(order)
         return usable[:count] if count is not None else usable
 
-    async def _refresh(self) -> None:
-        """Ask every node for its state: a heartbeat may be a second old, and the node may have begun to drain since."""
+    async def refresh(self) -> None:
+        """Ask every node for its state: a heartbeat may be late, and the node may have begun to drain since."""
 
         async def ask(node: ConnectedNode) -> None:
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
-                node.state = await node.stub.Describe(wire.DescribeRequest(), timeout=CALL_SECONDS)
+                node.state = await node.stub.Describe(wire.DescribeRequest(), timeout=self.timing.agent_silence_seconds)
 
         await asyncio.gather(*(ask(node) for node in self.present))
 
@@ -303,9 +309,8 @@ class Nodes:
                 self._problems[address] = _OURSELVES
             elif other := self._nodes.get(member.node_id):
                 self._problems[address] = f"{member.name} is already connected at {other.address[0]}:{other.address[1]}"
-            elif met.card.version != __version__:
-                both = f"{member.name} runs Chorus {met.card.version}, the coordinator {__version__}"
-                self._tell(address, f"{both}: install the same on both")
+            elif problem := misfit(member.name, met.card.protocol, met.card.version, __version__, "the coordinator"):
+                self._tell(address, problem)
             else:
                 for each in addresses:
                     self._problems.pop(each, None)
@@ -412,8 +417,11 @@ class Nodes:
             log.warning("%s: %s", node.name, error)
 
     async def _listen(self, node: ConnectedNode) -> None:
-        """Take heartbeats until they stop, pass on who has been expelled, and renew its certificate in time."""
-        told, refused = "", b""
+        """Take heartbeats until they stop, pass on who has been expelled, and renew its certificate in time.
+
+        An agent may fall silent while its rank works: as long as what needs the rank is finished, the node is there.
+        """
+        told, refused, noted = "", b"", False
         beats = node.stub.Watch(still_here(self.timing), metadata=self.timing.metadata())
         reading: asyncio.Task[wire.Heartbeat] | None = None
         silent_since = time.monotonic()
@@ -425,12 +433,19 @@ class Nodes:
                     await node.stub.Expel(wire.ExpelRequest(signed_list=signed), timeout=CALL_SECONDS)
                     told = signed
                 reading = reading or asyncio.create_task(beats.read())
+                worked, looked = self.last_worked(node.node_id), time.monotonic()
                 # An expelled node must not keep us waiting for its next word.
                 if not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
-                    if time.monotonic() - silent_since > self.timing.agent_silence_seconds:
-                        raise OSError(f"no heartbeat for {self.timing.agent_silence_seconds:g} s")
+                    now, patience = time.monotonic(), self.timing.agent_silence_seconds
+                    if now - looked > LOOK_SECONDS + LATE_SECONDS:
+                        silent_since = now
+                    if now - max(silent_since, worked) > patience:
+                        raise OSError(f"no heartbeat for {now - silent_since:.1f} s")
+                    if now - silent_since > patience and not noted:
+                        noted = True
+                        log.warning("%s sends no heartbeats, but steps that need it finish: it stays", node.name)
                     continue
-                beat, reading, silent_since = reading.result(), None, time.monotonic()
+                beat, reading, silent_since, noted = reading.result(), None, time.monotonic(), False
                 if beat is grpc.aio.EOF:
                     raise OSError("the agent ended")
                 draining = node.state.draining

@@ -1,35 +1,43 @@
-"""The ranks of one model over several nodes, as one group for the supervisor: started, watched and ended together."""
+"""The ranks of one model over several nodes, as one group for the supervisor: planned, started, kept and ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
+import psutil
 
 from chorus.cluster.coordinator.parts import OwnParts
-from chorus.cluster.coordinator.process import ConnectedNode, Nodes, NodesMissing, still_here
+from chorus.cluster.coordinator.process import LOOK_SECONDS, ConnectedNode, Nodes, NodesMissing, still_here
 from chorus.cluster.coordinator.sources import WantedFiles, find_sources, nobody_has, who_has, wire_files
 from chorus.cluster.transfer.share import SharedFile
 from chorus.cluster.transfer.sources import FileSource
 from chorus.deploy.nodes.links import NoWay, Routes
+from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
-from chorus.platform.process.exits import EXIT_RANK_LOST
+from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.losses import Cause, Loss, loss_of_exit
+from chorus.platform.process.restarts import Life, Restarts, describe_exit
 from chorus.security.names import member_address, split_member
 
 log = logging.getLogger("chorus.coordinator")
 
 KILL_SECONDS = 8.0
 REJOIN_SECONDS = 20.0
-"""After a loss: how long to wait for a node to come back before going on without it."""
+"""How long to wait for a node where those that are left cannot hold the model, before that counts as a failed start."""
+REPLAN_SECONDS = 600.0
+"""How often a group is planned anew by itself, at most."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,10 @@ class Deployment:
     """The files that rank 0 needs."""
     routes: Routes = field(default_factory=dict)
     """At which address ranks reach each other, where that was looked into."""
+    apart: bool = False
+    """Ranks form no group inside MLX: each can be started again alone."""
+    less: str = ""
+    """What there is less of than was asked for."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +83,17 @@ class Served:
 
 
 class ClusterGroup(ProcessGroup):
+    """The leader is a process of this one, every other rank that of an agent.
+
+    Where ranks need no group inside MLX, each is kept alone: a rank that ends while its agent answers is started again
+    at its old address, a leader that ends finds the others with their weights. What cannot be kept so ends the group,
+    which is then planned anew for the nodes that are there.
+    """
+
     def __init__(
         self,
         nodes: Nodes,
-        deploy: Callable[[list[ConnectedNode]], Awaitable[Deployment]],
+        deploy: Callable[[list[ConnectedNode], Fit], Awaitable[Deployment]],
         served: Served,
         lifeline: Lifeline,
         grace_seconds: float,
@@ -82,6 +101,8 @@ class ClusterGroup(ProcessGroup):
         names: Sequence[str],
         start_timeout: float,
         report: Callable[[str], None] = lambda detail: None,
+        offer: Callable[[list[ConnectedNode], list[ConnectedNode], str], Awaitable[Offer | None]] | None = None,
+        replan_by_itself: bool = False,
     ) -> None:
         super().__init__("ranks", [], lifeline, grace_seconds, nodes.timing)
         self._nodes = nodes
@@ -91,32 +112,149 @@ class ClusterGroup(ProcessGroup):
         self._names = tuple(names)
         self._timeout = start_timeout
         self._report = report
+        self._offer = offer
+        self._replan_by_itself = replan_by_itself
         self._session = ""
+        self._deployment: Deployment | None = None
         self._orders: tuple[RankOrder, ...] = ()
         self._routes: Routes = {}
-        self._watchers: dict[asyncio.Task[str], RankOrder] = {}
+        self._ports: dict[int, int] = {}
+        """Of every rank on a node: who knows it by its address finds the next one there."""
+        self._keepers: dict[asyncio.Task[str], RankOrder] = {}
+        self._following: asyncio.Task[str] | None = None
+        self._asked: asyncio.Future[str] | None = None
+        """Somebody wants the group planned anew, and waits for what comes of it."""
+        self._was_asked = asyncio.Event()
         self._started_once = False
+        self._before: tuple[ConnectedNode, ...] = ()
+        """The nodes that had ranks last."""
+        self._loss: Loss | None = None
+        """Why the group, or its leader, is started again."""
+        self._step = (0, 0.0)
+        """The last step that the leader was seen to have finished, and when by our clock."""
+        self._replanned_at = -math.inf
+        self.notice = ""
+        """What is not as it was asked for since a node was lost."""
         self._limit: asyncio.Timeout | None = None
+        nodes.last_worked = self._last_worked
 
     def program(self, name: str) -> Program:
         known = {program.name: program for program in self._programs}
         return known.get(name, Program(name, ()))
 
     async def start(self) -> None:
-        nodes = await self._gather()
-        # What a coordinator before this one has left there still holds memory, which the planner counts.
-        await asyncio.gather(*(self._kill(node, wire.KillRequest(abandoned=True)) for node in nodes))
+        """All of it, or the leader alone where the other ranks were kept."""
+        if any(task.done() for task in self._keepers):
+            await self.stop()
+        forming = asyncio.create_task(self._start_leader() if self._keepers else self._form())
         try:
-            deployment = await self._deploy(nodes)
+            await forming
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            # Closing the connection of a silent node cancels the calls on it.
+            await self.stop()
+            raise self._failure("a node was lost while its ranks were started") from None
         except NoWay as error:
             raise self._failure(str(error)) from None
+        self._started_once = True
+
+    async def replan(self) -> str:
+        """End the ranks in order and start them as is best for the nodes that are there now; answers who they are."""
+        if self._following is None:
+            raise CannotStartNow("the ranks are just being started: try again when the model is served")
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            self._was_asked.set()
+        return await asyncio.shield(self._asked)
+
+    async def ended(self) -> tuple[str, int]:
+        """Keep the group until it must be started again; answers who ended, and how."""
+        while True:
+            assert self._following is not None
+            leader = asyncio.create_task(self._leader_ended())
+            asked = asyncio.create_task(self._was_asked.wait())
+            try:
+                waits = [leader, asked, self._following, *self._keepers]
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (leader, asked):
+                    task.cancel()
+            if leader in done:
+                return await self._lost_leader(*leader.result())
+            if lost := next((task for task in self._keepers if task in done), None):
+                # Closing the connection of a silent node cancels the calls on it.
+                name = self._keepers[lost].node.name
+                return await self._lost_rank(
+                    self._keepers[lost], f"{name} is gone" if lost.cancelled() else lost.result()
+                )
+            await self._start_anew(self._following.result() if self._following in done else "asked to plan anew")
+
+    async def _lost_leader(self, name: str, code: int) -> tuple[str, int]:
+        """The others keep their weights for the next leader, unless it is they who may be to blame."""
+        served = self.life(time.monotonic()).served > 0
+        self._loss = loss_of_exit(name, code)
+        if self._apart and served and code not in (EXIT_RANK_LOST, EXIT_CANNOT_START):
+            await self._stop_leader()
+        else:
+            await self.stop()
+        return name, code
+
+    async def _lost_rank(self, order: RankOrder, how: str) -> tuple[str, int]:
+        log.warning("%s", how)
+        self._loss = Loss(Cause.OUTSIDE, how)
+        if not self._apart:
+            # The leader notices by itself and can still tell its clients; it is given a moment.
+            await asyncio.wait([asyncio.create_task(self._leader_ended())], timeout=self._grace)
+        await self.stop()
+        return f"rank {order.rank} on {order.node.name}", EXIT_RANK_LOST
+
+    async def _start_anew(self, why: str) -> None:
+        """A change on purpose, which is no loss: nobody is blamed and nothing counted."""
+        log.info("%s: ending the ranks in order, then planning anew", why)
+        asked, self._asked = self._asked, None
+        self._was_asked.clear()
+        self._loss = Loss(Cause.OUTSIDE, why)
+        try:
+            await self.stop()
+            self._before, self._replanned_at = (), time.monotonic()
+            await self.start()
+        except (CannotStartNow, GaveUp) as error:
+            _answer(asked, error)
+            raise
+        _answer(asked, self._members())
+
+    async def stop(self) -> None:
+        tasks = [*self._keepers, *([self._following] if self._following else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._keepers, self._following = {}, None
+        await super().stop()
+        orders, self._orders = self._orders, ()
+        own = wire.KillRequest(session=self._session)
+        await asyncio.gather(*(self._kill(order.node, own) for order in orders))
+
+    @property
+    def _apart(self) -> bool:
+        return self._deployment is not None and self._deployment.apart
+
+    def _failure(self, reason: str) -> GaveUp | CannotStartNow:
+        """Worth another try where it has served: a node may have left or begun to drain a moment before we asked it."""
+        return CannotStartNow(reason) if self._started_once else GaveUp(reason)
+
+    async def _form(self) -> None:
+        deployment = await (self._go_on() if self._started_once else self._begin())
+        self._deployment = deployment
         self._session, self._orders, self._routes = uuid.uuid4().hex, deployment.orders, deployment.routes
+        self._ports = {}
         own = asyncio.create_task(self._fetch(deployment.own_files))
         try:
             async with asyncio.timeout(self._timeout) as self._limit:
-                sources = await self._find_sources()
+                sources = await self._find_sources(self._orders)
                 spawned = asyncio.gather(*map(self._spawn, self._orders, sources))
-                addresses, _ = await asyncio.gather(spawned, own)
+                await asyncio.gather(spawned, own)
         except TimeoutError:
             await self.stop()
             raise self._failure(f"the nodes did not start their ranks within {self._timeout:g} s") from None
@@ -127,65 +265,137 @@ class ClusterGroup(ProcessGroup):
         finally:
             self._limit = None
             own.cancel()
-        self._watchers = {asyncio.create_task(self._watch(order)): order for order in self._orders}
-        self._programs = [deployment.leader(tuple(addresses))]
+        self._before = tuple(order.node for order in self._orders)
+        self._keepers = {asyncio.create_task(self._keep_rank(order)): order for order in self._orders}
+        await self._start_leader()
+
+    async def _start_leader(self) -> None:
+        """A process for rank 0, which loads with the ranks that are there."""
+        assert self._deployment is not None
+        addresses = tuple(order.node.rank_address(self._ports[order.rank]) for order in self._orders)
+        program = self._deployment.leader(addresses)
+        told = self._loss.environment() if self._loss else {}
+        self._programs = [replace(program, environment={**program.environment, **told})]
+        self._loss = None
         await super().start()
-        self._started_once = True
+        self._following = self._following or asyncio.create_task(self._follow())
 
-    def _failure(self, reason: str) -> GaveUp | CannotStartNow:
-        """Worth another try where it has served: a node may have left or begun to drain a moment before we asked it."""
-        return CannotStartNow(reason) if self._started_once else GaveUp(reason)
-
-    async def ended(self) -> tuple[str, int]:
-        leader = asyncio.create_task(super().ended())
-        try:
-            done, _ = await asyncio.wait([leader, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
-            if leader in done:
-                return leader.result()
-            lost, order = next((task, order) for task, order in self._watchers.items() if task in done)
-            # Closing the connection of a silent node cancels the calls on it.
-            log.warning("%s", f"{order.node.name} is gone" if lost.cancelled() else lost.result())
-            # The leader notices by itself and can still tell its clients; it is given a moment.
-            await asyncio.wait([leader], timeout=self._grace)
-            return f"rank {order.rank} on {order.node.name}", EXIT_RANK_LOST
-        finally:
-            leader.cancel()
-            await asyncio.gather(leader, return_exceptions=True)
-            await self.stop()
-
-    async def stop(self) -> None:
-        for task in self._watchers:
-            task.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        self._watchers = {}
+    async def _stop_leader(self) -> None:
         await super().stop()
-        orders, self._orders = self._orders, ()
-        own = wire.KillRequest(session=self._session)
-        await asyncio.gather(*(self._kill(order.node, own) for order in orders))
 
-    async def _gather(self) -> list[ConnectedNode]:
-        if not self._started_once:
-            self._report("waiting for nodes")
-            try:
-                found = await self._nodes.gather(self._expected, self._names, self._timeout)
-            except NodesMissing as error:
-                raise GaveUp(str(error)) from None
-            if not found and self._expected != 0:
-                raise GaveUp("every node is draining: bring one back with `chorus drain --undo NODE`")
-            return found
+    async def _leader_ended(self) -> tuple[str, int]:
+        ((name, process),) = self._running.items()
+        return name, await process.wait()
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of rank 0, which is here."""
+        held = [self._monitors[name].read().held_bytes for name in self._running]
+        return max([*held, *(_resident(process.pid) for process in self._running.values())], default=0)
+
+    def _last_worked(self, node_id: str) -> float:
+        """When the leader last finished a step, for nodes that have a part in every step."""
+        leader = next(iter(self._running), "")
+        if not leader or all(order.node.node_id != node_id for order in self._orders):
+            return 0.0
+        step = self._monitors[leader].read().step
+        if step != self._step[0]:
+            self._step = step, time.monotonic()
+        return self._step[1]
+
+    async def _begin(self) -> Deployment:
+        self._report("waiting for nodes")
         try:
-            found, why = await self._nodes.gather(self._expected, self._names, REJOIN_SECONDS), ""
+            found = await self._nodes.gather(self._expected, self._names, self._timeout)
         except NodesMissing as error:
-            found, why = self._nodes.usable(self._names), f": {error}"
-        log.warning("continuing with %s%s", ", ".join(node.name for node in found) or "this machine alone", why)
-        return found
+            raise GaveUp(str(error)) from None
+        if not found and self._expected != 0:
+            raise GaveUp("every node is draining: bring one back with `chorus drain --undo NODE`")
+        # What a coordinator before this one has left there still holds memory, which the planner counts.
+        await self._end_abandoned(found)
+        return await self._deploy(found, Fit.AS_ASKED)
 
-    async def _find_sources(self) -> list[tuple[FileSource, ...]]:
+    async def _go_on(self) -> Deployment:
+        """Around whoever is missing, at once where the others can hold the model; else wait for a node to come."""
+        deadline, why = time.monotonic() + REJOIN_SECONDS, ""
+        while True:
+            await self._nodes.refresh()
+            wanted = self._wanted_nodes()
+            for nodes, fit in choices(wanted, self._before, self._spares(wanted)):
+                await self._end_abandoned(nodes)
+                try:
+                    deployment = await self._deploy(nodes, fit)
+                except DoesNotHold as error:
+                    why = str(error)
+                except GaveUp as error:
+                    raise CannotStartNow(str(error)) from None
+                else:
+                    self._say_who_goes_on(nodes, deployment)
+                    return deployment
+            if time.monotonic() > deadline:
+                raise CannotStartNow(f"{names_of(wanted)} cannot go on without the others: {why}")
+            self._report(f"waiting for a node: {why}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _wanted_nodes(self) -> list[ConnectedNode]:
+        """Those that a start from scratch would use now."""
+        return self._nodes.usable(self._names)[: self._expected]
+
+    def _spares(self, wanted: Sequence[ConnectedNode]) -> list[ConnectedNode]:
+        taken = {node.node_id for node in wanted}
+        return [node for node in self._nodes.usable(()) if node.node_id not in taken]
+
+    def _say_who_goes_on(self, nodes: Sequence[ConnectedNode], deployment: Deployment) -> None:
+        missing = [node.name for node in self._before if node.node_id not in {other.node_id for other in nodes}]
+        without = f" without {', '.join(missing)}" if missing else ""
+        less = f"; {deployment.less}" if deployment.less else ""
+        log.warning("continuing with %s%s%s", names_of(nodes), without, less)
+        self.notice = f"going on{without}{less}" if missing or less else ""
+
+    def _members(self) -> str:
+        return names_of([order.node for order in self._orders])
+
+    async def _end_abandoned(self, nodes: Sequence[ConnectedNode]) -> None:
+        await asyncio.gather(*(self._kill(node, wire.KillRequest(abandoned=True)) for node in nodes))
+
+    async def _follow(self) -> str:
+        """Wait until the group should be planned anew; answers why."""
+        seen: set[str] = set()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            states = {node.node_id: node.state for node in self._nodes.present}
+            for order in self._orders:
+                if (state := states.get(order.node.node_id)) and state.draining:
+                    return f"{order.node.name} drains"
+            used = {order.node.node_id for order in self._orders}
+            wanted = self._wanted_nodes()
+            new = [node for node in wanted if node.node_id not in used | seen]
+            seen &= {node.node_id for node in wanted}
+            if new and self.serves:
+                seen |= {node.node_id for node in new}
+                # What a node that was lost still runs is of a group that is no more.
+                await self._end_abandoned(new)
+                if why := await self._weigh(wanted, new):
+                    return why
+
+    async def _weigh(self, wanted: list[ConnectedNode], new: Sequence[ConnectedNode]) -> str:
+        """Say what new nodes would bring; answers why to use them now, or nothing."""
+        used = [order.node for order in self._orders]
+        found = await self._offer(used, wanted, self._session) if self._offer else None
+        if found is None:
+            return ""
+        rested = time.monotonic() - self._replanned_at > REPLAN_SECONDS
+        if self._replan_by_itself and found.pays and rested:
+            return f"{names_of(new)} came, {found}"
+        log.info("%s came and is not used: %s; `chorus replan` plans with it", names_of(new), found)
+        return ""
+
+    async def _find_sources(self, orders: Sequence[RankOrder]) -> list[tuple[FileSource, ...]]:
         served = self._served
-        wanted = [WantedFiles(order.node, order.share or served.share, order.files) for order in self._orders]
+        wanted = [WantedFiles(order.node, order.share or served.share, order.files) for order in orders]
         absent = served.parts.absent if served.parts else frozenset()
         found = await find_sources(self._nodes.usable(()), wanted, served.model, self._served_from, absent)
-        return [self._by_route(order, sources) for order, sources in zip(self._orders, found, strict=True)]
+        return [self._by_route(order, sources) for order, sources in zip(orders, found, strict=True)]
 
     def _by_route(self, order: RankOrder, sources: tuple[FileSource, ...]) -> tuple[FileSource, ...]:
         """Doors as this rank's node reaches them, where that is known; the others are where we reach them."""
@@ -230,10 +440,11 @@ class ClusterGroup(ProcessGroup):
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
         self._report(detail)
 
-    async def _spawn(self, order: RankOrder, sources: tuple[FileSource, ...]) -> str:
+    async def _spawn(self, order: RankOrder, sources: tuple[FileSource, ...], loss: Loss | None = None) -> None:
         names = frozenset(file.name for file in order.files)
         try:
-            return await self._spawn_from(order, sources)
+            await self._spawn_from(order, sources, loss)
+            return
         except _LacksModel as error:
             parts = self._served.parts
             if parts is None or not names & parts.absent:
@@ -244,9 +455,10 @@ class ClusterGroup(ProcessGroup):
             except ModelError as own_error:
                 raise _CannotSpawn(f"{error}; and this machine cannot get them for it: {own_error}") from None
         here = FileSource(self._served_from(order.node), names)
-        return await self._spawn_from(order, (here,))
+        await self._spawn_from(order, (here,), loss)
 
-    async def _spawn_from(self, order: RankOrder, sources: tuple[FileSource, ...]) -> str:
+    async def _spawn_from(self, order: RankOrder, sources: tuple[FileSource, ...], loss: Loss | None) -> None:
+        """Where it has been before, it listens at the same port again."""
         node, served = order.node, self._served
         request = wire.SpawnRequest(
             session=self._session,
@@ -255,15 +467,17 @@ class ClusterGroup(ProcessGroup):
             share=order.share or served.share,
             files=wire_files(order.files),
             sources=[wire.FileSource(address=source.address, files=sorted(source.files)) for source in sources],
-            environment=served.environment,
+            environment={**served.environment, **(loss.environment() if loss else {})},
             threads=served.threads,
             log_level=served.log_level,
             silence_seconds=self._timing.silence_seconds,
+            port=self._ports.get(order.rank, 0),
         )
         try:
             async for progress in node.stub.Spawn(request, metadata=self._timing.metadata()):
                 if progress.HasField("started"):
-                    return node.rank_address(progress.started.port)
+                    self._ports[order.rank] = progress.started.port
+                    return
                 share = f"{progress.done_bytes / max(progress.total_bytes, 1):.0%}"
                 self.progressed(f"{node.name}: {progress.detail} {share}")
         except _GONE as error:
@@ -272,7 +486,28 @@ class ClusterGroup(ProcessGroup):
             raise kind(f"rank {order.rank} on {node.name}: {_details(error)}") from None
         raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
 
-    async def _watch(self, order: RankOrder) -> str:
+    async def _keep_rank(self, order: RankOrder) -> str:
+        """Start a rank again wherever that can be done alone; answers how it was lost for the group."""
+        restarts, started = Restarts(), time.monotonic()
+        while True:
+            end = await self._watch(order)
+            if end.code is None or not self._apart or self.life(time.monotonic()).served <= 0:
+                return end.told
+            now = time.monotonic()
+            pause = restarts.pause(end.code, now, Life(served=now - started))
+            if pause is None:
+                return end.told
+            log.warning("%s: starting it again%s", end.told, f" in {pause:g} s" if pause else "")
+            await asyncio.sleep(pause)
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    loss = replace(loss_of_exit("", end.code), told=end.told)
+                    await self._spawn(order, (await self._find_sources([order]))[0], loss)
+            except (_CannotSpawn, TimeoutError) as error:
+                return f"{end.told}, and cannot be started again: {error or 'its node takes too long'}"
+
+    async def _watch(self, order: RankOrder) -> _RankEnd:
         """Wait until the rank or its node is lost; answers how."""
         who = f"rank {order.rank} on {order.node.name}"
         beats = None
@@ -281,12 +516,13 @@ class ClusterGroup(ProcessGroup):
             async for beat in beats:
                 mine = [r for r in beat.node.ranks if r.session == self._session and r.rank == order.rank]
                 if not mine:
-                    return f"{who} was ended by its agent"
+                    return _RankEnd(f"{who} was ended by its agent")
                 if not mine[0].running:
-                    return f"{who} ended with {mine[0].exit_code}: {mine[0].last_words}"
-            return f"{who}: its agent ended"
+                    words = f": {mine[0].last_words}" if mine[0].last_words else ""
+                    return _RankEnd(f"{who} ended with {describe_exit(mine[0].exit_code)}{words}", mine[0].exit_code)
+            return _RankEnd(f"{who}: its agent ended")
         except _GONE as error:
-            return f"{who}: {_details(error)}"
+            return _RankEnd(f"{who}: {_details(error)}")
         finally:
             if beats:
                 beats.cancel()
@@ -298,6 +534,49 @@ class ClusterGroup(ProcessGroup):
             return
         with contextlib.suppress(*_GONE):
             await there.stub.Kill(request, timeout=KILL_SECONDS)
+
+
+@dataclass(frozen=True)
+class _RankEnd:
+    told: str
+    code: int | None = None
+    """How its process ended; None: nobody is there who could start it again."""
+
+
+def choices(
+    wanted: Sequence[ConnectedNode], before: Sequence[ConnectedNode], spares: Sequence[ConnectedNode]
+) -> Iterator[tuple[list[ConnectedNode], Fit]]:
+    """With whom to go on, the best first: with those that are left, with others in place of the lost ones, with less
+    room. Those that had no ranks before a loss are kept out of it while the rest can do without them.
+    """
+    used = {node.node_id for node in before or wanted}
+    left = [node for node in wanted if node.node_id in used]
+    others = [node for node in (*wanted, *spares) if node.node_id not in used]
+    filled = [*left, *others[: max(1, len(before) - len(left))]]
+    for fit in (Fit.WHOLE, Fit.LESS):
+        yield left, fit
+        if len(filled) > len(left):
+            yield filled, fit
+
+
+def names_of(nodes: Sequence[ConnectedNode]) -> str:
+    return ", ".join(node.name for node in nodes) or "this machine alone"
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _answer(asked: asyncio.Future[str] | None, answer: str | Exception) -> None:
+    if asked is None or asked.done():
+        return
+    if isinstance(answer, Exception):
+        asked.set_exception(answer)
+    else:
+        asked.set_result(answer)
 
 
 class _CannotSpawn(Exception):

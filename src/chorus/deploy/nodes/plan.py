@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import grpc.aio
 
@@ -16,6 +17,7 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.config.strategies import STRATEGIES
 from chorus.deploy.nodes.links import Routes
+from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule
@@ -23,7 +25,7 @@ from chorus.planning.costs import ETHERNET, METAL_SUM_SECONDS, Links, LinkSpeed,
 from chorus.planning.facts import ModelFacts
 from chorus.planning.measured import known_sum
 from chorus.planning.nodes import LINK_KINDS
-from chorus.planning.plan import Plan, PlanError
+from chorus.planning.plan import DoesNotFit, Plan, PlanError
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest, WantedParallel
 from chorus.platform import cores
@@ -33,6 +35,8 @@ log = logging.getLogger("chorus.coordinator")
 
 PROFILE_SECONDS = 240.0
 CONTEXT = 8192
+LEAST_CONTEXT = 2048
+"""A rank that has no room for a request of so many tokens does not load."""
 HERE = "here"
 
 
@@ -42,11 +46,13 @@ async def plan_for(
     spec: EngineSpec,
     sharding: ShardingConfig,
     routes: Routes | None = None,
+    fit: Fit = Fit.AS_ASKED,
 ) -> Plan | None:
     """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
-    ours to plan.
+    ours to plan. Raises DoesNotHold where there is too little room.
     """
-    if not nodes or is_given(spec, len(nodes) + 1) or not _can_plan(spec, facts, len(nodes) + 1):
+    ranks = len(nodes) + 1
+    if (not nodes and fit is Fit.AS_ASKED) or is_given(spec, ranks) or not _can_plan(spec, facts, ranks):
         return None
     try:
         machines = await _measured(nodes, spec.memory_fraction)
@@ -55,18 +61,76 @@ async def plan_for(
         log.warning("the layers are divided evenly: %s", told)
         return None
     links = links_between(nodes, spec.transport, routes or {}, machines)
-    context = min(spec.context or CONTEXT, facts.context)
-    prompt, output = min(512, context // 2), min(256, context // 4)
-    chunk, dtype, kv_bits = spec.prefill_chunk, spec.dtype, spec.kv_bits
-    work = Workload(prompt, output, context=context, chunk=chunk, dtype=dtype, kv_bits=kv_bits)
-    try:
-        made = plan(facts, machines, links, work, plan_request(spec, sharding, len(machines)))
-    except PlanError as error:
-        raise GaveUp(str(error)) from None
+    made = planned(machines, links, facts, spec, sharding, fit)
     for rank in made.ranks:
         held = f"weight {rank.share}" if made.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}"
         log.info("rank %d on %s: %s, %s", rank.rank, rank.node, held, rank.numbers)
     return made
+
+
+def planned(
+    machines: Sequence[Machine],
+    links: Links,
+    facts: ModelFacts,
+    spec: EngineSpec,
+    sharding: ShardingConfig,
+    fit: Fit = Fit.AS_ASKED,
+) -> Plan:
+    """With the context that was asked for; where less will do, with the largest half, quarter, … of it that fits."""
+    context = wanted_context(spec, facts)
+    while True:
+        try:
+            return plan(facts, machines, links, workload(spec, context), plan_request(spec, sharding, len(machines)))
+        except DoesNotFit as error:
+            if fit is not Fit.LESS or context // 2 < LEAST_CONTEXT:
+                raise DoesNotHold(str(error)) from None
+            context //= 2
+        except PlanError as error:
+            raise GaveUp(str(error)) from None
+
+
+def wanted_context(spec: EngineSpec, facts: ModelFacts) -> int:
+    return min(spec.context or CONTEXT, facts.context)
+
+
+def workload(spec: EngineSpec, context: int) -> Workload:
+    prompt, output = min(512, context // 2), min(256, context // 4)
+    chunk, dtype, kv_bits = spec.prefill_chunk, spec.dtype, spec.kv_bits
+    return Workload(prompt, output, context=context, chunk=chunk, dtype=dtype, kv_bits=kv_bits)
+
+
+async def offer_of(
+    used: list[ConnectedNode],
+    wanted: list[ConnectedNode],
+    facts: ModelFacts,
+    spec: EngineSpec,
+    sharding: ShardingConfig,
+    held: Mapping[str, int],
+) -> Offer | None:
+    """What the wanted nodes would bring in place of the used ones; None where it is not ours to plan. `held` is what
+    ranks of ours take now, by node id and here under HERE: they give it back first.
+    """
+    if is_given(spec, len(wanted) + 1) or not _can_plan(spec, facts, len(wanted) + 1):
+        return None
+    try:
+        machines = await _measured(wanted, spec.memory_fraction)
+    except (ProfileError, grpc.aio.AioRpcError):
+        return None
+    ids = [HERE, *(node.node_id for node in wanted)]
+    freed = [
+        replace(machine, memory=machine.memory + int(spec.memory_fraction * held.get(key, 0)))
+        for machine, key in zip(machines, ids, strict=True)
+    ]
+    there = [freed[0], *(freed[ids.index(node.node_id)] for node in used if node.node_id in ids)]
+    try:
+        then = planned(freed, links_between(wanted, spec.transport, {}, freed), facts, spec, sharding)
+    except GaveUp:
+        return None
+    try:
+        now = planned(there, links_between(used, spec.transport, {}, there), facts, spec, sharding)
+    except GaveUp:
+        return Offer(0.0, then.prediction.tokens_per_second)
+    return Offer(now.prediction.tokens_per_second, then.prediction.tokens_per_second)
 
 
 def is_given(spec: EngineSpec, ranks: int) -> bool:
@@ -77,6 +141,8 @@ def is_given(spec: EngineSpec, ranks: int) -> bool:
 
 def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
     """What mlx-lm divides itself it divides evenly; more ranks than key/value groups only go by hand."""
+    if ranks == 1:
+        return True
     if spec.parallel == "tensor":
         return tensor_rule(facts.model_type) is not None and ranks <= facts.groups
     return spec.parallel == "pipeline"
@@ -84,7 +150,7 @@ def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
 
 def plan_request(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> PlanRequest:
     """What to ask of the planner: a division for this many ranks holds, and who named nodes wants all of them used."""
-    parallel: WantedParallel = "tensor" if spec.parallel == "tensor" else "pipeline"
+    parallel: WantedParallel = "tensor" if spec.parallel == "tensor" and ranks > 1 else "pipeline"
     if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
         return PlanRequest("custom", proportions=sharding.custom_proportions, parallel=parallel)
     if spec.split or sharding.custom_proportions:
@@ -93,13 +159,19 @@ def plan_request(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> Plan
     return PlanRequest(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
 
 
+def machine_of(told: Mapping[str, Any]) -> Machine:
+    """A node as its agent describes it; another release may say more than this one knows."""
+    known = {field.name for field in fields(Machine)}
+    return Machine(**{name: value for name, value in told.items() if name in known})
+
+
 async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine]:
     threads = cores.threads_per_rank(cores.usable_cores(), 1)
     own, *others = await asyncio.gather(
         asyncio.to_thread(profile, threads),
         *(node.stub.Profile(wire.ProfileRequest(memory_fraction=fraction), timeout=PROFILE_SECONDS) for node in nodes),
     )
-    measured = [Machine(**json.loads(reply.node)) for reply in others]
+    measured = [machine_of(json.loads(reply.node)) for reply in others]
     named = [replace(machine, name=node.name) for machine, node in zip(measured, nodes, strict=True)]
     return [node_of(own, HERE, fraction), *named]
 

@@ -35,10 +35,11 @@ from chorus.deploy.handover import FrontEnd
 from chorus.deploy.nodes.cables import Matrix, Way, find_way
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
 from chorus.deploy.nodes.links import Routes, find_routes, matrix, own_place, place_of, talking_pairs
-from chorus.deploy.nodes.plan import is_given, plan_for
+from chorus.deploy.nodes.plan import HERE, is_given, offer_of, plan_for, wanted_context
+from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
-from chorus.deploy.supervisor import GaveUp, ProcessGroup, Program, Supervisor
+from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
@@ -79,6 +80,8 @@ class ClusterOptions:
     rdma_devices: Matrix | None = None
     """Over RDMA: which device each rank reaches each other rank by; None: the cables between the machines tell."""
     timing: WatchTimes = DEFAULTS
+    replan_by_itself: bool = False
+    """When a node comes that makes the model much faster."""
 
 
 def serve_over_nodes(
@@ -179,7 +182,7 @@ async def ranks_on_nodes(
         await nodes.start()
         folder = lifeline.path.parent
 
-        first = make_spec(())
+        first = served_as = make_spec(())
         cut = read_preshard(model.path) if is_preshard(model.path) else None
         parts = preshard_shares(model, cut) if cut else ()
         for part in parts:
@@ -200,8 +203,8 @@ async def ranks_on_nodes(
                 node.use(found[0, rank].ip, found[0, rank].bandwidth)
             return found
 
-        async def deploy(chosen: list[ConnectedNode]) -> Deployment:
-            nonlocal predicted
+        async def deploy(chosen: list[ConnectedNode], fit: Fit) -> Deployment:
+            nonlocal predicted, served_as
             backend = common_backend(chosen) if options.nodes_choose_transport else None
             report("planning")
             wanted = first.model_copy(update={"transport": backend}) if backend else first
@@ -210,16 +213,23 @@ async def ranks_on_nodes(
             way = await find_way(chosen, wanted, is_chosen, options.rdma_devices, keep_order)
             chosen = way.nodes
             if cut and len(parts) != len(chosen) + 1:
-                raise GaveUp(
+                raise DoesNotHold(
                     f"{model.path} was made for {len(parts)} ranks and there are {len(chosen) + 1} machines: "
                     "make it again for these, or serve the original model"
                 )
             routes = await look_for_routes(chosen, way.transport, first.parallel)
-            planned = first.model_copy(update={"transport": way.transport})
-            made = await plan_for(chosen, facts, planned, sharding, routes) if facts else None
+            planned = served_as = first.model_copy(update={"transport": way.transport})
+            made = await plan_for(chosen, facts, planned, sharding, routes, fit) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
-            return deployment(way, held.share, layers, make_spec, identity, options, made, parts, routes)
+            formed = deployment(way, held.share, layers, make_spec, identity, options, made, parts, routes)
+            return replace(formed, less=less_context(made, wanted_context(planned, facts)) if facts else "")
+
+        async def offer(used: list[ConnectedNode], wanted: list[ConnectedNode], session: str) -> Offer | None:
+            if facts is None:
+                return None
+            taken = {node.node_id: held_by(node, session) for node in wanted}
+            return await offer_of(used, wanted, facts, served_as, sharding, {**taken, HERE: group.held_bytes})
 
         served = Served(
             held.share.model,
@@ -239,9 +249,11 @@ async def ranks_on_nodes(
             options.names,
             options.start_timeout_seconds,
             report,
+            offer,
+            options.replan_by_itself,
         )
         writer = asyncio.create_task(
-            status.keep_written(folder / status.FILE_NAME, nodes, time.time(), lambda: predicted)
+            status.keep_written(folder / status.FILE_NAME, nodes, time.time(), lambda: predicted, lambda: group.notice)
         )
         yield group
     finally:
@@ -298,13 +310,25 @@ def deployment(
         }
         if made:
             chosen["policies"] = tuple(rank.policy_name for rank in made.ranks)
-        if made and not pipeline:
+        if made and made.parallel == "tensor":
             chosen["weights"] = made.split
         program = rank_programs(make_spec(own).model_copy(update=chosen))[0]
         return replace(program, environment={**program.environment, **options.environment})
 
     own = () if parts else needed_files(share, layers_of(0, split), layers, not pipeline)
-    return Deployment(orders, leader, own, ways)
+    return Deployment(orders, leader, own, ways, apart=not catalog.get(way.transport).collective)
+
+
+def less_context(made: Plan | None, wanted: int) -> str:
+    """What a plan has less of than was asked for, in words."""
+    if made is None or made.workload.context >= wanted:
+        return ""
+    return f"room for a context of {made.workload.context:,} tokens, not {wanted:,}"
+
+
+def held_by(node: ConnectedNode, session: str) -> int:
+    """The memory of a session's ranks on a node."""
+    return sum(rank.memory_bytes for rank in node.state.ranks if rank.session == session and rank.running)
 
 
 def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:

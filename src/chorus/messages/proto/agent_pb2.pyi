@@ -89,7 +89,7 @@ class ProfileReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds")
+    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds", "port")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class SpawnRequest(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     model: str
@@ -117,7 +118,8 @@ class SpawnRequest(_message.Message):
     threads: int
     log_level: str
     silence_seconds: float
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
+    port: int
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., port: _Optional[int] = ...) -> None: ...
 
 class ModelFile(_message.Message):
     __slots__ = ("name", "size", "fingerprint")

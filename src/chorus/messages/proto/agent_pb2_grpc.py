@@ -168,7 +168,8 @@ class AgentServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Take no more ranks and end those there are, or go back to work.
+        """Take no more ranks, and answer when those there are are gone: taken away by who watches them, or else ended. Or go
+        back to work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,13 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HelloRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "protocol")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     version: str
-    def __init__(self, version: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port", "loss_cause", "loss_told")
+    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port", "loss_cause", "loss_told", "protocol")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +24,7 @@ class HelloReply(_message.Message):
     COLLECTIVE_PORT_FIELD_NUMBER: _ClassVar[int]
     LOSS_CAUSE_FIELD_NUMBER: _ClassVar[int]
     LOSS_TOLD_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
     host: str
@@ -30,7 +33,8 @@ class HelloReply(_message.Message):
     collective_port: int
     loss_cause: str
     loss_told: str
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ...) -> None: ...
+    protocol: int
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "kv_bits", "weights")

@@ -65,7 +65,7 @@ class RankServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
-        """The first word on the link: both sides must run the same Chorus.
+        """The first word on the link: both sides must speak the same protocol.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from chorus.errors import ChorusError
 
@@ -54,10 +54,10 @@ class WatchTimes:
     """How long ranks may take to meet inside MLX, which keeps Python's lock meanwhile; then the process ends itself."""
     join_silence_seconds: float = 150.0
     """In place of silence_seconds while they meet."""
-    heartbeat_seconds: float = 1.0
+    heartbeat_seconds: float = 0.5
     """How often an agent tells its coordinator how its node is, and a coordinator its agents that it is there."""
-    agent_silence_seconds: float = 10.0
-    """An agent that sends no heartbeat for so long is taken for lost."""
+    agent_silence_seconds: float = 3.0
+    """A node from which no heartbeat came for so long, and without which no step has finished since, is lost."""
     abandon_seconds: float = 5.0
     """A coordinator that was silent for so long has left its ranks to whoever else wants the node's memory."""
     lease_seconds: float = 15.0
@@ -89,7 +89,9 @@ class WatchTimes:
     def told(cls, metadata: Iterable[tuple[str, str | bytes]] | None = None) -> WatchTimes:
         """What came with a call, or else what this process was started with; the defaults where nobody said."""
         found = os.environ.get(_VARIABLE) if metadata is None else dict(metadata).get(_METADATA)
-        return cls(**json.loads(found)) if found else cls()
+        # Another release may have times that this one does not know.
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in json.loads(found).items() if name in known}) if found else cls()
 
 
 _MAY_BE_OFF = {"silence_seconds"}
