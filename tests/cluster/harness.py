@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -177,6 +180,48 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 def url_of(server: Process) -> str:
     return server.wait_for(r"ready .* at +(http://\S+)/v1")[1]
+
+
+class Stream(threading.Thread):
+    """A client that reads an answer as it comes."""
+
+    def __init__(self, url: str, prompt: str = "The quick brown fox", **options: Any) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._body = {"prompt": prompt, "max_tokens": 200, "temperature": 0, "stream": True, **options}
+        self.events: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        self.failure = ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=self._body, timeout=180) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        self.events.append(json.loads(line.removeprefix("data: ")))
+                        self.times.append(time.monotonic())
+        except httpx.HTTPError as error:
+            self.failure = repr(error)
+
+    def wait_for(self, count: int) -> None:
+        """Until so many events have come."""
+        assert eventually(lambda: len(self.events) >= count or not self.is_alive(), 60)
+        assert self.is_alive(), f"it has ended: {self.events[-1:]} {self.failure}"
+
+    def text(self) -> str:
+        """All of it, once it has ended in order."""
+        self.join(180)
+        assert not self.is_alive(), "the stream does not end"
+        assert not self.failure, self.failure
+        told = [event for event in self.events if "error" in event]
+        assert not told, told
+        assert self.events[-1]["choices"][0]["finish_reason"] == "length", self.events[-1]
+        return "".join(event["choices"][0]["text"] for event in self.events)
+
+    @property
+    def longest_gap(self) -> float:
+        return max(later - earlier for earlier, later in itertools.pairwise(self.times))
 
 
 def complete(url: str, prompt: str = "The quick brown fox", **options: Any) -> str:

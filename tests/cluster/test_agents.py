@@ -12,7 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, complete, eventually, free_block, url_of
+from tests.cluster.harness import (
+    START_SECONDS,
+    Cluster,
+    Process,
+    Stream,
+    cluster,
+    complete,
+    eventually,
+    free_block,
+    url_of,
+)
 from tests.support.server import answered
 from tests.support.server import running as those_running
 
@@ -50,6 +60,11 @@ def ranks_of(agent: Process) -> list[psutil.Process]:
     return those_running(psutil.Process(agent.process.pid).children(), "chorus.rank")
 
 
+def leader_of(server: Process) -> psutil.Process:
+    (leader,) = those_running(psutil.Process(server.process.pid).children(), "chorus.engine")
+    return leader
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Running]:
     """The nodes start last, and are waited for."""
@@ -69,8 +84,7 @@ def test_nodes_that_start_last_are_waited_for_and_serve_one_model(running: Runni
 
 
 def test_variables_reach_every_rank(running: Running) -> None:
-    leader = next(p for p in running.server.children() if "chorus.engine" in " ".join(p.cmdline()))
-    for rank in (*running.one.children(), *running.two.children(), leader):
+    for rank in (*running.one.children(), *running.two.children(), leader_of(running.server)):
         assert rank.environ()["CHORUS_TEST_MARK"] == "42"
 
 
@@ -95,12 +109,28 @@ def test_only_one_agent_runs_per_machine(running: Running) -> None:
     assert f"process {running.one.process.pid}" in second.log
 
 
-def test_a_killed_rank_is_started_again(running: Running) -> None:
-    (rank,) = running.one.children()
-    rank.kill()
-    running.server.wait_for("starting the ranks again")
+def test_a_killed_rank_is_started_again_alone_where_it_was_and_a_stream_goes_on(running: Running) -> None:
+    expected = complete(running.url, max_tokens=200)
+    (lost,), (other,), leader = ranks_of(running.one), ranks_of(running.two), leader_of(running.server)
+    words = lost.cmdline()
+    stream = Stream(running.url)
+    stream.wait_for(20)
+    lost.kill()
+    assert stream.text() == expected
+    (found,) = ranks_of(running.one)
+    assert found.pid != lost.pid
+    assert found.cmdline() == words, "it listens elsewhere"
+    assert "SIGKILL" in found.environ()["CHORUS_LAST_LOSS"]
+    assert [ranks_of(running.two), leader_of(running.server)] == [[other], leader]
+    running.formed = running.server.log.count("ready: ready")
+
+
+def test_a_killed_leader_finds_the_other_ranks_with_their_weights(running: Running) -> None:
+    before = [*ranks_of(running.one), *ranks_of(running.two)]
+    leader_of(running.server).kill()
     assert running.forms_again(), running.server.log
     assert complete(running.url) == running.text
+    assert [*ranks_of(running.one), *ranks_of(running.two)] == before
 
 
 def test_a_coordinator_that_stops_leaves_nothing_behind(running: Running) -> None:
@@ -153,16 +183,9 @@ def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_sta
         state=running.nodes.folder / "state-one",
     )
     assert running.forms_again(), running.server.log
-    assert complete(running.url) == running.text
-    assert eventually(running.one.children), "it runs no rank"
-
-
-def test_a_drained_node_is_left_and_its_model_served_by_this_machine_alone(running: Running) -> None:
-    drained = running.nodes.chorus("drain", "drain", "one")
-    assert drained.wait() == 0, drained.log
-    running.server.wait_for("continuing with this machine alone")
-    assert running.forms_again(), running.server.log
+    assert "continuing with this machine alone without one" in running.server.log
     assert complete(running.url) == running.text, "one rank does not say what three have said"
+    running.server.wait_for("one came and is not used: about .* `chorus replan` plans with it")
 
 
 def test_an_agent_that_is_told_the_coordinator_calls_in_and_its_rank_ends_when_that_is_killed(
@@ -193,3 +216,33 @@ def test_an_agent_without_token_or_certificate_says_what_it_needs(nodes: Cluster
     agent = nodes.chorus("bare", "join", "--listen", "127.0.0.1:0", state=nodes.folder / "nothing")
     assert agent.wait() == 1
     assert "--token" in agent.log
+
+
+def test_a_stream_goes_on_over_the_others_when_its_node_is_drained(nodes: Cluster, tiny: Path) -> None:
+    agents = {name: nodes.agent(name) for name in ("one", "two")}
+    peers = [word for _, port in agents.values() for word in ("--peer", f"127.0.0.1:{port}")]
+    server = nodes.serve(tiny, peers)
+    url = url_of(server)
+    expected = complete(url, max_tokens=400)
+    stream = Stream(url, max_tokens=400)
+    stream.wait_for(20)
+    drained = nodes.chorus("drain", "drain", "one")
+    assert drained.wait() == 0, drained.log
+    assert not ranks_of(agents["one"][0])
+    assert stream.text() == expected
+    server.wait_for("one drains: ending the ranks in order")
+    assert len(ranks_of(agents["two"][0])) == 1
+
+
+def test_nodes_of_two_releases_serve_together(nodes: Cluster, tiny: Path, tmp_path: Path) -> None:
+    """One release says so in every process of the node: its agent and its rank."""
+    pretend = tmp_path / "pretend"
+    pretend.mkdir()
+    (pretend / "sitecustomize.py").write_text("import chorus; chorus.__version__ = '9.9.9'")
+    path = os.pathsep.join([str(pretend), *filter(None, [os.environ.get("PYTHONPATH")])])
+    _, port = nodes.agent("newer", PYTHONPATH=path)
+    server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
+    assert complete(url_of(server))
+    status = nodes.chorus("status", "status", "--json")
+    assert status.wait() == 0, status.log
+    assert '"version": "9.9.9"' in status.log

@@ -28,9 +28,18 @@ class Ranks:
         return tuple(f"127.0.0.1:{listening_port()}" for _ in range(count))
 
     def follower(
-        self, rank: int, address: str, *more: str, version: str | None = None, module: str = "chorus.rank"
+        self,
+        rank: int,
+        address: str,
+        *more: str,
+        version: str | None = None,
+        protocol: int | None = None,
+        module: str = "chorus.rank",
     ) -> subprocess.Popen[bytes]:
+        """`version` and `protocol` make it pretend to be another release."""
         pretend = f"import chorus; chorus.__version__ = {version!r}; " if version else ""
+        if protocol is not None:
+            pretend += f"from chorus.messages import protocol; protocol.PROTOCOL = {protocol}; "
         arguments = ["--rank", str(rank), "--listen", address, "--threads", "1", *more]
         code = f"{pretend}import sys, runpy; sys.argv[0] = 'shard'; runpy.run_module({module!r}, run_name='__main__')"
         return self._start(f"rank{rank}", [sys.executable, "-c", code, *arguments])

@@ -15,6 +15,7 @@ from chorus.engine.followers import CannotForm
 from chorus.engine.group import check_sums
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
+from chorus.messages.protocol import PROTOCOL
 from chorus.models.layer_names import files_for_layers
 from chorus.models.tensors import weight_map
 from chorus.planning.layout import Layout
@@ -74,12 +75,13 @@ def test_a_port_that_is_taken_is_named(model: Path, tmp_path: Path) -> None:
         assert f"rank 1: cannot listen on {address}" in ranks.log("rank1")
 
 
-def test_ranks_of_different_versions_are_refused_and_both_named(model: Path, tmp_path: Path) -> None:
+def test_ranks_of_different_protocols_are_refused_and_both_named(model: Path, tmp_path: Path) -> None:
     with Ranks(tmp_path) as ranks:
         addresses = ranks.addresses(2)
-        ranks.follower(1, addresses[1], version="9.9.9")
+        ranks.follower(1, addresses[1], version="9.9.9", protocol=PROTOCOL + 1)
         assert ranks.leader(ranks.spec(model, addresses)).wait(60) == 78
-        assert f"rank 1 at {addresses[1]} runs Chorus 9.9.9, the leader {__version__}" in ranks.log("leader")
+        theirs = f"rank 1 at {addresses[1]} runs Chorus 9.9.9 (protocol {PROTOCOL + 1})"
+        assert f"{theirs}, the leader {__version__} (protocol {PROTOCOL})" in ranks.log("leader")
 
 
 def test_two_ranks_at_each_others_addresses_are_told(model: Path, tmp_path: Path) -> None:
