@@ -133,6 +133,19 @@ def test_a_killed_leader_finds_the_other_ranks_with_their_weights(running: Runni
     assert [*ranks_of(running.one), *ranks_of(running.two)] == before
 
 
+def test_an_agent_that_is_silent_while_its_rank_works_is_left_alone(running: Running) -> None:
+    before = [*ranks_of(running.one), *ranks_of(running.two), leader_of(running.server)]
+    stream = Stream(running.url, max_tokens=1200, logit_bias={"2": -100})
+    stream.wait_for(20)
+    running.two.process.send_signal(signal.SIGSTOP)
+    try:
+        running.server.wait_for("two sends no heartbeats, but steps that need it finish")
+    finally:
+        running.two.process.send_signal(signal.SIGCONT)
+    assert stream.text()
+    assert [*ranks_of(running.one), *ranks_of(running.two), leader_of(running.server)] == before
+
+
 def test_a_coordinator_that_stops_leaves_nothing_behind(running: Running) -> None:
     ranks = [*running.one.children(), *running.two.children()]
     assert len(ranks) == 2

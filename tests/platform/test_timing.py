@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, fields, replace
 
@@ -50,6 +51,9 @@ def test_a_silence_may_be_just_a_few_beats_long() -> None:
 def test_what_is_told_to_a_process_or_an_agent_is_what_it_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     timing = WatchTimes(**{name: seconds * 2 for name, seconds in asdict(DEFAULTS).items()})
     assert WatchTimes.told(timing.metadata()) == timing
+    ((name, told),) = timing.metadata()
+    of_another_release = json.dumps({**json.loads(told), "unheard_of_seconds": 1})
+    assert WatchTimes.told([(name, of_another_release)]) == timing
     assert WatchTimes.told(()) == DEFAULTS
     assert WatchTimes.told() == DEFAULTS
     (variable,) = timing.environment().items()

@@ -194,6 +194,7 @@ def _serve_over_nodes(
         coordinator=settings.cluster.coordinator,
         rdma_devices=settings.rdma_devices,
         timing=settings.watch,
+        replan_by_itself=settings.recovery.replan == "auto",
     )
     serve_over_nodes(settings, insecure, options, ready_file)
 

@@ -275,6 +275,8 @@ class RecoveryConfig(Section):
 
     patience_seconds: float = Field(default=120, gt=0)
     """How long requests wait for the next engine while nothing of it moves."""
+    replan: Literal["ask", "auto"] = "ask"
+    """When a node comes that is not used: say what it would bring, or use it by itself where that pays."""
 
 
 class LogConfig(Section):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from chorus.models import resolve
-from tests.e2e.hosts.namespaces import Host, interpreter, must, three_hosts
+from tests.e2e.hosts.cables import MARK, Cables
+from tests.e2e.hosts.namespaces import Host, attempt, interpreter, must, three_hosts
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "system-packages"
 
@@ -40,3 +43,17 @@ def model_on_first(hosts: list[Host]) -> str:
     shutil.copytree(source, target)
     must("chown", "-R", f"{hosts[0].user}:", str(hosts[0].home / ".cache"))
     return "smollm2-135m"
+
+
+@pytest.fixture
+def cables(tmp_path: Path) -> Iterator[Cables]:
+    if not sys.platform.startswith("linux") or os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        pytest.skip("needs root on Linux: network namespaces are made")
+    with Path("/run/chorus-test-cables.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for host in (1, 2, 3):
+            attempt("ip", "netns", "del", f"{MARK}{host}")
+        made = Cables(tmp_path)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(made.remove)
+            yield made

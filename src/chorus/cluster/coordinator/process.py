@@ -441,7 +441,7 @@ class Nodes:
                         silent_since = now
                     if now - max(silent_since, worked) > patience:
                         raise OSError(f"no heartbeat for {now - silent_since:.1f} s")
-                    if now - silent_since > patience and not noted:
+                    if worked - silent_since > patience and not noted:
                         noted = True
                         log.warning("%s sends no heartbeats, but steps that need it finish: it stays", node.name)
                     continue

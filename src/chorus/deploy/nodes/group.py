@@ -161,13 +161,20 @@ class ClusterGroup(ProcessGroup):
         self._started_once = True
 
     async def replan(self) -> str:
-        """End the ranks in order and start them as is best for the nodes that are there now; answers who they are."""
+        """End the ranks in order and start them as is best for the nodes that are there now; answers who serves."""
         if self._following is None:
             raise CannotStartNow("the ranks are just being started: try again when the model is served")
         if self._asked is None:
             self._asked = asyncio.get_running_loop().create_future()
             self._was_asked.set()
-        return await asyncio.shield(self._asked)
+        told = await asyncio.shield(self._asked)
+        try:
+            async with asyncio.timeout(self._timeout):
+                while not self.serves:
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise CannotStartNow(f"{told} does not serve after {self._timeout:g} s: the log says why") from None
+        return told
 
     async def ended(self) -> tuple[str, int]:
         """Keep the group until it must be started again; answers who ended, and how."""
@@ -204,7 +211,10 @@ class ClusterGroup(ProcessGroup):
     async def _lost_rank(self, order: RankOrder, how: str) -> tuple[str, int]:
         log.warning("%s", how)
         self._loss = Loss(Cause.OUTSIDE, how)
-        if not self._apart:
+        if self._apart:
+            # It waits for the lost rank to come back, and hears nothing else meanwhile.
+            self._kill_leader()
+        else:
             # The leader notices by itself and can still tell its clients; it is given a moment.
             await asyncio.wait([asyncio.create_task(self._leader_ended())], timeout=self._grace)
         await self.stop()
@@ -283,6 +293,11 @@ class ClusterGroup(ProcessGroup):
     async def _stop_leader(self) -> None:
         await super().stop()
 
+    def _kill_leader(self) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
     async def _leader_ended(self) -> tuple[str, int]:
         ((name, process),) = self._running.items()
         return name, await process.wait()
@@ -353,7 +368,8 @@ class ClusterGroup(ProcessGroup):
         self.notice = f"going on{without}{less}" if missing or less else ""
 
     def _members(self) -> str:
-        return names_of([order.node for order in self._orders])
+        others = [order.node.name for order in self._orders]
+        return f"this machine with {', '.join(others)}" if others else "this machine alone"
 
     async def _end_abandoned(self, nodes: Sequence[ConnectedNode]) -> None:
         await asyncio.gather(*(self._kill(node, wire.KillRequest(abandoned=True)) for node in nodes))
@@ -560,6 +576,7 @@ def choices(
 
 
 def names_of(nodes: Sequence[ConnectedNode]) -> str:
+    """Those who work besides this machine."""
     return ", ".join(node.name for node in nodes) or "this machine alone"
 
 
