@@ -377,25 +377,33 @@ class ClusterGroup(ProcessGroup):
     async def _follow(self) -> str:
         """Wait until the group should be planned anew; answers why."""
         seen: set[str] = set()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            states = {node.node_id: node.state for node in self._nodes.present}
-            for order in self._orders:
-                if (state := states.get(order.node.node_id)) and state.draining:
-                    return f"{order.node.name} drains"
-            used = {order.node.node_id for order in self._orders}
-            wanted = self._wanted_nodes()
-            new = [node for node in wanted if node.node_id not in used | seen]
-            seen &= {node.node_id for node in wanted}
-            if new and self.serves:
-                seen |= {node.node_id for node in new}
-                # What a node that was lost still runs is of a group that is no more.
-                await self._end_abandoned(new)
-                if why := await self._weigh(wanted, new):
-                    return why
+        weighing: asyncio.Task[str] | None = None
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                states = {node.node_id: node.state for node in self._nodes.present}
+                for order in self._orders:
+                    if (state := states.get(order.node.node_id)) and state.draining:
+                        return f"{order.node.name} drains"
+                if weighing and weighing.done():
+                    # Closing the connection of a silent node cancels the calls on it.
+                    why, weighing = "" if weighing.cancelled() else weighing.result(), None
+                    if why:
+                        return why
+                wanted, used = self._wanted_nodes(), {order.node.node_id for order in self._orders}
+                new = [node for node in wanted if node.node_id not in used | seen]
+                seen &= {node.node_id for node in wanted}
+                if new and self.serves and not weighing:
+                    seen |= {node.node_id for node in new}
+                    weighing = asyncio.create_task(self._weigh(wanted, new))
+        finally:
+            if weighing:
+                weighing.cancel()
 
     async def _weigh(self, wanted: list[ConnectedNode], new: Sequence[ConnectedNode]) -> str:
-        """Say what new nodes would bring; answers why to use them now, or nothing."""
+        """Say what new nodes would bring; answers why to use them now, or nothing. Takes the time to measure them."""
+        # What a node that was lost still runs is of a group that is no more.
+        await self._end_abandoned(new)
         used = [order.node for order in self._orders]
         found = await self._offer(used, wanted, self._session) if self._offer else None
         if found is None:

@@ -114,7 +114,7 @@ async def offer_of(
         return None
     try:
         machines = await _measured(wanted, spec.memory_fraction)
-    except (ProfileError, grpc.aio.AioRpcError):
+    except (ProfileError, grpc.aio.AioRpcError, grpc.aio.UsageError):
         return None
     ids = [HERE, *(node.node_id for node in wanted)]
     freed = [
