@@ -20,6 +20,7 @@ from chorus.platform.awake import Awake
 from chorus.platform.ports import free_port
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.losses import Loss, loss_of_exit
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.restarts import RestartPolicy, python
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -69,6 +70,8 @@ class Rank:
     watched: Watched
     pump: asyncio.Task[bytes]
     last_words: str = ""
+    loss: Loss | None = None
+    """What its end means, once it has ended."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def state(self) -> wire.RankState:
@@ -92,6 +95,8 @@ class Rank:
             total_bytes=beat.total_bytes,
             memory_bytes=memory,
             last_words=self.last_words,
+            loss_cause=self.loss.cause if self.loss else "",
+            loss_told=self.loss.told if self.loss else "",
         )
 
 
@@ -284,6 +289,8 @@ class Ranks:
 
     async def _reap(self, rank: Rank) -> None:
         code = await rank.process.wait()
+        memory = self._watcher.memory_kills.lately(time.monotonic())
+        rank.loss = loss_of_exit(f"rank {rank.number}", code, memory, rank.watched.death)
         self._watcher.drop(rank.watched)
         with contextlib.suppress(Exception):
             rank.last_words = (await rank.pump).decode(errors="replace").strip()[-500:]

@@ -128,8 +128,6 @@ class ClusterGroup(ProcessGroup):
         self._started_once = False
         self._before: tuple[ConnectedNode, ...] = ()
         """The nodes that had ranks last."""
-        self._loss: Loss | None = None
-        """Why the group, or its leader, is started again."""
         self._step = (0, 0.0)
         """The last step that the leader was seen to have finished, and when by our clock."""
         self._replanned_at = -math.inf
@@ -141,6 +139,10 @@ class ClusterGroup(ProcessGroup):
     def program(self, name: str) -> Program:
         known = {program.name: program for program in self._programs}
         return known.get(name, Program(name, ()))
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self._keepers)
 
     async def start(self) -> None:
         """All of it, or the leader alone where the other ranks were kept."""
@@ -200,17 +202,17 @@ class ClusterGroup(ProcessGroup):
 
     async def _lost_leader(self, name: str, code: int) -> tuple[str, int]:
         """The others keep their weights for the next leader, unless it is they who may be to blame."""
-        served = self.life(time.monotonic()).served > 0
-        self._loss = loss_of_exit(name, code)
-        if self._apart and served and code not in (EXIT_RANK_LOST, EXIT_CANNOT_START):
-            await self._stop_leader()
+        if code != EXIT_CANNOT_START:
+            self.note_loss(self._loss(name, code))
+        if self._apart and self.life(time.monotonic()).served > 0 and code not in (EXIT_RANK_LOST, EXIT_CANNOT_START):
+            await super().stop()
         else:
             await self.stop()
         return name, code
 
     async def _lost_rank(self, order: RankOrder, how: str) -> tuple[str, int]:
         log.warning("%s", how)
-        self._loss = Loss(Cause.OUTSIDE, how)
+        self.note_loss(Loss(Cause.OUTSIDE, how))
         if self._apart:
             # It waits for the lost rank to come back, and hears nothing else meanwhile.
             self._kill_leader()
@@ -225,7 +227,7 @@ class ClusterGroup(ProcessGroup):
         log.info("%s: ending the ranks in order, then planning anew", why)
         asked, self._asked = self._asked, None
         self._was_asked.clear()
-        self._loss = Loss(Cause.OUTSIDE, why)
+        self.note_loss(Loss(Cause.OUTSIDE, why))
         try:
             await self.stop()
             self._before, self._replanned_at = (), time.monotonic()
@@ -283,30 +285,24 @@ class ClusterGroup(ProcessGroup):
         """A process for rank 0, which loads with the ranks that are there."""
         assert self._deployment is not None
         addresses = tuple(order.node.rank_address(self._ports[order.rank]) for order in self._orders)
-        program = self._deployment.leader(addresses)
-        told = self._loss.environment() if self._loss else {}
-        self._programs = [replace(program, environment={**program.environment, **told})]
-        self._loss = None
+        self._programs = [self._deployment.leader(addresses)]
         await super().start()
         self._following = self._following or asyncio.create_task(self._follow())
 
-    async def _stop_leader(self) -> None:
-        await super().stop()
-
     def _kill_leader(self) -> None:
-        for process in self._running.values():
+        for member in self._running.values():
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                member.process.kill()
 
     async def _leader_ended(self) -> tuple[str, int]:
-        ((name, process),) = self._running.items()
-        return name, await process.wait()
+        ((name, member),) = self._running.items()
+        return name, await member.process.wait()
 
     @property
     def held_bytes(self) -> int:
         """The memory of rank 0, which is here."""
         held = [self._monitors[name].read().held_bytes for name in self._running]
-        return max([*held, *(_resident(process.pid) for process in self._running.values())], default=0)
+        return max([*held, *(_resident(member.process.pid) for member in self._running.values())], default=0)
 
     def _last_worked(self, node_id: str) -> float:
         """When the leader last finished a step, for nodes that have a part in every step."""
@@ -512,13 +508,13 @@ class ClusterGroup(ProcessGroup):
 
     async def _keep_rank(self, order: RankOrder) -> str:
         """Start a rank again wherever that can be done alone; answers how it was lost for the group."""
-        restarts, started = Restarts(), time.monotonic()
+        restarts, started = Restarts(ran=True), time.monotonic()
         while True:
             end = await self._watch(order)
             if end.code is None or not self._apart or self.life(time.monotonic()).served <= 0:
                 return end.told
             now = time.monotonic()
-            pause = restarts.pause(end.code, now, Life(served=now - started))
+            pause = restarts.pause(end.code, now, Life(served=now - started, delivered=self.life(now).delivered))
             if pause is None:
                 return end.told
             log.warning("%s: starting it again%s", end.told, f" in {pause:g} s" if pause else "")
@@ -526,8 +522,7 @@ class ClusterGroup(ProcessGroup):
             started = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout):
-                    loss = replace(loss_of_exit("", end.code), told=end.told)
-                    await self._spawn(order, (await self._find_sources([order]))[0], loss)
+                    await self._spawn(order, (await self._find_sources([order]))[0], end.loss)
             except (_CannotSpawn, TimeoutError) as error:
                 return f"{end.told}, and cannot be started again: {error or 'its node takes too long'}"
 
@@ -542,8 +537,7 @@ class ClusterGroup(ProcessGroup):
                 if not mine:
                     return _RankEnd(f"{who} was ended by its agent")
                 if not mine[0].running:
-                    words = f": {mine[0].last_words}" if mine[0].last_words else ""
-                    return _RankEnd(f"{who} ended with {describe_exit(mine[0].exit_code)}{words}", mine[0].exit_code)
+                    return _end_of(who, mine[0])
             return _RankEnd(f"{who}: its agent ended")
         except _GONE as error:
             return _RankEnd(f"{who}: {_details(error)}")
@@ -565,6 +559,15 @@ class _RankEnd:
     told: str
     code: int | None = None
     """How its process ended; None: nobody is there who could start it again."""
+    loss: Loss | None = None
+
+
+def _end_of(who: str, state: wire.RankState) -> _RankEnd:
+    """As its agent tells it, which knows best what the end means."""
+    words = f": {state.last_words}" if state.last_words else ""
+    told = f"{who} ended with {describe_exit(state.exit_code)}{words}"
+    known = Loss(Cause.read(state.loss_cause), state.loss_told) if state.loss_cause else None
+    return _RankEnd(told, state.exit_code, known or loss_of_exit(who, state.exit_code))
 
 
 def choices(

@@ -206,7 +206,7 @@ class Heartbeat(_message.Message):
     def __init__(self, sent_at: _Optional[float] = ..., node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("session", "rank", "pid", "port", "running", "exit_code", "step", "memory_bytes", "loaded_bytes", "total_bytes", "step_at", "last_words", "model")
+    __slots__ = ("session", "rank", "pid", "port", "running", "exit_code", "step", "memory_bytes", "loaded_bytes", "total_bytes", "step_at", "last_words", "model", "loss_cause", "loss_told")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,8 @@ class RankState(_message.Message):
     STEP_AT_FIELD_NUMBER: _ClassVar[int]
     LAST_WORDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOSS_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TOLD_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     pid: int
@@ -233,7 +235,9 @@ class RankState(_message.Message):
     step_at: float
     last_words: str
     model: str
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: bool = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    loss_cause: str
+    loss_told: str
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: bool = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("lines", "follow")
