@@ -402,12 +402,11 @@ class ClusterGroup(ProcessGroup):
         await self._end_abandoned(new)
         used = [order.node for order in self._orders]
         found = await self._offer(used, wanted, self._session) if self._offer else None
-        if found is None:
-            return ""
         rested = time.monotonic() - self._replanned_at > REPLAN_SECONDS
-        if self._replan_by_itself and found.pays and rested:
+        if found and found.pays and self._replan_by_itself and rested:
             return f"{names_of(new)} came, {found}"
-        log.info("%s came and is not used: %s; `chorus replan` plans with it", names_of(new), found)
+        speeds = f": {found}" if found else ""
+        log.info("%s came and is not used%s; `chorus replan` plans with it", names_of(new), speeds)
         return ""
 
     async def _find_sources(self, orders: Sequence[RankOrder]) -> list[tuple[FileSource, ...]]:
