@@ -199,6 +199,13 @@ def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_sta
     assert "continuing with this machine alone without one" in running.server.log
     assert complete(running.url) == running.text, "one rank does not say what three have said"
     running.server.wait_for("one came and is not used: about .* `chorus replan` plans with it")
+    stream = Stream(running.url, max_tokens=400)
+    stream.wait_for(20)
+    replanned = running.nodes.chorus("replan", "replan")
+    assert replanned.wait() == 0, replanned.log
+    assert "served by this machine with one" in replanned.log
+    assert len(ranks_of(running.one)) == 1
+    assert stream.text() == complete(running.url, max_tokens=400)
 
 
 def test_an_agent_that_is_told_the_coordinator_calls_in_and_its_rank_ends_when_that_is_killed(

@@ -68,6 +68,11 @@ ENTRIES = (
         "End a node's ranks and give it no more; what is served goes on over the others.",
     ),
     CommandEntry(
+        "replan",
+        "replan:replan",
+        "Divide the served model anew among the nodes that are there now; running streams go on there.",
+    ),
+    CommandEntry(
         "test",
         "test:try_served",
         "Ask the served model something and print the answer, the speeds and the time to the first token.",

@@ -39,7 +39,7 @@ from chorus.deploy.nodes.plan import HERE, is_given, offer_of, plan_for, wanted_
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
-from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
+from chorus.deploy.supervisor import Program, Supervisor
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
@@ -133,7 +133,7 @@ async def _serve(
             report,
         ) as ranks:
             supervisor = Supervisor(ranks, front_end)
-            control = Control(folder, listener.place[1], front_end)
+            control = Control(folder, listener.place[1], front_end, ranks.replan)
             with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
                 async with access.kept():
                     await run_announced(supervisor, control, address, model, url, ready_file)
@@ -150,7 +150,7 @@ async def ranks_on_nodes(
     grace_seconds: float,
     options: ClusterOptions,
     report: Callable[[str], None] = lambda detail: None,
-) -> AsyncIterator[ProcessGroup]:
+) -> AsyncIterator[ClusterGroup]:
     """A group for the supervisor whose followers run on other nodes, found and let in by this process."""
     state = state_dir()
     authority = Authority(state / "authority")

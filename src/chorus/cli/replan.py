@@ -1,0 +1,36 @@
+"""`chorus replan`: divide the served model anew among the nodes that are there now."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chorus.cli.output import console
+from chorus.cli.up import on_first_host
+from chorus.deploy.control import ask, find_server
+from chorus.messages.proto import control_pb2 as wire
+
+REPLAN_SECONDS = 900.0
+"""A node that is new may have to fetch its part of the model first."""
+
+
+def replan(
+    port: Annotated[int | None, typer.Option(help="Of the server here on this port, where there are several.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="In the cluster of this file, by SSH.")] = None,
+) -> None:
+    """Divide the served model anew among the nodes that are there now; running streams go on there.
+
+    Example: chorus replan
+    """
+    if config:
+        on_first_host(config, ["replan", *(["--port", str(port)] if port else [])], REPLAN_SECONDS * 2)
+        return
+    server = find_server(port)
+    with console.status("planning anew"):
+        told = asyncio.run(
+            ask(server, lambda control: control.Replan(wire.ReplanRequest(), timeout=REPLAN_SECONDS))
+        ).told
+    typer.echo(f"served by {told}")
