@@ -176,6 +176,20 @@ def describe_cluster(view: EngineView) -> dict[str, Any]:
             }
             for rank in (engine.ranks if engine else ())
         ],
+        "recoveries": describe_recoveries(engine) if engine else None,
+    }
+
+
+def describe_recoveries(engine: pb.Description) -> dict[str, Any]:
+    last = engine.recoveries
+    return {
+        "count": last.count,
+        "seconds": round(last.seconds, 3),
+        "streams": last.streams,
+        "tokens": last.tokens,
+        "restored_tokens": last.restored_tokens,
+        "cause": engine.loss.cause or None,
+        "told": engine.loss.told or None,
     }
 
 

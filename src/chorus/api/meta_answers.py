@@ -78,6 +78,24 @@ class Observed(ResponseModel):
     """Median over the latest requests; None before the first."""
 
 
+class RecoveryInfo(ResponseModel):
+    """How ranks were lost, and what it took to go on."""
+
+    count: int
+    """How often this engine has replaced a rank and gone on."""
+    seconds: float
+    """Until the last lost rank was there again."""
+    streams: int
+    """That went on then."""
+    tokens: int
+    """Of these streams, to be read again."""
+    restored_tokens: int
+    """Of these, read from disk since; the others are computed."""
+    cause: str | None
+    """Of the last loss, of this engine's or of the engine before: outside, fault or memory."""
+    told: str | None
+
+
 class ClusterStatus(ResponseModel):
     model: str
     state: str
@@ -89,6 +107,7 @@ class ClusterStatus(ResponseModel):
     queued: int
     step: int
     ranks: list[RankStatus]
+    recoveries: RecoveryInfo | None
     observed: Observed
     plan: dict[str, Any] | None
     """What the planner predicted, where it was asked."""

@@ -39,6 +39,8 @@ def status(
         return
     console = Console()
     console.print(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found.get('url') or ''}")
+    if lost := recovery_text(found.get("recoveries")):
+        console.print(lost)
     if found.get("ranks"):
         console.print(rank_table(found["ranks"]))
     if found.get("nodes"):
@@ -92,6 +94,18 @@ def node_table(nodes: list[dict[str, Any]]) -> Table:
             f"{node['heartbeat_age_seconds']:.1f} s ago",
         )
     return table
+
+
+def recovery_text(last: dict[str, Any] | None) -> str:
+    """What was lost last, and what became of the streams; empty where nothing was."""
+    if not last or not last.get("told"):
+        return ""
+    if not last["count"]:
+        return f"started again: {last['told']}"
+    computed = last["tokens"] - last["restored_tokens"]
+    read = f"{computed} tokens computed again, {last['restored_tokens']} read from disk"
+    times = f"recovered {last['count']} times, last in {last['seconds']:.1f} s"
+    return f"{times}: {last['told']}; {last['streams']} streams went on, {read}"
 
 
 def link_text(node: dict[str, Any]) -> str:
