@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from chorus.platform.process.losses import Cause, last_loss
+from chorus.platform.process.losses import Cause, Loss, last_loss
 from tests.support.server import ChorusServer, answered, running
 
 PROMPT = "The quick brown fox"
@@ -139,28 +139,24 @@ def test_only_a_process_that_died_or_stands_still_is_replaced_and_told_so_and_re
     assert loss.cause is (Cause.FAULT if number is signal.SIGSEGV else Cause.OUTSIDE)
 
 
-def lose_a_rank(server: ChorusServer) -> None:
-    """A stream goes on with the next engine."""
-    text, engine = server.text(PROMPT), server.process_named("chorus.engine").pid
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=120) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        server.process_named("chorus.rank").send_signal(signal.SIGKILL)
-        told = []
-        for line in lines:
-            told.append(line)
-            if len(told) % 100 == 0 and {p.pid for p in running(server.processes(), "chorus.engine")} - {engine}:
-                break
-    assert not [line for line in told if "error" in line], server.log
-    assert server.text(PROMPT) == text
-
-
-def test_a_ring_that_loses_a_rank_goes_on_and_a_stop_ends_running_streams_in_bounded_time(
+def test_a_ring_that_loses_a_rank_comes_back_with_its_streams_and_ends_them_in_bounded_time(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     arguments = ["--ranks", "2", "--transport", "ring"]
     with ChorusServer(tiny_model, arguments, tmp_path, {"CHORUS_API__SHUTDOWN_GRACE_SECONDS": "1"}) as server:
-        lose_a_rank(server)
+        before = {part: server.process_named(part).pid for part in PARTS[:2]}
+        body = {**ENDLESS, "max_tokens": 100}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.process_named(PARTS[1]).send_signal(signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]", server.log
+        assert not any('"error"' in line for line in rest), server.log
+        for part, pid in before.items():
+            process = server.process_named(part)
+            assert process.pid != pid
+            assert last_loss(process.environ()) == Loss(Cause.OUTSIDE, "rank 1 ended with SIGKILL")
         with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
