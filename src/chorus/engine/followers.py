@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -23,7 +23,7 @@ from chorus.messages.protocol import PROTOCOL, misfit
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
 from chorus.platform.metal import raise_if_gpu_lost
-from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code
+from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gravest
 from chorus.platform.process.timing import WatchTimes
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
@@ -261,8 +261,9 @@ class FollowerGroup:
                 # Nobody else is in this process's forward.
                 log.exception("a step failed on rank 0")
                 raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error
-            # Who it was, its control link tells a moment later.
-            self._lost.wait(STUCK_SECONDS)
+            # Who it was, its control link tells a moment later; if it was nobody, it was this one.
+            if not self._lost.wait(STUCK_SECONDS):
+                raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error
             raise self._lost_rank(str(error)) from error
 
     def close(self, unload: bool = True) -> None:
@@ -336,14 +337,9 @@ class FollowerGroup:
         """Who is lost, or else `what` was seen, and of whom it may come."""
         losses = [loss for loss in (*(follower.loss for follower in self.followers), self._own_loss) if loss]
         if losses:
-            return RankLost("; ".join(loss.told for loss in losses), most_telling(loss.cause for loss in losses))
+            return RankLost("; ".join(loss.told for loss in losses), gravest(losses).cause)
         late = self._last()
         return RankLost(f"{what}; {late.name} finished step {late.finished_step}, the last of all")
-
-
-def most_telling(causes: Iterable[Cause]) -> Cause:
-    """Of several ranks that are lost at a time, most are because of one."""
-    return next((cause for cause in (Cause.MEMORY, Cause.FAULT) if cause in set(causes)), Cause.OUTSIDE)
 
 
 def unload_all(followers: Sequence[Follower]) -> None:

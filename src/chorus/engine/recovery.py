@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chorus.config.engine import EngineSpec
-from chorus.engine.followers import CannotForm, RankLost, most_telling
+from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group
 from chorus.engine.kept import open_index
 from chorus.engine.leader import Leader
 from chorus.engine.room import Room
 from chorus.engine.scheduler import within_memory
-from chorus.platform.process.losses import Cause, Loss
+from chorus.platform.process.losses import Cause, Loss, gravest
 from chorus.rank.runner import Runner
 
 log = logging.getLogger("chorus.engine")
@@ -75,5 +75,4 @@ def _renewed(
 
 def _told(lost: RankLost, losses: list[Loss]) -> Loss:
     """What the leader saw, or better: what whoever started a rank again saw of the one before."""
-    cause = most_telling([lost.loss.cause, *(loss.cause for loss in losses)])
-    return Loss(cause, "; ".join([loss.told for loss in losses] or [lost.loss.told]))
+    return Loss(gravest([lost.loss, *losses]).cause, "; ".join([loss.told for loss in losses] or [lost.loss.told]))

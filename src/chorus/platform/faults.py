@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chorus.errors import InternalSignal
+
 VARIABLE = "CHORUS_FAULTS"
 """Names the folder with the faults: `NAME.json` each, and `NAME.done` once it happened."""
 
@@ -40,7 +42,7 @@ class Fault:
         unfinished.rename(folder / f"{name}.json")
 
 
-class Injected(RuntimeError):
+class Injected(InternalSignal, RuntimeError):
     """A fault that a test asked for."""
 
 
