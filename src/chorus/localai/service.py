@@ -112,10 +112,14 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             failed = self._models.failure is not None
             return wire.StatusResponse(state=wire.StatusResponse.ERROR if failed else wire.StatusResponse.UNINITIALIZED)
         try:
-            memory = _memory(await loaded.host.describe())
+            seen = await loaded.host.describe()
         except NotServing:
-            memory = wire.MemoryUsageData()
-        return wire.StatusResponse(state=_STATES[loaded.host.state], memory=memory)
+            seen = engine_pb2.Description()
+        state = _STATES[loaded.host.state]
+        if state == wire.StatusResponse.READY and seen.state != engine_pb2.READY:
+            # It replaces a rank, or is lost and nobody has noticed yet.
+            state = wire.StatusResponse.BUSY
+        return wire.StatusResponse(state=state, memory=_memory(seen))
 
     async def GetMetrics(self, request: wire.MetricsRequest, context: grpc.aio.ServicerContext) -> wire.MetricsResponse:
         """Of the request that finished last."""
