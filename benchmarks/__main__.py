@@ -15,6 +15,7 @@ from benchmarks.cases import (
     before,
     copy,
     disk,
+    fault_free,
     grammar,
     memory,
     overhead,
@@ -37,11 +38,13 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing, disk),
+        *(agents, prefix, unique, storing, disk, fault_free),
     )
 }
 LARGE = ("agents", "prefix", "unique")
 """Those that have a form for an accelerator."""
+COMPARING = (before.BENCHMARK.name, fault_free.BENCHMARK.name)
+"""Those that need another checkout."""
 QUICK = Options(quick=True, rounds=1, tokens=16)
 
 
@@ -63,20 +66,22 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         "--large", action="store_true", help=f"for an accelerator: a 7B-shaped model on one rank ({', '.join(LARGE)})"
     )
     parser.add_argument(
-        "--before", metavar="FOLDER", help="another checkout, which `grammar` and `before` compare this one with"
+        "--before",
+        metavar="FOLDER",
+        help=f"another checkout, which `grammar`, {' and '.join(f'`{name}`' for name in COMPARING)} compare this one with",
     )
     given = parser.parse_args(arguments)
-    names = given.names or [name for name in BENCHMARKS if name != before.BENCHMARK.name or given.before]
+    names = given.names or [name for name in BENCHMARKS if name not in COMPARING or given.before]
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}")
     if given.model and "single" not in names:
         parser.error("--model is for `single`: the others fix their model")
     if given.large and not set(names) <= set(LARGE):
         parser.error(f"--large is for {', '.join(LARGE)}")
-    if given.before and not {"grammar", before.BENCHMARK.name} & set(names):
-        parser.error("--before is for `grammar` and `before`: the others compare with nothing older")
-    if before.BENCHMARK.name in names and not given.before:
-        parser.error("before: give --before FOLDER, the checkout to compare with")
+    if given.before and not {"grammar", *COMPARING} & set(names):
+        parser.error(f"--before is for grammar, {', '.join(COMPARING)}: the others compare with nothing older")
+    if not given.before and (without := [name for name in names if name in COMPARING]):
+        parser.error(f"{without[0]}: give --before FOLDER, the checkout to compare with")
     if given.before and not (Path(given.before) / "src" / "chorus").is_dir():
         parser.error(f"--before: there is no src/chorus in {given.before}")
     if given.rounds is not None and given.rounds < 1:

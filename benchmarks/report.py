@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,9 @@ from rich.table import Table
 from benchmarks.machine import Facts, is_busy
 
 RESULTS = Path(__file__).resolve().parent / "results"
+FEWEST_FOR_AN_INTERVAL = 10
+"""Rounds from which on it is said how far the median can be trusted."""
+_DRAWS = 5000
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Goal:
     relation: Literal[">=", "<="]
     bound: float
     against: str | None = None
+    confident: bool = False
+    """Whether the whole 95 % interval of the median must lie within the bound, not the median alone."""
 
     @property
     def unit(self) -> str:
@@ -49,6 +55,8 @@ class Verdict:
     lowest: float
     highest: float
     met: bool
+    interval: tuple[float, float] | None = None
+    """Where the median lies with a probability of 95 %; None: of too few rounds to say."""
 
 
 @dataclass
@@ -95,7 +103,16 @@ def judge(goal: Goal, samples: Samples) -> Verdict:
         other = _figures(samples, goal.measure, goal.against)
         values = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
     value = median(values)
-    return Verdict(goal, value, min(values), max(values), goal.holds(value))
+    interval = median_interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else None
+    judged = interval if goal.confident and interval else (value,)
+    return Verdict(goal, value, min(values), max(values), all(map(goal.holds, judged)), interval)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median by bootstrap: medians of as many rounds drawn from these, again and again."""
+    draw = random.Random(0)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(_DRAWS))
+    return medians[round(0.025 * _DRAWS)], medians[round(0.975 * _DRAWS) - 1]
 
 
 def _figures(samples: Samples, measure: str, side: str) -> list[float]:
@@ -146,12 +163,17 @@ def _figures_table(samples: Samples) -> Table:
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table("goal", "measured", "lowest–highest", "")
+    table = Table("goal", "measured", "95 % interval", "lowest–highest", "")
     for verdict in verdicts:
-        spread = f"{shortened(verdict.lowest)}–{shortened(verdict.highest)}"
+        interval = _range(*verdict.interval) if verdict.interval else ""
         outcome = "[green]met[/]" if verdict.met else "[bold red]MISSED[/]"
-        table.add_row(verdict.goal.words, shortened(verdict.value) + verdict.goal.unit, spread, outcome)
+        measured, spread = shortened(verdict.value) + verdict.goal.unit, _range(verdict.lowest, verdict.highest)
+        table.add_row(verdict.goal.words, measured, interval, spread, outcome)
     return table
+
+
+def _range(low: float, high: float) -> str:
+    return f"{shortened(low)}–{shortened(high)}"
 
 
 def shortened(value: float) -> str:

@@ -27,7 +27,7 @@ class Options:
     large: bool = False
     """Some benchmarks have a form for an accelerator: a 7B-shaped model on one rank."""
     before: str = ""
-    """Another checkout, which `grammar` and `before` compare this one with."""
+    """Another checkout, which some benchmarks compare this one with."""
 
 
 @dataclass
@@ -40,8 +40,13 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     def interleave(self, *measurements: Callable[[], None], most_rounds: int | None = None) -> None:
-        rounds = self.options.rounds if most_rounds is None else min(self.options.rounds, most_rounds)
-        report.interleave(rounds, measurements, self.say)
+        self.rounds(
+            self.options.rounds if most_rounds is None else min(self.options.rounds, most_rounds), *measurements
+        )
+
+    def rounds(self, number: int, *measurements: Callable[[], None]) -> None:
+        """So many, whatever the options say."""
+        report.interleave(number, measurements, self.say)
 
 
 @dataclass(frozen=True)

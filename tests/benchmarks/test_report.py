@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,22 @@ def test_a_ratio_is_taken_within_each_round() -> None:
 def test_a_goal_is_judged_by_the_median_and_shows_the_spread() -> None:
     verdict = judge(Goal("decode", "ours", ">=", 2, against="theirs"), samples(ours=[1, 3, 9], theirs=[1, 1, 1]))
     assert (verdict.value, verdict.lowest, verdict.highest) == (3, 1, 9)
+
+
+def test_where_it_matters_the_whole_interval_of_the_median_must_meet_the_goal() -> None:
+    figures = samples(ours=[98, 103, 97, 104, 100, 101, 96, 105, 99, 102, 100, 100], theirs=[100] * 12)
+    goal = Goal("decode", "ours", ">=", 0.995, against="theirs")
+    verdict, sure = judge(goal, figures), judge(replace(goal, confident=True), figures)
+    assert verdict.interval == sure.interval
+    assert verdict.interval
+    assert 0.97 < verdict.interval[0] < 0.995 < verdict.value < verdict.interval[1] < 1.03
+    assert verdict.met
+    assert not sure.met
+    assert judge(replace(goal, bound=0.97, confident=True), figures).met
+
+
+def test_a_few_rounds_have_no_interval() -> None:
+    assert judge(Goal("decode", "ours", ">=", 1, confident=True), samples(ours=[1, 2, 3])).interval is None
 
 
 @pytest.mark.parametrize(("relation", "met"), [(">=", False), ("<=", True)])
