@@ -68,7 +68,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     parser.add_argument(
         "--before",
         metavar="FOLDER",
-        help=f"another checkout, which `grammar`, {' and '.join(f'`{name}`' for name in COMPARING)} compare this one with",
+        help=f"another checkout to compare this one with (grammar, {', '.join(COMPARING)})",
     )
     given = parser.parse_args(arguments)
     names = given.names or [name for name in BENCHMARKS if name not in COMPARING or given.before]
