@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import asdict
@@ -50,7 +51,7 @@ def router(service: Service) -> APIRouter:
             "model": settings.model_id,
             "version": chorus.__version__,
             "engine": engine_summary(view),
-            "requests": {"open": service.client.open_requests},
+            "requests": {"open": service.client.open_requests, "tasks": len(asyncio.all_tasks())},
             "configuration": settings.configuration,
         }
 
