@@ -75,6 +75,7 @@ class Soak:
             for numbers in (range(-WARM, 0), range(requests // 2), range(requests // 2, requests)):
                 await self._ask_all(iter(numbers), lost)
                 at_rest.append(await self._rest(at_rest[0] if at_rest else None))
+                print(f"at rest after {max(0, numbers.stop)} requests: {figures.told(at_rest[-1])}", flush=True)
             health = await self._health()
             watching.cancel()
             await self._http.post("/cache/clear")
@@ -218,8 +219,6 @@ def main() -> int:
         print(f"the soak could not run: {error}")
         return 1
     results = checks(soak.tally, kills, at_rest, health, left)
-    for when, seen in zip(("before", "in the middle", "at the end"), at_rest, strict=True):
-        print(f"{when}: {figures.told(seen)}")
     for check in results:
         print(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
     failed = not all(check.passed for check in results)
