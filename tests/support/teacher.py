@@ -6,13 +6,23 @@ tokens: every received token must score within rounding of the best.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from llguidance import LLMatcher
 
-from chorus.engine.sampling import Draw, preferences
+from chorus.engine.sampling import Draw, Mask, preferences
 from chorus.messages.engine import Finish, Request
+from chorus.platform.disk import nameless_file
+from chorus.text.grammar.child import Masks
+from chorus.text.grammar.forms import llguidance_form
+from chorus.text.grammar.vocabulary import Vocabularies
 from tests.support.architectures import Config, build_config, single_cache
 from tests.support.margins import TOLERANCE
 
@@ -42,7 +52,21 @@ class Teacher:
     """The whole model as upstream has it, with a fresh cache for every answer."""
 
     def __init__(self, config: Config, seed: int = 0) -> None:
-        self.model = build_config(config, seed)
+        self.model: nn.Module = build_config(config, seed)
+        self._grammars: Grammars | None = None
+
+    @classmethod
+    def of_folder(cls, path: Path) -> Teacher:
+        """A model as it lies on disk, computed in float32, with its grammars."""
+        from mlx_lm.utils import dequantize_model, load_model
+
+        teacher = cls.__new__(cls)
+        model, config = load_model(path)
+        # Scales first, so that dequantizing loses nothing.
+        model.set_dtype(mx.float32)
+        teacher.model = dequantize_model(model) if "quantization" in config else model
+        teacher._grammars = Grammars(path, config["vocab_size"])
+        return teacher
 
     def faults(self, answers: Sequence[Answer]) -> list[str | None]:
         """What is wrong with each answer; None: it is as the model would have given it."""
@@ -69,7 +93,11 @@ class Teacher:
             return None
         first = len(request.prompt) - 1
         logits = logits[first + places.start : first + places.stop]
-        draws = [Draw(request.sampling, len(request.prompt) + i, request.prompt, output[:i]) for i in places]
+        masks = self._masks(request, output)
+        draws = [
+            Draw(request.sampling, len(request.prompt) + i, request.prompt, output[:i], masks[i] if masks else None)
+            for i in places
+        ]
         scores = preferences(logits, draws)
         behind = mx.max(scores, axis=-1) - _of_drawn(scores, answer)
         own = _of_drawn(logits - mx.logsumexp(logits, axis=-1, keepdims=True), answer)
@@ -81,6 +109,37 @@ class Teacher:
             if not abs(told - expected) <= TOLERANCE:
                 return f"token {place} of {len(output)} has log probability {expected:.5f}, told was {told:.5f}"
         return None
+
+    def _masks(self, request: Request, output: Sequence[int]) -> list[Mask] | None:
+        if request.grammar is None or self._grammars is None:
+            return None
+        return list(self._grammars.masks(request, output))
+
+
+class Grammars:
+    """What the grammars of requests allow, computed as the engine's own processes do."""
+
+    def __init__(self, path: Path, vocabulary: int) -> None:
+        self._vocabularies = Vocabularies(path, vocabulary, trust_remote_code=False)
+        self._words = -(-vocabulary // 32)
+
+    def masks(self, request: Request, output: Iterable[int]) -> Iterator[Mask]:
+        """What may come first, and what after each token; raises GrammarError at a token that it does not accept."""
+        grammar = request.grammar
+        assert grammar is not None
+        vocabulary = self._vocabularies.ending_with(request.stop_tokens)
+        matcher = LLMatcher(vocabulary, llguidance_form(grammar.kind, grammar.source, grammar.parts), log_level=0)
+        file = nameless_file(4 * self._words)
+        try:
+            masks = Masks(matcher, file, vocabulary.vocab_size, request.stop_tokens)
+            seen = np.frombuffer(mmap.mmap(file, 4 * self._words, prot=mmap.PROT_READ), dtype=np.int32)
+            masks.fill()
+            yield seen.copy()
+            for token in output:
+                masks.take(token)
+                yield seen.copy()
+        finally:
+            os.close(file)
 
 
 def _of_drawn(scores: mx.array, answer: Answer) -> mx.array:

@@ -1,0 +1,94 @@
+"""`python -m tests.chaos`: faults drawn at random, one after the other, under clients of every protocol.
+
+Each fault is seen to have happened; then every request must have ended as it would have without it. What it did, to
+whom, for how long and what was lost is printed as a table. All of it follows from the seed, but for the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.models import stored_default
+from tests.chaos import noted
+from tests.chaos.compare import differences
+from tests.chaos.judge import judge
+from tests.chaos.measure import table
+from tests.chaos.models import write_tiny
+from tests.chaos.plan import SMOLLM2, TINY, Session, draw
+from tests.chaos.running import Held, hold
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=200, help="so many in all (200)")
+    parser.add_argument("--seed", type=int, default=1, help="what everything follows from (1)")
+    parser.add_argument("--only", help="sessions whose name has this in it, such as ring or grpc-3-tiny")
+    parser.add_argument("--first", type=int, help="only so many faults of each session")
+    parser.add_argument("--minutes", type=float, default=120, help="begin no other session after these (120)")
+    parser.add_argument("--keep", type=Path, help="keep logs and notes in this folder")
+    given = parser.parse_args()
+    sessions = [
+        Session(session.group, session.faults[: given.first])
+        for session in draw(given.seed, given.faults)
+        if (given.only or "") in session.group.name
+    ]
+    home = Path(tempfile.mkdtemp(prefix="chaos-run-"))
+    try:
+        return run(sessions, given.seed, given.minutes, given.keep or home / "kept", home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def run(sessions: Sequence[Session], seed: int, minutes: float, kept: Path, home: Path) -> int:
+    models = {TINY: write_tiny(home / "tiny")}
+    if any(session.group.model == SMOLLM2 for session in sessions):
+        models[SMOLLM2] = stored_default()
+    kept.mkdir(parents=True, exist_ok=True)
+    began, all_held = time.monotonic(), []
+    for session in sessions:
+        if time.monotonic() - began > 60 * minutes:
+            break
+        print(f"{session.group.name}: {len(session.faults)} faults", flush=True)
+        held = asyncio.run(
+            hold(session, models[session.group.model], str(seed), kept, lambda line: print(line, flush=True))
+        )
+        all_held.append(held)
+    problems = found_wrong(all_held, models)
+    suffered = [one for held in all_held for one in held.suffered]
+    print("", *table(suffered), "", sep="\n")
+    for problem in problems:
+        print(problem)
+    requests = sum(len(held.exchanges) for held in all_held)
+    lost = sum(one.lost for one in suffered)
+    print(f"{len(suffered)} faults, {requests} requests, {lost} lost, {len(problems)} problems")
+    if missing := len(sessions) - len(all_held):
+        print(f"{missing} sessions were not begun within {minutes:g} minutes")
+    return 1 if problems or missing else 0
+
+
+def found_wrong(all_held: Sequence[Held], models: dict[str, Path]) -> list[str]:
+    """All that is not as it must be, and where."""
+    problems = []
+    for model, path in models.items():
+        own = [held for held in all_held if held.session.group.model == model and held.notes]
+        looked, faults = judge(path, [held.notes for held in own if held.notes])
+        print(f"{looked} answers of {model} were looked at, {len(faults)} are not the model's", flush=True)
+        for held in own:
+            assert held.notes is not None
+            found = [f"{one.fault.name}: {problem}" for one in held.suffered for problem in one.problems]
+            found += held.problems
+            found += [f"{name}: {fault}" for (folder, name), fault in faults.items() if folder == str(held.notes)]
+            found += differences(path, held.exchanges, noted.read(held.notes))
+            problems += [f"{held.session.group.name}: {problem}" for problem in found]
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

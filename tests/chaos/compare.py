@@ -1,0 +1,45 @@
+"""Whether what a client saw is what its front end was given, to the last character."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from chorus.messages.engine import Finish
+from tests.chaos.asking import Exchange
+from tests.chaos.noted import Noted
+
+
+def differences(model: Path, exchanges: Iterable[Exchange], noted: Iterable[Noted]) -> Iterator[str]:
+    """Of all answers that were whole."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    by_id = {one.id: one for one in noted}
+    for exchange in exchanges:
+        if exchange.complete:
+            own = by_id.get(exchange.id)
+            found = _difference(tokenizer, exchange, own) if own else "nobody asked the engine"
+            if found:
+                yield f"{exchange.id} ({exchange.kind}): {found}"
+
+
+def _difference(tokenizer: Tokenizer, exchange: Exchange, noted: Noted) -> str | None:
+    text = tokenizer.decode(noted.tokens, skip_special_tokens=exchange.kind != "tools")
+    stopped = noted.finish is Finish.STOP
+    if problem := noted.problem():
+        return problem
+    if exchange.told_again not in (None, exchange.text):
+        return f"{exchange.text!r} was sent, {exchange.told_again!r} was told at the end"
+    if exchange.tokens not in (None, len(noted.tokens) + stopped):
+        return f"the usage says {exchange.tokens} tokens, there were {len(noted.tokens)}"
+    if exchange.kind == "tools":
+        return None if not stopped or _calls(text, exchange.arguments) else f"{text!r} became {exchange.arguments!r}"
+    return None if exchange.text == text else f"{text!r} was received as {exchange.text!r}"
+
+
+def _calls(text: str, arguments: str) -> bool:
+    """Whether these are the arguments that the text calls its function with."""
+    called = text.partition("<tool_call>")[2].partition("</tool_call>")[0]
+    return bool(json.loads(called)["arguments"] == json.loads(arguments))

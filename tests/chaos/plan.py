@@ -1,0 +1,121 @@
+"""Which faults happen, to whom and when: a plan is plain data, and all of it follows from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from chorus.platform.faults import FRONT_END
+
+LEADER = 0
+OUTSIDE = "outside"
+"""The place of a fault that comes as a signal from another process, at any moment."""
+COORDINATOR = "coordinator"
+"""The kind of a fault that ends `chorus serve` itself."""
+PAUSE = "pause"
+"""The kind of a fault that is none: a process stands still for less time than anybody minds."""
+
+SELF_INFLICTED = ("exit", "kill", "stop", "error", "memory")
+FRONT_END_KINDS = ("exit", "kill", "stop")
+LEADER_PLACES = ("sent", "forward", "sample", "tell")
+FOLLOWER_PLACES = ("begin", "forward", "send", "answer")
+FRONT_END_PLACES = ("request", "event")
+STEPS_AHEAD = 30
+TINY, SMOLLM2 = "tiny", "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A model over its ranks: one server for many faults."""
+
+    parallel: str
+    transport: str
+    ranks: int
+    model: str = TINY
+
+    @property
+    def name(self) -> str:
+        return f"{self.parallelism}-{self.ranks}-{self.model}"
+
+    @property
+    def parallelism(self) -> str:
+        return f"{self.parallel}/{self.transport}"
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    kind: str
+    place: str
+    rank: int
+    after: float
+    """So many steps from now; from outside, so many seconds. In a front end it is the next time."""
+
+    @property
+    def victim(self) -> str:
+        if self.kind == COORDINATOR:
+            return COORDINATOR
+        return {FRONT_END: "front end", LEADER: "leader"}.get(self.rank, "follower")
+
+    @property
+    def name(self) -> str:
+        if self.kind == COORDINATOR:
+            return "kill of the supervisor"
+        whom = f"rank {self.rank}" if self.rank > 0 else self.victim
+        return f"{self.kind} of {whom} at {self.place} after {self.after:.3g}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One server and what happens to it, in order."""
+
+    group: Group
+    faults: tuple[PlannedFault, ...]
+
+
+SHARES = {("pipeline", "grpc"): 0.45, ("pipeline", "ring"): 0.275, ("tensor", "mpi"): 0.275}
+SIZES = (2, 3, 4)
+FAULTS_PER_SERVER = 12
+REAL_MODEL_FROM = 40
+"""Fewer faults than these are not worth the start of a real model."""
+
+
+def draw(seed: int, faults: int) -> list[Session]:
+    """So many faults in all, over all parallelisms; a tenth of them with a real model."""
+    random = Random(f"chaos {seed}")
+    sessions: list[Session] = []
+    for place, ((parallel, transport), share) in enumerate(SHARES.items()):
+        whole = len(SHARES) - 1 == place
+        own = faults - sum(len(session.faults) for session in sessions) if whole else round(faults * share)
+        real = round(own / 10) if faults >= REAL_MODEL_FROM else 0
+        sizes = random.sample(SIZES, min(len(SIZES), max(1, (own - real) // FAULTS_PER_SERVER)))
+        groups = [Group(parallel, transport, size) for size in sorted(sizes)]
+        parts = [(own - real + index) // len(groups) for index in range(len(groups))]
+        if real:
+            groups, parts = [*groups, Group(parallel, transport, random.choice(SIZES[:2]), SMOLLM2)], [*parts, real]
+        for group, count in zip(groups, parts, strict=True):
+            ends_whole = count >= FAULTS_PER_SERVER and random.random() < 0.5
+            drawn = [_draw(random, group) for _ in range(count)]
+            if ends_whole:
+                drawn[-1] = PlannedFault(COORDINATOR, OUTSIDE, LEADER, random.random())
+            sessions.append(Session(group, tuple(drawn)))
+    return [session for session in sessions if session.faults]
+
+
+def _draw(random: Random, group: Group) -> PlannedFault:
+    victim = random.choices(("leader", "follower", "front end"), (35, 45, 20))[0]
+    if victim == "front end":
+        if random.random() < 0.5:
+            return PlannedFault(random.choice(("kill", "stop")), OUTSIDE, FRONT_END, random.random())
+        place = random.choice(FRONT_END_PLACES)
+        return PlannedFault(random.choice(FRONT_END_KINDS), place, FRONT_END, 0)
+    rank = LEADER if victim == "leader" else random.randrange(1, group.ranks)
+    if random.random() < 0.3:
+        return PlannedFault(random.choice(("kill", "stop", PAUSE)), OUTSIDE, rank, random.random())
+    places = LEADER_PLACES if rank == LEADER else tuple(follower_places(group))
+    return PlannedFault(random.choice(SELF_INFLICTED), random.choice(places), rank, random.randint(0, STEPS_AHEAD))
+
+
+def follower_places(group: Group) -> Iterator[str]:
+    """A rank that holds a slice of every layer sends nothing of its own."""
+    return (place for place in FOLLOWER_PLACES if place != "send" or group.parallel == "pipeline")

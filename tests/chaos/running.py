@@ -1,0 +1,206 @@
+"""Holds one session: a server, its clients and one fault after the other, and what is wrong afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copytree
+
+import psutil
+
+from chorus.platform.faults import FRONT_END
+from tests.chaos.asking import CLIENTS, Asker, Exchange
+from tests.chaos.measure import Suffered, longest_gap, lost
+from tests.chaos.plan import COORDINATOR, PAUSE, PlannedFault, Session
+from tests.chaos.served import END_SECONDS, FaultMissing, Moment, Served, eventually, is_free
+
+RECOVERY_SECONDS = 120.0
+"""By then whoever was open at a fault has an end, and somebody has seen something of an answer."""
+LOOK_SECONDS = 0.02
+SHOWN = 3
+GROWTH_BYTES, GROWTH_FILES = 40 << 20, 4
+
+
+@dataclass
+class Held:
+    """What came of a session."""
+
+    session: Session
+    suffered: list[Suffered] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: Path | None = None
+
+
+Told = Callable[[str], None]
+
+
+async def hold(session: Session, model: Path | str, seed: str, kept: Path, tell: Told) -> Held:
+    """`kept` is where the notes and the log of the server are found afterwards."""
+    held = Held(session)
+    with Served(session.group, model) as served:
+        try:
+            await _hold(served, held, seed, tell)
+        finally:
+            held.notes = kept / session.group.name.replace("/", "-")
+            copytree(served.folder.notes, held.notes)
+            for log in (served.folder.path / "cwd").glob("*.log"):
+                (held.notes / log.name).write_bytes(log.read_bytes())
+    return held
+
+
+async def _hold(served: Served, held: Held, seed: str, tell: Told) -> None:
+    asker = Asker(served.url, served.group.model, f"{seed} {served.group.name}")
+    held.exchanges = asker.exchanges
+    memory = None
+    for number, fault in enumerate(held.session.faults):
+        async with _clients(asker):
+            await _until(lambda: sum(1 for exchange in asker.open() if exchange.times) >= CLIENTS / 2, RECOVERY_SECONDS)
+            try:
+                one = await _suffer(served, asker, fault)
+            except (FaultMissing, psutil.Error) as error:
+                held.problems.append(f"{fault.name}: {error}")
+                tell(f"  {fault.name}: {error}")
+                continue
+        await _asked_again(asker, fault, one)
+        held.suffered.append(one)
+        tell(f"  {_told(one)}")
+        if number == 1:
+            memory = _memory(served)
+        if fault.kind == COORDINATOR:
+            held.problems += await _begin_again(served, asker)
+    if memory and held.session.faults[-1].kind != COORDINATOR:
+        held.problems += _grown(memory, _memory(served))
+    await asker.close()
+    held.problems += await asyncio.to_thread(_left_after_stop, served)
+
+
+@contextlib.asynccontextmanager
+async def _clients(asker: Asker) -> AsyncIterator[None]:
+    """Six at a time; leaving the block waits for the answers that are under way."""
+    tasks = [asyncio.create_task(asker.run()) for _ in range(CLIENTS)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while asker.open():
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered:
+    moment = await asyncio.to_thread(served.suffer, fault)
+    one = Suffered(served.group, fault, moment.time)
+    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment.time]
+    if fault.kind == COORDINATOR:
+        await _until(lambda: all(exchange.ended for exchange in concerned), RECOVERY_SECONDS)
+        one.lost = len(lost(concerned))
+        return one
+    if fault.kind != PAUSE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
+        one.problems.append("nobody noticed it")
+    since = one.noticed or moment.time
+    if not await _until(lambda: _recovered(asker, concerned, since), RECOVERY_SECONDS):
+        one.problems.append(f"no recovery within {RECOVERY_SECONDS:g} s")
+    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment.time]
+    one.gap = longest_gap(concerned, since, time.time())
+    gone = lost(concerned)
+    one.lost = len(gone)
+    one.problems += _some([_lost_why(exchange) for exchange in gone if not _may_be_lost(fault, exchange, since)])
+    return one
+
+
+def _some(problems: list[str]) -> list[str]:
+    """One cause has many: the first ones say it."""
+    more = len(problems) - SHOWN
+    return problems if more <= 0 else [*problems[:SHOWN], f"and {more} more"]
+
+
+def _noticed(served: Served, moment: Moment, one: Suffered) -> bool:
+    one.noticed = served.noticed(moment)
+    return one.noticed is not None
+
+
+def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
+    """Whoever was open has an end, and somebody who came later has been answered."""
+    later = any(exchange.began >= since and exchange.complete for exchange in asker.exchanges)
+    return later and all(exchange.ended for exchange in concerned)
+
+
+def _may_be_lost(fault: PlannedFault, exchange: Exchange, noticed: float) -> bool:
+    """The connections of a front end end with it; those that only wait for the next one do not."""
+    return fault.rank == FRONT_END and exchange.began <= noticed and bool(exchange.broken) and not exchange.hangs
+
+
+def _lost_why(exchange: Exchange) -> str:
+    seen = f"after {len(exchange.times)} pieces" if exchange.times else "before anything came"
+    return f"{exchange.id} ({exchange.kind}) was lost {seen}: {exchange.error or exchange.broken}"
+
+
+async def _asked_again(asker: Asker, fault: PlannedFault, one: Suffered) -> None:
+    """What a lost front end took along gets its answer from the next one."""
+    if fault.rank != FRONT_END:
+        return
+    gone = [exchange for exchange in lost(asker.exchanges) if exchange.ended >= one.at and not exchange.again]
+    for again in await asyncio.gather(*map(asker.ask_again, gone)):
+        if not again.complete:
+            one.problems.append(f"asked again, {_lost_why(again)}")
+
+
+async def _begin_again(served: Served, asker: Asker) -> list[str]:
+    """After the supervisor was killed everything has ended, and the next start is clean."""
+    if not await asyncio.to_thread(eventually, lambda: not served.folder.processes(), END_SECONDS):
+        return [f"after the kill of the supervisor: {left}" for left in served.folder.left()]
+    await asyncio.to_thread(served.restart)
+    another = Asker(served.url, served.group.model, "begun again")
+    await asyncio.gather(*(another.ask(another.draw()) for _ in range(CLIENTS)))
+    await another.close()
+    return [f"after a new start, {_lost_why(exchange)}" for exchange in lost(another.exchanges)]
+
+
+def _memory(served: Served) -> tuple[int, int]:
+    """Resident bytes and open files of the supervisor."""
+    supervisor = psutil.Process(served.server.process.pid)
+    return supervisor.memory_info().rss, supervisor.num_fds()
+
+
+def _grown(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
+    grown = [now - then for then, now in zip(before, after, strict=True)]
+    problems = []
+    if grown[0] > GROWTH_BYTES:
+        problems.append(f"the supervisor grew by {grown[0] >> 20} MB")
+    if grown[1] > GROWTH_FILES:
+        problems.append(f"the supervisor has {grown[1]} more files open")
+    return problems
+
+
+def _left_after_stop(served: Served) -> list[str]:
+    ports = served.ports()
+    try:
+        served.server.stop()
+    except AssertionError as error:
+        return [str(error)[:2000]]
+    eventually(lambda: not list(served.folder.left()), END_SECONDS)
+    return [f"left: {left}" for left in served.folder.left()] + [
+        f"left: somebody listens on port {port}" for port in sorted(ports) if not is_free(port)
+    ]
+
+
+async def _until(check: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(LOOK_SECONDS)
+    return True
+
+
+def _told(one: Suffered) -> str:
+    seen = "not noticed" if one.detection is None else f"seen after {one.detection:.2f} s"
+    gap = "" if one.gap is None else f", gap {one.gap:.2f} s"
+    problems = "".join(f"\n    {problem}" for problem in one.problems)
+    return f"{one.fault.name}: {seen}{gap}, {one.lost} lost{problems}"

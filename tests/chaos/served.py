@@ -1,0 +1,238 @@
+"""A server that faults happen to: how they are brought about, when it noticed, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from chorus.platform import faults
+from chorus.platform.faults import FRONT_END, Fault
+from tests.chaos.plan import COORDINATOR, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
+from tests.support.server import ChorusServer
+
+TAP = Path(__file__).parent / "tap"
+FAULT_SECONDS = 60.0
+"""A fault that was to happen within some steps has not by then: that is an error of the plan or the server."""
+LOOK_SECONDS = 0.02
+PAUSED_SECONDS = 0.6
+END_SECONDS = 30.0
+
+
+class FaultMissing(AssertionError):
+    """A fault did not happen."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a fault happened, and to which process."""
+
+    time: float
+    pid: int
+
+
+def eventually(check: Callable[[], Any], seconds: float) -> Any:
+    """What the check gives once that is true; None when it never was."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+class Folder:
+    """Where all that a server writes lies, so that what it leaves is seen."""
+
+    def __init__(self) -> None:
+        # Sockets lie below it, and their names may not be long.
+        self.path = Path(tempfile.mkdtemp(prefix="chaos-"))
+        for name in ("faults", "notes", "tmp", "state", "cwd"):
+            (self.path / name).mkdir()
+        self.faults, self.notes = self.path / "faults", self.path / "notes"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        inherited = os.environ.get("PYTHONPATH")
+        return {
+            faults.VARIABLE: str(self.faults),
+            "CHAOS_NOTES": str(self.notes),
+            "PYTHONPATH": os.pathsep.join([str(TAP), *([inherited] if inherited else [])]),
+            "TMPDIR": str(self.path / "tmp"),
+            "CHORUS_STATE": str(self.path / "state"),
+        }
+
+    def processes(self) -> list[psutil.Process]:
+        """All that were started for this server, whoever their parents are now."""
+        return [process for process in psutil.process_iter() if _serves(process, str(self.faults))]
+
+    def left(self) -> Iterator[str]:
+        """What is there when nothing runs any more and should not be."""
+        for process in self.processes():
+            yield f"process {process.pid} {' '.join(process.cmdline()[:6])}"
+        for name in ("tmp", "state"):
+            for path in (self.path / name).rglob("*"):
+                # MLX keeps the functions that it has compiled.
+                if not path.is_dir() and not path.is_relative_to(self.path / "tmp" / "mlx"):
+                    yield f"file {path.relative_to(self.path)}"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Served:
+    """`with Served(group, model) as served:` starts it; leaving the block ends it and all that is left of it."""
+
+    def __init__(self, group: Group, model: Path | str) -> None:
+        self.group = group
+        self.folder = Folder()
+        self._model = model
+        self._injected = 0
+        self._read_from = 0
+        self.server = self._started()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def restart(self) -> None:
+        """After the supervisor was killed: another one, where the first one was."""
+        self.server = self._started()
+        self.server.wait_until_ready()
+
+    def step(self) -> int:
+        return int(self._get("/cluster/status")["step"])
+
+    def process(self, rank: int) -> psutil.Process:
+        found = eventually(lambda: self._find(rank), FAULT_SECONDS)
+        if found is None:
+            raise FaultMissing(f"there is no process of rank {rank}")
+        return found  # type: ignore[no-any-return]
+
+    def suffer(self, fault: PlannedFault) -> Moment:
+        """Brings the fault about and returns when it has happened."""
+        self._read_from = self.server.log_file.stat().st_size
+        if fault.kind == COORDINATOR:
+            time.sleep(fault.after)
+            return _signalled(psutil.Process(self.server.process.pid), signal.SIGKILL)
+        if fault.place == OUTSIDE:
+            time.sleep(fault.after)
+            return self._from_outside(fault)
+        self._injected += 1
+        name = f"fault-{self._injected:04}"
+        first = 0 if fault.rank == FRONT_END else self.step() + int(fault.after)
+        Fault(fault.kind, fault.place, fault.rank, first).write(self.folder.faults, name)
+        if not eventually((self.folder.faults / f"{name}.done").exists, FAULT_SECONDS):
+            (self.folder.faults / f"{name}.json").unlink()
+            raise FaultMissing(f"{fault.name} did not happen within {FAULT_SECONDS:g} s")
+        pid, moment = eventually((self.folder.faults / f"{name}.done").read_text, 1.0).split()
+        (self.folder.faults / f"{name}.json").unlink()
+        return Moment(float(moment), int(pid))
+
+    def noticed(self, moment: Moment) -> float | None:
+        """When one of its processes first complained after the fault."""
+        return next((when for when, level in self._log(moment.time) if level in ("warning", "error")), None)
+
+    def _log(self, since: float) -> Iterator[tuple[float, str]]:
+        """Time and level of the records since then, among those that were not there before the last fault."""
+        with self.server.log_file.open("rb") as log:
+            log.seek(self._read_from)
+            lines = log.read().splitlines()
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                record = json.loads(line)
+                when = datetime.fromisoformat(record["time"]).timestamp()
+                # They have whole milliseconds.
+                if when >= since - 0.001:
+                    yield when, record["level"]
+
+    def ports(self) -> set[int]:
+        """Where its processes listen now, the front end's own apart, which a later start would choose anew."""
+        found = set()
+        for process in self.folder.processes():
+            with contextlib.suppress(psutil.Error):
+                listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                found |= {connection.laddr.port for connection in listening}
+        return found
+
+    def _from_outside(self, fault: PlannedFault) -> Moment:
+        process = self.process(fault.rank)
+        if fault.kind != PAUSE:
+            return _signalled(process, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+        moment = _signalled(process, signal.SIGSTOP)
+        time.sleep(PAUSED_SECONDS)
+        _signalled(process, signal.SIGCONT)
+        return moment
+
+    def _find(self, rank: int) -> psutil.Process | None:
+        words = {FRONT_END: ["chorus.api"], 0: ["chorus.engine"]}.get(rank, ["chorus.rank", "--rank", str(rank)])
+        for process in self.server.processes():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if line[1:2] == ["-m"] and all(word in line for word in words) and _follows(line, words):
+                    return process
+        return None
+
+    def _started(self) -> ChorusServer:
+        group, numbers = self.group, ["--dtype", "float32"] if self.group.model == SMOLLM2 else []
+        arguments = ["--ranks", str(group.ranks), "--parallel", group.parallel, "--transport", group.transport]
+        return ChorusServer(
+            self._model, [*arguments, *numbers, "--log-json"], self.folder.path / "cwd", self.folder.environment
+        )
+
+    def _get(self, path: str) -> Any:
+        return httpx.get(self.url + path, timeout=60, trust_env=False).json()
+
+    def __enter__(self) -> Self:
+        try:
+            self.server.wait_until_ready()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.folder.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.folder.remove()
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _follows(line: list[str], words: list[str]) -> bool:
+    """The rank's number stands behind its option."""
+    return len(words) < 3 or line[line.index(words[1]) + 1] == words[2]
+
+
+def _signalled(process: psutil.Process, number: signal.Signals) -> Moment:
+    moment = Moment(time.time(), process.pid)
+    process.send_signal(number)
+    return moment
+
+
+def _serves(process: psutil.Process, folder: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(faults.VARIABLE) == folder
+    except (psutil.Error, OSError):
+        return False
