@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -43,7 +44,7 @@ def longest_gap(exchanges: Iterable[Exchange], since: float, until: float) -> fl
 def _silences(exchange: Exchange) -> Iterable[tuple[float, float]]:
     """From when to when it waited. What comes after the last of the text is no part of the answer."""
     seen = [exchange.began, *exchange.times]
-    return zip(seen, seen[1:], strict=False)
+    return itertools.pairwise(seen)
 
 
 def lost(exchanges: Iterable[Exchange]) -> list[Exchange]:

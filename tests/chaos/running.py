@@ -36,15 +36,12 @@ class Held:
     notes: Path | None = None
 
 
-Told = Callable[[str], None]
-
-
-async def hold(session: Session, model: Path | str, seed: str, kept: Path, tell: Told) -> Held:
+async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> Held:
     """`kept` is where the notes and the log of the server are found afterwards."""
     held = Held(session)
     with Served(session.group, model) as served:
         try:
-            await _hold(served, held, seed, tell)
+            await _hold(served, held, seed)
         finally:
             held.notes = kept / session.group.name.replace("/", "-")
             copytree(served.folder.notes, held.notes)
@@ -53,7 +50,7 @@ async def hold(session: Session, model: Path | str, seed: str, kept: Path, tell:
     return held
 
 
-async def _hold(served: Served, held: Held, seed: str, tell: Told) -> None:
+async def _hold(served: Served, held: Held, seed: str) -> None:
     asker = Asker(served.url, served.group.model, f"{seed} {served.group.name}")
     held.exchanges = asker.exchanges
     memory = None
@@ -64,11 +61,11 @@ async def _hold(served: Served, held: Held, seed: str, tell: Told) -> None:
                 one = await _suffer(served, asker, fault)
             except (FaultMissing, psutil.Error) as error:
                 held.problems.append(f"{fault.name}: {error}")
-                tell(f"  {fault.name}: {error}")
+                print(f"  {fault.name}: {error}", flush=True)
                 continue
         await _asked_again(asker, fault, one)
         held.suffered.append(one)
-        tell(f"  {_told(one)}")
+        print(f"  {_told(one)}", flush=True)
         if number == 1:
             memory = _memory(served)
         if fault.kind == COORDINATOR:
