@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -m "not system"
 COMPILE := @$(BIN)/python -m compileall -q src tests
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: serve test test-times test-system lint format soak soak-cache soak-disconnects fuzz bench protos lock clean help
+.PHONY: serve test test-times test-system lint format soak soak-cache soak-disconnects chaos fuzz bench protos lock clean help
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -s '  '
@@ -63,6 +63,8 @@ soak-cache: $(VENV)/installed-dev ## Hold CONVERSATIONS (300) of SEED (1) with e
 
 soak-disconnects: $(VENV)/installed-dev ## Leave a server at every moment of REQUESTS (1000) requests of SEED (1), also while ranks are lost, and look what is left.
 	$(BIN)/python -m tests.soak_disconnects --requests $(or $(REQUESTS),1000) --seed $(or $(SEED),1)
+chaos: $(VENV)/installed-dev ## Let FAULTS (200) of SEED (1) happen under clients of every protocol; WRITE=1 puts the table into docs/reliability.md.
+	$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),200) --seed $(or $(SEED),1) $(if $(WRITE),--write)
 
 fuzz: $(VENV)/installed-dev ## Send REQUESTS (20000) hostile requests of SEED (1) to a server; then more of what parsers read.
 	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),20000) --seed $(or $(SEED),1)

@@ -56,10 +56,7 @@ def run(sessions: Sequence[Session], seed: int, minutes: float, kept: Path, home
         if time.monotonic() - began > 60 * minutes:
             break
         print(f"{session.group.name}: {len(session.faults)} faults", flush=True)
-        held = asyncio.run(
-            hold(session, models[session.group.model], str(seed), kept, lambda line: print(line, flush=True))
-        )
-        all_held.append(held)
+        all_held.append(asyncio.run(hold(session, models[session.group.model], str(seed), kept)))
     problems = found_wrong(all_held, models)
     suffered = [one for held in all_held for one in held.suffered]
     print("", *table(suffered), "", sep="\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -80,42 +80,65 @@ REAL_MODEL_FROM = 40
 """Fewer faults than these are not worth the start of a real model."""
 
 
+class Deck:
+    """Cards in a random order, then all of them again: few draws are as mixed as many."""
+
+    def __init__(self, random: Random, cards: Sequence[str]) -> None:
+        self._random, self._cards = random, cards
+        self._left: list[str] = []
+
+    def draw(self) -> str:
+        self._left = self._left or self._random.sample(self._cards, len(self._cards))
+        return self._left.pop()
+
+
+class Dealer:
+    """Draws the faults of one parallelism."""
+
+    VICTIMS = ("follower", "follower", "leader", "follower", "leader", "front end", "follower", "leader")
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._victims = Deck(random, self.VICTIMS)
+        self._inside = Deck(random, SELF_INFLICTED)
+        self._outside = Deck(random, ("kill", "stop", PAUSE))
+        self._where = Deck(random, ("inside", "inside", OUTSIDE))
+        self._front_end = Deck(random, FRONT_END_KINDS)
+
+    def deal(self, group: Group) -> PlannedFault:
+        random, victim, where = self._random, self._victims.draw(), self._where.draw()
+        if victim == "front end" and where == OUTSIDE:
+            return PlannedFault(random.choice(("kill", "stop")), OUTSIDE, FRONT_END, random.random())
+        if victim == "front end":
+            return PlannedFault(self._front_end.draw(), random.choice(FRONT_END_PLACES), FRONT_END, 0)
+        rank = LEADER if victim == "leader" else random.randrange(1, group.ranks)
+        if where == OUTSIDE:
+            return PlannedFault(self._outside.draw(), OUTSIDE, rank, random.random())
+        places = LEADER_PLACES if rank == LEADER else follower_places(group)
+        return PlannedFault(self._inside.draw(), random.choice(places), rank, random.randint(0, STEPS_AHEAD))
+
+
+def follower_places(group: Group) -> Sequence[str]:
+    """A rank that holds a slice of every layer sends nothing of its own."""
+    return [place for place in FOLLOWER_PLACES if place != "send" or group.parallel == "pipeline"]
+
+
 def draw(seed: int, faults: int) -> list[Session]:
     """So many faults in all, over all parallelisms; a tenth of them with a real model."""
     random = Random(f"chaos {seed}")
     sessions: list[Session] = []
     for place, ((parallel, transport), share) in enumerate(SHARES.items()):
-        whole = len(SHARES) - 1 == place
-        own = faults - sum(len(session.faults) for session in sessions) if whole else round(faults * share)
+        last, dealer = place == len(SHARES) - 1, Dealer(random)
+        own = faults - sum(len(session.faults) for session in sessions) if last else round(faults * share)
         real = round(own / 10) if faults >= REAL_MODEL_FROM else 0
         sizes = random.sample(SIZES, min(len(SIZES), max(1, (own - real) // FAULTS_PER_SERVER)))
         groups = [Group(parallel, transport, size) for size in sorted(sizes)]
-        parts = [(own - real + index) // len(groups) for index in range(len(groups))]
+        counts = [(own - real + index) // len(groups) for index in range(len(groups))]
         if real:
-            groups, parts = [*groups, Group(parallel, transport, random.choice(SIZES[:2]), SMOLLM2)], [*parts, real]
-        for group, count in zip(groups, parts, strict=True):
-            ends_whole = count >= FAULTS_PER_SERVER and random.random() < 0.5
-            drawn = [_draw(random, group) for _ in range(count)]
-            if ends_whole:
+            groups, counts = [*groups, Group(parallel, transport, random.choice(SIZES[:2]), SMOLLM2)], [*counts, real]
+        for group, count in zip(groups, counts, strict=True):
+            drawn = [dealer.deal(group) for _ in range(count)]
+            if count >= FAULTS_PER_SERVER and random.random() < 0.5:
                 drawn[-1] = PlannedFault(COORDINATOR, OUTSIDE, LEADER, random.random())
             sessions.append(Session(group, tuple(drawn)))
     return [session for session in sessions if session.faults]
-
-
-def _draw(random: Random, group: Group) -> PlannedFault:
-    victim = random.choices(("leader", "follower", "front end"), (35, 45, 20))[0]
-    if victim == "front end":
-        if random.random() < 0.5:
-            return PlannedFault(random.choice(("kill", "stop")), OUTSIDE, FRONT_END, random.random())
-        place = random.choice(FRONT_END_PLACES)
-        return PlannedFault(random.choice(FRONT_END_KINDS), place, FRONT_END, 0)
-    rank = LEADER if victim == "leader" else random.randrange(1, group.ranks)
-    if random.random() < 0.3:
-        return PlannedFault(random.choice(("kill", "stop", PAUSE)), OUTSIDE, rank, random.random())
-    places = LEADER_PLACES if rank == LEADER else tuple(follower_places(group))
-    return PlannedFault(random.choice(SELF_INFLICTED), random.choice(places), rank, random.randint(0, STEPS_AHEAD))
-
-
-def follower_places(group: Group) -> Iterator[str]:
-    """A rank that holds a slice of every layer sends nothing of its own."""
-    return (place for place in FOLLOWER_PLACES if place != "send" or group.parallel == "pipeline")
