@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.models import stored_default
-from tests.chaos import noted
+from tests.chaos import noted, page, peer
 from tests.chaos.compare import differences
 from tests.chaos.judge import judge
-from tests.chaos.measure import table
+from tests.chaos.measure import Suffered, table
 from tests.chaos.models import write_tiny
-from tests.chaos.plan import SMOLLM2, TINY, Session, draw
+from tests.chaos.plan import SMOLLM2, TINY, Session, draw, draw_localai
 from tests.chaos.running import Held, hold
 
 
@@ -29,24 +29,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=200, help="so many in all (200)")
     parser.add_argument("--seed", type=int, default=1, help="what everything follows from (1)")
+    parser.add_argument("--localai", type=int, default=0, help="so many besides, with LocalAI's protocol (0)")
     parser.add_argument("--only", help="sessions whose name has this in it, such as ring or grpc-3-tiny")
     parser.add_argument("--first", type=int, help="only so many faults of each session")
     parser.add_argument("--minutes", type=float, default=120, help="begin no other session after these (120)")
+    parser.add_argument("--write", action="store_true", help="put the table, and the peer's, into docs/reliability.md")
     parser.add_argument("--keep", type=Path, help="keep logs and notes in this folder")
     given = parser.parse_args()
     sessions = [
         Session(session.group, session.faults[: given.first])
-        for session in draw(given.seed, given.faults)
+        for session in (*draw(given.seed, given.faults), *draw_localai(given.seed, given.localai))
         if (given.only or "") in session.group.name
     ]
     home = Path(tempfile.mkdtemp(prefix="chaos-run-"))
     try:
-        return run(sessions, given.seed, given.minutes, given.keep or home / "kept", home)
+        suffered, problems = run(sessions, given.seed, given.minutes, given.keep or home / "kept", home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+    if given.write:
+        page.write("faults", table(suffered))
+        page.write("peer", peer.rows(peer.measure()))
+    return 1 if problems else 0
 
 
-def run(sessions: Sequence[Session], seed: int, minutes: float, kept: Path, home: Path) -> int:
+def run(
+    sessions: Sequence[Session], seed: int, minutes: float, kept: Path, home: Path
+) -> tuple[list[Suffered], list[str]]:
+    """What happened, and what is wrong."""
     models = {TINY: write_tiny(home / "tiny")}
     if any(session.group.model == SMOLLM2 for session in sessions):
         models[SMOLLM2] = stored_default()
@@ -66,8 +75,9 @@ def run(sessions: Sequence[Session], seed: int, minutes: float, kept: Path, home
     lost = sum(one.lost for one in suffered)
     print(f"{len(suffered)} faults, {requests} requests, {lost} lost, {len(problems)} problems")
     if missing := len(sessions) - len(all_held):
-        print(f"{missing} sessions were not begun within {minutes:g} minutes")
-    return 1 if problems or missing else 0
+        problems.append(f"{missing} sessions were not begun within {minutes:g} minutes")
+        print(problems[-1])
+    return suffered, problems
 
 
 def found_wrong(all_held: Sequence[Held], models: dict[str, Path]) -> list[str]:

@@ -16,7 +16,7 @@ from tests.chaos.noted import Noted
 def differences(model: Path, exchanges: Iterable[Exchange], noted: Iterable[Noted]) -> Iterator[str]:
     """Of all answers that were whole."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    by_id = {one.id: one for one in noted}
+    by_id = {name: one for one in noted for name in (one.id, one.seed)}
     for exchange in exchanges:
         if exchange.complete:
             own = by_id.get(exchange.id)
@@ -31,12 +31,21 @@ def _difference(tokenizer: Tokenizer, exchange: Exchange, noted: Noted) -> str |
     if problem := noted.problem():
         return problem
     if exchange.told_again not in (None, exchange.text):
-        return f"{exchange.text!r} was sent, {exchange.told_again!r} was told at the end"
+        return f"what was told at the end is not what was sent: {_parting(exchange.text, exchange.told_again or '')}"
     if exchange.tokens not in (None, len(noted.tokens) + stopped):
         return f"the usage says {exchange.tokens} tokens, there were {len(noted.tokens)}"
     if exchange.kind == "tools":
         return None if not stopped or _calls(text, exchange.arguments) else f"{text!r} became {exchange.arguments!r}"
-    return None if exchange.text == text else f"{text!r} was received as {exchange.text!r}"
+    if exchange.text_only:
+        text = text.replace("\ufffd", "")
+    return None if exchange.text == text else f"the client saw another text: {_parting(text, exchange.text)}"
+
+
+def _parting(one: str, other: str) -> str:
+    at = next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+    return f"after {at} characters {one[at : at + 20]!r} became {other[at : at + 20]!r}"
 
 
 def _calls(text: str, arguments: str) -> bool:

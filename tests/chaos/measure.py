@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.chaos.asking import Exchange
-from tests.chaos.plan import COORDINATOR, PAUSE, Group, PlannedFault
+from tests.chaos.plan import COORDINATOR, HTTP, PAUSE, TINY, Group, PlannedFault
 
 
 @dataclass
@@ -52,46 +52,33 @@ def lost(exchanges: Iterable[Exchange]) -> list[Exchange]:
 
 
 NOTHING = "–"
-COLUMNS = "detection, gap, lost"
 
 
-def table(suffered: Sequence[Suffered], rest: Sequence[tuple[str, Sequence[str]]] = ()) -> list[str]:
-    """Markdown: a row for each fault and whom it befell, a column for each parallelism; `rest` are rows besides."""
+def table(suffered: Sequence[Suffered]) -> list[str]:
+    """Markdown: a row for each fault, whom it befell and with which model, a column for each parallelism."""
     columns = list(dict.fromkeys(one.group.parallelism for one in suffered))
-    models = list(dict.fromkeys(one.group.model for one in suffered))
-    lines = [f"| fault | model | {' | '.join(columns)} |", f"| --- | --- | {' | '.join('---' for _ in columns)} |"]
-    for kind, victim in sorted({(one.fault.kind, one.fault.victim) for one in suffered}):
-        for model in models:
-            cells = [
-                [
-                    s
-                    for s in suffered
-                    if (s.fault.kind, s.fault.victim, s.group.model) == (kind, victim, model)
-                    and s.group.parallelism == column
-                ]
-                for column in columns
-            ]
-            if any(cells):
-                shown = " | ".join(_cell(cell) for cell in cells)
-                lines.append(f"| {_row(kind, victim)} | {model} | {shown} |")
-    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rest]
+    lines = [f"| fault | {' | '.join(columns)} |", f"| --- | {' | '.join('---' for _ in columns)} |"]
+    for row in sorted({_row(one) for one in suffered}):
+        cells = [[one for one in suffered if (_row(one), one.group.parallelism) == (row, name)] for name in columns]
+        lines.append(f"| {' | '.join([', '.join(filter(None, row)), *map(_cell, cells)])} |")
     return lines
 
 
-def _row(kind: str, victim: str) -> str:
-    return {COORDINATOR: "kill of the supervisor", PAUSE: f"{victim} stands still for 0.6 s"}.get(
-        kind, f"{kind}, {victim}"
-    )
+def _row(one: Suffered) -> tuple[str, str, str]:
+    """The model, unless it is the tiny one, and the fault."""
+    fault, front_end = one.fault, "" if one.group.front_end == HTTP else "LocalAI"
+    told = {COORDINATOR: "kill of the supervisor", PAUSE: f"{fault.victim} stands still for 0.6 s"}
+    model = "" if one.group.model == TINY else "SmolLM2"
+    return front_end, model, told.get(fault.kind, f"{fault.kind}, {fault.victim}")
 
 
 def _cell(same: Sequence[Suffered]) -> str:
     if not same:
         return NOTHING
-    seen = _median(one.detection for one in same)
-    gap = _median(one.gap for one in same)
-    return f"{seen} s, {gap} s, {sum(one.lost for one in same)} ({len(same)})"
+    seen, gap = (_median(values) for values in ([one.detection for one in same], [one.gap for one in same]))
+    return f"{seen} / {gap} / {sum(one.lost for one in same)} ({len(same)})"
 
 
-def _median(values: Iterable[float | None]) -> str:
+def _median(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{median(known):.2f}" if known else NOTHING

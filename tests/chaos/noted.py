@@ -27,6 +27,11 @@ class Noted:
         """As the client named it: front ends put a number before it."""
         return self.request.id.partition(":")[2]
 
+    @property
+    def seed(self) -> str:
+        """As clients name it that have no names for requests."""
+        return f"seed-{self.request.sampling.seed}"
+
     def problem(self) -> str | None:
         """Whether its end and its length belong together."""
         match self.finish:

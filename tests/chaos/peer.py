@@ -54,9 +54,12 @@ def _one(kind: str, victim: str) -> Seen:
         began = ended = None
         body = {"prompt": "The quick brown fox", "max_tokens": TOKENS, "temperature": 0, "stream": True}
         timeout = httpx.Timeout(DEADLINE)
-        with suppress(httpx.HTTPError), httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=body, timeout=timeout, trust_env=False
-        ) as response:
+        with (
+            suppress(httpx.HTTPError),
+            httpx.stream(
+                "POST", f"{server.url}/v1/completions", json=body, timeout=timeout, trust_env=False
+            ) as response,
+        ):
             pieces = 0
             for line in response.iter_lines():
                 pieces += line.startswith("data: ")

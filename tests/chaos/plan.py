@@ -23,6 +23,7 @@ FOLLOWER_PLACES = ("begin", "forward", "send", "answer")
 FRONT_END_PLACES = ("request", "event")
 STEPS_AHEAD = 30
 TINY, SMOLLM2 = "tiny", "smollm2-135m"
+HTTP, LOCALAI = "http", "localai"
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Group:
     transport: str
     ranks: int
     model: str = TINY
+    front_end: str = HTTP
 
     @property
     def name(self) -> str:
-        return f"{self.parallelism}-{self.ranks}-{self.model}"
+        return f"{self.parallelism}-{self.ranks}-{self.model}-{self.front_end}"
 
     @property
     def parallelism(self) -> str:
@@ -97,9 +99,9 @@ class Dealer:
 
     VICTIMS = ("follower", "follower", "leader", "follower", "leader", "front end", "follower", "leader")
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, victims: Sequence[str] = VICTIMS) -> None:
         self._random = random
-        self._victims = Deck(random, self.VICTIMS)
+        self._victims = Deck(random, victims)
         self._inside = Deck(random, SELF_INFLICTED)
         self._outside = Deck(random, ("kill", "stop", PAUSE))
         self._where = Deck(random, ("inside", "inside", OUTSIDE))
@@ -141,4 +143,14 @@ def draw(seed: int, faults: int) -> list[Session]:
             if count >= FAULTS_PER_SERVER and random.random() < 0.5:
                 drawn[-1] = PlannedFault(COORDINATOR, OUTSIDE, LEADER, random.random())
             sessions.append(Session(group, tuple(drawn)))
+    return [session for session in sessions if session.faults]
+
+
+def draw_localai(seed: int, faults: int) -> list[Session]:
+    """For LocalAI's protocol. Its front end keeps the ranks too: what ends it ends everything."""
+    random = Random(f"chaos localai {seed}")
+    dealer, sessions = Dealer(random, ("follower", "leader")), []
+    for place, transport in enumerate(("grpc", "ring")):
+        group = Group("pipeline", transport, random.choice(SIZES[:2]), front_end=LOCALAI)
+        sessions.append(Session(group, tuple(dealer.deal(group) for _ in range((faults + place) // 2))))
     return [session for session in sessions if session.faults]

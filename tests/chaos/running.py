@@ -14,8 +14,9 @@ import psutil
 
 from chorus.platform.faults import FRONT_END
 from tests.chaos.asking import CLIENTS, Asker, Exchange
+from tests.chaos.localai import LocalAI
 from tests.chaos.measure import Suffered, longest_gap, lost
-from tests.chaos.plan import COORDINATOR, PAUSE, PlannedFault, Session
+from tests.chaos.plan import COORDINATOR, LOCALAI, PAUSE, PlannedFault, Session
 from tests.chaos.served import END_SECONDS, FaultMissing, Moment, Served, eventually, is_free
 
 RECOVERY_SECONDS = 120.0
@@ -39,7 +40,8 @@ class Held:
 async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> Held:
     """`kept` is where the notes and the log of the server are found afterwards."""
     held = Held(session)
-    with Served(session.group, model) as served:
+    kind = LocalAI if session.group.front_end == LOCALAI else Served
+    with kind(session.group, model) as served:
         try:
             await _hold(served, held, seed)
         finally:
@@ -51,7 +53,7 @@ async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> He
 
 
 async def _hold(served: Served, held: Held, seed: str) -> None:
-    asker = Asker(served.url, served.group.model, f"{seed} {served.group.name}")
+    asker = served.asker(f"{seed} {served.group.name}")
     held.exchanges = asker.exchanges
     memory = None
     for number, fault in enumerate(held.session.faults):
@@ -153,7 +155,7 @@ async def _begin_again(served: Served, asker: Asker) -> list[str]:
     if not await asyncio.to_thread(eventually, lambda: not served.folder.processes(), END_SECONDS):
         return [f"after the kill of the supervisor: {left}" for left in served.folder.left()]
     await asyncio.to_thread(served.restart)
-    another = Asker(served.url, served.group.model, "begun again")
+    another = served.asker("begun again")
     await asyncio.gather(*(another.ask(another.draw()) for _ in range(CLIENTS)))
     await another.close()
     return [f"after a new start, {_lost_why(exchange)}" for exchange in lost(another.exchanges)]

@@ -22,6 +22,7 @@ import psutil
 
 from chorus.platform import faults
 from chorus.platform.faults import FRONT_END, Fault
+from tests.chaos.asking import Asker
 from tests.chaos.plan import COORDINATOR, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
 from tests.support.server import ChorusServer
 
@@ -103,19 +104,19 @@ class Served:
         self._model = model
         self._injected = 0
         self._read_from = 0
-        self.server = self._started()
+        self.server: Any = self._started()
 
-    @property
-    def url(self) -> str:
-        return self.server.url
+    def asker(self, seed: str) -> Asker:
+        return Asker(self.server.url, self.group.model, seed)
 
     def restart(self) -> None:
         """After the supervisor was killed: another one, where the first one was."""
         self.server = self._started()
-        self.server.wait_until_ready()
+        self._wait_until_ready()
 
     def step(self) -> int:
-        return int(self._get("/cluster/status")["step"])
+        """The last one that was sent."""
+        return int(httpx.get(f"{self.server.url}/cluster/status", timeout=60, trust_env=False).json()["step"])
 
     def process(self, rank: int) -> psutil.Process:
         found = eventually(lambda: self._find(rank), FAULT_SECONDS)
@@ -144,7 +145,7 @@ class Served:
         return Moment(float(moment), int(pid))
 
     def noticed(self, moment: Moment) -> float | None:
-        """When one of its processes first complained after the fault."""
+        """When one of its processes first complained after the fault, where one has."""
         return next((when for when, level in self._log(moment.time) if level in ("warning", "error")), None)
 
     def _log(self, since: float) -> Iterator[tuple[float, str]]:
@@ -180,26 +181,26 @@ class Served:
 
     def _find(self, rank: int) -> psutil.Process | None:
         words = {FRONT_END: ["chorus.api"], 0: ["chorus.engine"]}.get(rank, ["chorus.rank", "--rank", str(rank)])
-        for process in self.server.processes():
+        for process in self.folder.processes():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
                 if line[1:2] == ["-m"] and all(word in line for word in words) and _follows(line, words):
                     return process
         return None
 
-    def _started(self) -> ChorusServer:
+    def _wait_until_ready(self) -> None:
+        self.server.wait_until_ready()
+
+    def _started(self) -> Any:
         group, numbers = self.group, ["--dtype", "float32"] if self.group.model == SMOLLM2 else []
         arguments = ["--ranks", str(group.ranks), "--parallel", group.parallel, "--transport", group.transport]
         return ChorusServer(
             self._model, [*arguments, *numbers, "--log-json"], self.folder.path / "cwd", self.folder.environment
         )
 
-    def _get(self, path: str) -> Any:
-        return httpx.get(self.url + path, timeout=60, trust_env=False).json()
-
     def __enter__(self) -> Self:
         try:
-            self.server.wait_until_ready()
+            self._wait_until_ready()
         except BaseException:
             self.__exit__(None, None, None)
             raise

@@ -53,7 +53,7 @@ def test_the_longest_gap_is_counted_from_the_detection_and_includes_who_came_lat
 def test_the_table_has_medians_and_the_sum_of_what_was_lost() -> None:
     group, fault = Group("pipeline", "grpc", 3), PlannedFault("kill", "outside", 1, 0.0)
     suffered = [Suffered(group, fault, 10.0, 10.0 + seen, 2 * seen, 1) for seen in (0.1, 0.2, 0.9)]
-    assert table(suffered)[2] == "| kill, follower | tiny | 0.20 s, 0.40 s, 3 (3) |"
+    assert table(suffered)[2] == "| kill, follower | 0.20 / 0.40 / 3 (3) |"
 
 
 def test_an_answer_that_is_shorter_than_it_says_is_seen() -> None:
