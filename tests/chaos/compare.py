@@ -42,9 +42,8 @@ def _difference(tokenizer: Tokenizer, exchange: Exchange, noted: Noted) -> str |
 
 
 def _parting(one: str, other: str) -> str:
-    at = next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
     return f"after {at} characters {one[at : at + 20]!r} became {other[at : at + 20]!r}"
 
 

@@ -120,13 +120,8 @@ def _chat(random: Random, text: str) -> Body:
 
 def _tools(random: Random, text: str) -> Body:
     tools = json.dumps([{"type": "function", "function": TOOL}])
-    return {
-        **_chat(random, text),
-        "Tools": tools,
-        "ToolChoice": "required",
-        "Tokens": ANSWER_TOKENS[1],
-        "IgnoreEOS": False,
-    }
+    forced = {"Tools": tools, "ToolChoice": "required", "IgnoreEOS": False, "Tokens": ANSWER_TOKENS[1]}
+    return {**_chat(random, text), **forced}
 
 
 FORMS: dict[str, Callable[[Random, str], Body]] = {
