@@ -73,7 +73,8 @@ def run(
         print(problem)
     requests = sum(len(held.exchanges) for held in all_held)
     lost = sum(one.lost for one in suffered)
-    print(f"{len(suffered)} faults, {requests} requests, {lost} lost, {len(problems)} problems")
+    took = time.monotonic() - began
+    print(f"{len(suffered)} faults, {requests} requests, {lost} lost, {len(problems)} problems, {took:.0f} s")
     if missing := len(sessions) - len(all_held):
         problems.append(f"{missing} sessions were not begun within {minutes:g} minutes")
         print(problems[-1])
