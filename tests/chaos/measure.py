@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.chaos.asking import Exchange
-from tests.chaos.plan import COORDINATOR, HTTP, PAUSE, TINY, Group, PlannedFault
+from tests.chaos.plan import HTTP, PAUSE, TINY, TOLD, Group, PlannedFault
 
 
 @dataclass
@@ -67,7 +67,7 @@ def table(suffered: Sequence[Suffered]) -> list[str]:
 def _row(one: Suffered) -> tuple[str, str, str]:
     """The model, unless it is the tiny one, and the fault."""
     fault, front_end = one.fault, "" if one.group.front_end == HTTP else "LocalAI"
-    told = {COORDINATOR: "kill of the supervisor", PAUSE: f"{fault.victim} stands still for 0.6 s"}
+    told = {**TOLD, PAUSE: f"{fault.victim} stands still for 0.6 s"}
     model = "" if one.group.model == TINY else "SmolLM2"
     return front_end, model, told.get(fault.kind, f"{fault.kind}, {fault.victim}")
 

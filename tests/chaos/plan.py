@@ -15,6 +15,10 @@ COORDINATOR = "coordinator"
 """The kind of a fault that ends `chorus serve` itself."""
 PAUSE = "pause"
 """The kind of a fault that is none: a process stands still for less time than anybody minds."""
+CLOCK = "clock"
+"""Another that is none: the time of day is an hour off for a while, in all processes."""
+BORNE = (PAUSE, CLOCK)
+"""What is to be noticed by nobody."""
 
 SELF_INFLICTED = ("exit", "kill", "stop", "error", "memory")
 FRONT_END_KINDS = ("exit", "kill", "stop")
@@ -24,6 +28,9 @@ FRONT_END_PLACES = ("request", "event")
 STEPS_AHEAD = 30
 TINY, SMOLLM2 = "tiny", "smollm2-135m"
 HTTP, LOCALAI = "http", "localai"
+
+
+TOLD = {COORDINATOR: "kill of the supervisor", CLOCK: "clocks an hour off"}
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,14 @@ class PlannedFault:
 
     @property
     def victim(self) -> str:
-        if self.kind == COORDINATOR:
-            return COORDINATOR
+        if self.kind in (COORDINATOR, CLOCK):
+            return self.kind
         return {FRONT_END: "front end", LEADER: "leader"}.get(self.rank, "follower")
 
     @property
     def name(self) -> str:
-        if self.kind == COORDINATOR:
-            return "kill of the supervisor"
+        if self.kind in TOLD:
+            return TOLD[self.kind]
         whom = f"rank {self.rank}" if self.rank > 0 else self.victim
         return f"{self.kind} of {whom} at {self.place} after {self.after:.3g}"
 
@@ -103,7 +110,7 @@ class Dealer:
         self._random = random
         self._victims = Deck(random, victims)
         self._inside = Deck(random, SELF_INFLICTED)
-        self._outside = Deck(random, ("kill", "stop", PAUSE))
+        self._outside = Deck(random, ("kill", "stop", PAUSE, "kill", "stop", CLOCK))
         self._where = Deck(random, ("inside", "inside", OUTSIDE))
         self._front_end = Deck(random, FRONT_END_KINDS)
 

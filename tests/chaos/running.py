@@ -16,7 +16,7 @@ from chorus.platform.faults import FRONT_END
 from tests.chaos.asking import CLIENTS, Asker, Exchange
 from tests.chaos.localai import LocalAI
 from tests.chaos.measure import Suffered, longest_gap, lost
-from tests.chaos.plan import COORDINATOR, LOCALAI, PAUSE, PlannedFault, Session
+from tests.chaos.plan import BORNE, COORDINATOR, LOCALAI, PlannedFault, Session
 from tests.chaos.served import END_SECONDS, FaultMissing, Moment, Served, eventually, is_free
 
 RECOVERY_SECONDS = 120.0
@@ -100,7 +100,7 @@ async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered
         await _until(lambda: all(exchange.ended for exchange in concerned), RECOVERY_SECONDS)
         one.lost = len(lost(concerned))
         return one
-    if fault.kind != PAUSE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
+    if fault.kind not in BORNE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
         one.problems.append("nobody noticed it")
     since = one.noticed or moment.time
     if not await _until(lambda: _recovered(asker, concerned, since), RECOVERY_SECONDS):

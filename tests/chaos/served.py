@@ -23,7 +23,7 @@ import psutil
 from chorus.platform import faults
 from chorus.platform.faults import FRONT_END, Fault
 from tests.chaos.asking import Asker
-from tests.chaos.plan import COORDINATOR, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
+from tests.chaos.plan import CLOCK, COORDINATOR, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
 from tests.support.server import ChorusServer
 
 TAP = Path(__file__).parent / "tap"
@@ -31,6 +31,7 @@ FAULT_SECONDS = 60.0
 """A fault that was to happen within some steps has not by then: that is an error of the plan or the server."""
 LOOK_SECONDS = 0.02
 PAUSED_SECONDS = 0.6
+JUMPED_SECONDS = 4.0
 END_SECONDS = 30.0
 
 
@@ -132,7 +133,7 @@ class Served:
             return _signalled(psutil.Process(self.server.process.pid), signal.SIGKILL)
         if fault.place == OUTSIDE:
             time.sleep(fault.after)
-            return self._from_outside(fault)
+            return self._jumped(fault) if fault.kind == CLOCK else self._from_outside(fault)
         self._injected += 1
         name = f"fault-{self._injected:04}"
         first = 0 if fault.rank == FRONT_END else self.step() + int(fault.after)
@@ -177,6 +178,13 @@ class Served:
         moment = _signalled(process, signal.SIGSTOP)
         time.sleep(PAUSED_SECONDS)
         _signalled(process, signal.SIGCONT)
+        return moment
+
+    def _jumped(self, fault: PlannedFault) -> Moment:
+        moment, file = Moment(time.time(), 0), self.folder.notes / "clock"
+        file.write_text(str(3600 if fault.after < 0.5 else -3600))
+        time.sleep(JUMPED_SECONDS)
+        file.unlink()
         return moment
 
     def _find(self, rank: int) -> psutil.Process | None:
