@@ -21,7 +21,7 @@ from tests.chaos.compare import differences
 from tests.chaos.judge import judge
 from tests.chaos.measure import Suffered, table
 from tests.chaos.models import write_tiny
-from tests.chaos.plan import SMOLLM2, TINY, Session, draw, draw_localai
+from tests.chaos.plan import SMOLLM2, TINY, Session, draw, draw_links, draw_localai
 from tests.chaos.running import Held, hold
 
 
@@ -30,15 +30,19 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=200, help="so many in all (200)")
     parser.add_argument("--seed", type=int, default=1, help="what everything follows from (1)")
     parser.add_argument("--localai", type=int, default=0, help="so many besides, with LocalAI's protocol (0)")
+    parser.add_argument("--links", type=int, default=0, help="so many besides, of cables between hosts; needs root (0)")
     parser.add_argument("--only", help="sessions whose name has this in it, such as ring or grpc-3-tiny")
     parser.add_argument("--first", type=int, help="only so many faults of each session")
     parser.add_argument("--minutes", type=float, default=120, help="begin no other session after these (120)")
     parser.add_argument("--write", action="store_true", help="put the table, and the peer's, into docs/reliability.md")
     parser.add_argument("--keep", type=Path, help="keep logs and notes in this folder")
     given = parser.parse_args()
+    drawn = [*draw(given.seed, given.faults), *draw_localai(given.seed, given.localai)]
+    # The last ones: this process moves to one of the hosts.
+    drawn += draw_links(given.seed, given.links)
     sessions = [
         Session(session.group, session.faults[: given.first])
-        for session in (*draw(given.seed, given.faults), *draw_localai(given.seed, given.localai))
+        for session in drawn
         if (given.only or "") in session.group.name
     ]
     home = Path(tempfile.mkdtemp(prefix="chaos-run-"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.chaos.asking import Exchange
-from tests.chaos.plan import HTTP, PAUSE, TINY, TOLD, Group, PlannedFault
+from tests.chaos.plan import LOCALAI, PAUSE, TINY, TOLD, Group, PlannedFault
 
 
 @dataclass
@@ -66,7 +66,7 @@ def table(suffered: Sequence[Suffered]) -> list[str]:
 
 def _row(one: Suffered) -> tuple[str, str, str]:
     """The model, unless it is the tiny one, and the fault."""
-    fault, front_end = one.fault, "" if one.group.front_end == HTTP else "LocalAI"
+    fault, front_end = one.fault, "LocalAI" if one.group.served == LOCALAI else ""
     told = {**TOLD, PAUSE: f"{fault.victim} stands still for 0.6 s"}
     model = "" if one.group.model == TINY else "SmolLM2"
     return front_end, model, told.get(fault.kind, f"{fault.kind}, {fault.victim}")

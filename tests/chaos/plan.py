@@ -17,7 +17,13 @@ PAUSE = "pause"
 """The kind of a fault that is none: a process stands still for less time than anybody minds."""
 CLOCK = "clock"
 """Another that is none: the time of day is an hour off for a while, in all processes."""
-BORNE = (PAUSE, CLOCK)
+HANDOVER = "handover"
+"""And a third: the front end is replaced on purpose."""
+CUT, BRIEF_CUT, DUMB, SLOW = "cut", "brief cut", "one way", "slow link"
+"""Kinds of faults of a cable: it is out and stays out; it is out, or passes one way only, for less time than anybody
+minds; it is slow for a while.
+"""
+BORNE = (PAUSE, CLOCK, HANDOVER, BRIEF_CUT, DUMB, SLOW)
 """What is to be noticed by nobody."""
 
 SELF_INFLICTED = ("exit", "kill", "stop", "error", "memory")
@@ -27,10 +33,18 @@ FOLLOWER_PLACES = ("begin", "forward", "send", "answer")
 FRONT_END_PLACES = ("request", "event")
 STEPS_AHEAD = 30
 TINY, SMOLLM2 = "tiny", "smollm2-135m"
-HTTP, LOCALAI = "http", "localai"
+HTTP, LOCALAI, CLUSTER = "http", "localai", "cluster"
 
 
-TOLD = {COORDINATOR: "kill of the supervisor", CLOCK: "clocks an hour off"}
+TOLD = {
+    COORDINATOR: "kill of the supervisor",
+    CLOCK: "clocks an hour off",
+    HANDOVER: "front end replaced on purpose",
+    CUT: "cable of a follower's host cut",
+    BRIEF_CUT: "cable out for a second",
+    DUMB: "cable passes one way for a second",
+    SLOW: "cable at 2 Mbit/s",
+}
 
 
 @dataclass(frozen=True)
@@ -41,11 +55,12 @@ class Group:
     transport: str
     ranks: int
     model: str = TINY
-    front_end: str = HTTP
+    served: str = HTTP
+    """Here, to LocalAI, or over the nodes of a cluster."""
 
     @property
     def name(self) -> str:
-        return f"{self.parallelism}-{self.ranks}-{self.model}-{self.front_end}"
+        return f"{self.parallelism}-{self.ranks}-{self.model}-{self.served}"
 
     @property
     def parallelism(self) -> str:
@@ -62,7 +77,7 @@ class PlannedFault:
 
     @property
     def victim(self) -> str:
-        if self.kind in (COORDINATOR, CLOCK):
+        if self.kind in TOLD:
             return self.kind
         return {FRONT_END: "front end", LEADER: "leader"}.get(self.rank, "follower")
 
@@ -113,11 +128,12 @@ class Dealer:
         self._outside = Deck(random, ("kill", "stop", PAUSE, "kill", "stop", CLOCK))
         self._where = Deck(random, ("inside", "inside", OUTSIDE))
         self._front_end = Deck(random, FRONT_END_KINDS)
+        self._front_end_outside = Deck(random, ("kill", "stop", HANDOVER))
 
     def deal(self, group: Group) -> PlannedFault:
         random, victim, where = self._random, self._victims.draw(), self._where.draw()
         if victim == "front end" and where == OUTSIDE:
-            return PlannedFault(random.choice(("kill", "stop")), OUTSIDE, FRONT_END, random.random())
+            return PlannedFault(self._front_end_outside.draw(), OUTSIDE, FRONT_END, random.random())
         if victim == "front end":
             return PlannedFault(self._front_end.draw(), random.choice(FRONT_END_PLACES), FRONT_END, 0)
         rank = LEADER if victim == "leader" else random.randrange(1, group.ranks)
@@ -158,6 +174,16 @@ def draw_localai(seed: int, faults: int) -> list[Session]:
     random = Random(f"chaos localai {seed}")
     dealer, sessions = Dealer(random, ("follower", "leader")), []
     for place, transport in enumerate(("grpc", "ring")):
-        group = Group("pipeline", transport, random.choice(SIZES[:2]), front_end=LOCALAI)
+        group = Group("pipeline", transport, random.choice(SIZES[:2]), served=LOCALAI)
         sessions.append(Session(group, tuple(dealer.deal(group) for _ in range((faults + place) // 2))))
     return [session for session in sessions if session.faults]
+
+
+def draw_links(seed: int, faults: int) -> list[Session]:
+    """Of cables between three hosts. A host whose cable is cut for good is not used again, so that comes last."""
+    random = Random(f"chaos links {seed}")
+    deck = Deck(random, (BRIEF_CUT, DUMB, SLOW))
+    drawn = [PlannedFault(deck.draw(), OUTSIDE, random.choice((1, 2)), random.random()) for _ in range(faults - 1)]
+    last = PlannedFault(CUT, OUTSIDE, random.choice((1, 2)), random.random())
+    group = Group("pipeline", "grpc", 3, served=CLUSTER)
+    return [Session(group, (*drawn, last))] if faults else []

@@ -14,9 +14,10 @@ import psutil
 
 from chorus.platform.faults import FRONT_END
 from tests.chaos.asking import CLIENTS, Asker, Exchange
+from tests.chaos.links import Linked
 from tests.chaos.localai import LocalAI
 from tests.chaos.measure import Suffered, longest_gap, lost
-from tests.chaos.plan import BORNE, COORDINATOR, LOCALAI, PlannedFault, Session
+from tests.chaos.plan import BORNE, CLUSTER, COORDINATOR, HTTP, LOCALAI, PlannedFault, Session
 from tests.chaos.served import END_SECONDS, FaultMissing, Moment, Served, eventually, is_free
 
 RECOVERY_SECONDS = 120.0
@@ -37,11 +38,13 @@ class Held:
     notes: Path | None = None
 
 
+KINDS: dict[str, type[Served]] = {HTTP: Served, LOCALAI: LocalAI, CLUSTER: Linked}
+
+
 async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> Held:
     """`kept` is where the notes and the log of the server are found afterwards."""
     held = Held(session)
-    kind = LocalAI if session.group.front_end == LOCALAI else Served
-    with kind(session.group, model) as served:
+    with KINDS[session.group.served](session.group, model) as served:
         try:
             await _hold(served, held, seed)
         finally:
@@ -132,7 +135,8 @@ def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
 
 def _may_be_lost(fault: PlannedFault, exchange: Exchange, noticed: float) -> bool:
     """The connections of a front end end with it; those that only wait for the next one do not."""
-    return fault.rank == FRONT_END and exchange.began <= noticed and bool(exchange.broken) and not exchange.hangs
+    went_along = fault.rank == FRONT_END and fault.kind not in BORNE and exchange.began <= noticed
+    return went_along and bool(exchange.broken) and not exchange.hangs
 
 
 def _lost_why(exchange: Exchange) -> str:
@@ -180,7 +184,7 @@ def _grown(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
 def _left_after_stop(served: Served) -> list[str]:
     ports = served.ports()
     try:
-        served.server.stop()
+        served.stop()
     except AssertionError as error:
         return [str(error)[:2000]]
     eventually(lambda: not list(served.folder.left()), END_SECONDS)

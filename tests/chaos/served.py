@@ -23,7 +23,7 @@ import psutil
 from chorus.platform import faults
 from chorus.platform.faults import FRONT_END, Fault
 from tests.chaos.asking import Asker
-from tests.chaos.plan import CLOCK, COORDINATOR, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
+from tests.chaos.plan import CLOCK, COORDINATOR, HANDOVER, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
 from tests.support.server import ChorusServer
 
 TAP = Path(__file__).parent / "tap"
@@ -86,7 +86,7 @@ class Folder:
         """What is there when nothing runs any more and should not be."""
         for process in self.processes():
             yield f"process {process.pid} {' '.join(process.cmdline()[:6])}"
-        for name in ("tmp", "state"):
+        for name in ("tmp", "state"):  # what a cluster has to keep lies elsewhere
             for path in (self.path / name).rglob("*"):
                 # MLX keeps the functions that it has compiled.
                 if not path.is_dir() and not path.is_relative_to(self.path / "tmp" / "mlx"):
@@ -114,6 +114,10 @@ class Served:
         """After the supervisor was killed: another one, where the first one was."""
         self.server = self._started()
         self._wait_until_ready()
+
+    def stop(self) -> None:
+        """As a user would."""
+        self.server.stop()
 
     def step(self) -> int:
         """The last one that was sent."""
@@ -173,6 +177,11 @@ class Served:
 
     def _from_outside(self, fault: PlannedFault) -> Moment:
         process = self.process(fault.rank)
+        if fault.kind == HANDOVER:
+            moment = _signalled(psutil.Process(self.server.process.pid), signal.SIGHUP)
+            if not eventually(lambda: not process.is_running(), FAULT_SECONDS):
+                raise FaultMissing("the old front end did not leave")
+            return moment
         if fault.kind != PAUSE:
             return _signalled(process, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
         moment = _signalled(process, signal.SIGSTOP)
