@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.models import stored_default
+from benchmarks.servers import end_cleanly_when_told
 from tests.chaos import noted, page, peer
 from tests.chaos.compare import differences
 from tests.chaos.judge import judge
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table, and the peer's, into docs/reliability.md")
     parser.add_argument("--keep", type=Path, help="keep logs and notes in this folder")
     given = parser.parse_args()
+    end_cleanly_when_told()
     drawn = [*draw(given.seed, given.faults), *draw_localai(given.seed, given.localai)]
     # The last ones: this process moves to one of the hosts.
     drawn += draw_links(given.seed, given.links)

@@ -74,11 +74,12 @@ class Exchange:
 class Asker:
     """Draws requests, and asks them: everything but the times follows from the seed."""
 
-    def __init__(self, url: str, model: str, seed: str) -> None:
+    def __init__(self, url: str, model: str, seed: str, first: int = 1) -> None:
+        """Requests are numbered from `first`."""
         self.exchanges: list[Exchange] = []
         self._random = Random(f"{seed} requests")
         self._model = model
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first)
         self._http = httpx.AsyncClient(
             base_url=url, timeout=None, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
         )

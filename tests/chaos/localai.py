@@ -20,8 +20,8 @@ FIRST_SEED = 1000
 
 
 class LocalAI(Served):
-    def asker(self, seed: str) -> LocalAIAsker:
-        return LocalAIAsker(self.server.address, self.group.model, seed)
+    def asker(self, seed: str, first: int = 1) -> LocalAIAsker:
+        return LocalAIAsker(self.server.address, self.group.model, seed, first)
 
     def step(self) -> int:
         """Its protocol does not tell: the next one will do."""
@@ -49,10 +49,10 @@ class LocalAI(Served):
 class LocalAIAsker(Asker):
     """Requests have no names in this protocol: the seed is one."""
 
-    def __init__(self, address: str, model: str, seed: str) -> None:
-        super().__init__("http://localhost", model, seed)
+    def __init__(self, address: str, model: str, seed: str, first: int = 1) -> None:
+        super().__init__("http://localhost", model, seed, first)
         self._channel = grpc.aio.insecure_channel(address)
-        self._seeds = itertools.count(FIRST_SEED)
+        self._seeds = itertools.count(FIRST_SEED + first)
         self._forms = itertools.cycle(FORMS.items())
 
     def draw(self) -> Exchange:

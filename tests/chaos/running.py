@@ -159,7 +159,7 @@ async def _begin_again(served: Served, asker: Asker) -> list[str]:
     if not await asyncio.to_thread(eventually, lambda: not served.folder.processes(), END_SECONDS):
         return [f"after the kill of the supervisor: {left}" for left in served.folder.left()]
     await asyncio.to_thread(served.restart)
-    another = served.asker("begun again")
+    another = served.asker("begun again", len(asker.exchanges) + 1)
     await asyncio.gather(*(another.ask(another.draw()) for _ in range(CLIENTS)))
     await another.close()
     return [f"after a new start, {_lost_why(exchange)}" for exchange in lost(another.exchanges)]

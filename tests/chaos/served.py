@@ -107,8 +107,8 @@ class Served:
         self._read_from = 0
         self.server: Any = self._started()
 
-    def asker(self, seed: str) -> Asker:
-        return Asker(self.server.url, self.group.model, seed)
+    def asker(self, seed: str, first: int = 1) -> Asker:
+        return Asker(self.server.url, self.group.model, seed, first)
 
     def restart(self) -> None:
         """After the supervisor was killed: another one, where the first one was."""
