@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.chaos.plan import BRIEF_CUT, CUT, DUMB, SLOW, PlannedFault
-from tests.chaos.served import Moment, Served
+from tests.chaos.served import Served
 from tests.e2e.hosts.cables import MARK, Cables, end_of
 from tests.e2e.hosts.namespaces import attempt, must
 
@@ -33,10 +33,10 @@ class Linked(Served):
 
     _lock: Any = None
 
-    def suffer(self, fault: PlannedFault) -> Moment:
+    def suffer(self, fault: PlannedFault) -> float:
         self._read_from = self.server.log_file.stat().st_size
         time.sleep(fault.after)
-        moment = Moment(time.time(), 0)
+        moment = time.time()
         DOING[fault.kind](fault.rank + 1)
         return moment
 

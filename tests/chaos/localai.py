@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from tests.chaos.asking import ANSWER_TOKENS, TOOL, Asker, Body, Exchange, prompt
-from tests.chaos.served import Moment, Served
+from tests.chaos.served import Served
 from tests.localai.process import Backend
 from tests.localai.table import METHODS, TYPES, message
 
@@ -27,7 +27,7 @@ class LocalAI(Served):
         """Its protocol does not tell: the next one will do."""
         return 0
 
-    def noticed(self, moment: Moment) -> float | None:
+    def noticed(self, moment: float) -> float | None:
         # Its records are for people and have whole seconds: what counts is when one is there.
         return next((time.time() for line in self._fresh() if " WARN " in line or " ERROR " in line), None)
 

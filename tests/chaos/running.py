@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copytree
@@ -18,7 +18,7 @@ from tests.chaos.links import Linked
 from tests.chaos.localai import LocalAI
 from tests.chaos.measure import Suffered, longest_gap, lost
 from tests.chaos.plan import BORNE, CLUSTER, COORDINATOR, HTTP, LOCALAI, PlannedFault, Session
-from tests.chaos.served import END_SECONDS, FaultMissing, Moment, Served, eventually, is_free
+from tests.chaos.served import END_SECONDS, FaultMissing, Served, eventually, is_free
 
 RECOVERY_SECONDS = 120.0
 """By then whoever was open at a fault has an end, and somebody has seen something of an answer."""
@@ -58,7 +58,7 @@ async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> He
 async def _hold(served: Served, held: Held, seed: str) -> None:
     asker = served.asker(f"{seed} {served.group.name}")
     held.exchanges = asker.exchanges
-    memory = None
+    sizes: Sizes = {}
     for number, fault in enumerate(held.session.faults):
         async with _clients(asker):
             await _until(lambda: sum(1 for exchange in asker.open() if exchange.times) >= CLIENTS / 2, RECOVERY_SECONDS)
@@ -71,12 +71,12 @@ async def _hold(served: Served, held: Held, seed: str) -> None:
         await _asked_again(asker, fault, one)
         held.suffered.append(one)
         print(f"  {_told(one)}", flush=True)
-        if number == 1:
-            memory = _memory(served)
+        if number == 1 and held.session.group.served == HTTP:
+            sizes = _sizes(served)
         if fault.kind == COORDINATOR:
             held.problems += await _begin_again(served, asker)
-    if memory and held.session.faults[-1].kind != COORDINATOR:
-        held.problems += _grown(memory, _memory(served))
+    if sizes:
+        held.problems += _grown(sizes, _sizes(served))
     await asker.close()
     held.problems += await asyncio.to_thread(_left_after_stop, served)
 
@@ -97,18 +97,18 @@ async def _clients(asker: Asker) -> AsyncIterator[None]:
 
 async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered:
     moment = await asyncio.to_thread(served.suffer, fault)
-    one = Suffered(served.group, fault, moment.time)
-    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment.time]
+    one = Suffered(served.group, fault, moment)
+    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     if fault.kind == COORDINATOR:
         await _until(lambda: all(exchange.ended for exchange in concerned), RECOVERY_SECONDS)
         one.lost = len(lost(concerned))
         return one
     if fault.kind not in BORNE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
         one.problems.append("nobody noticed it")
-    since = one.noticed or moment.time
+    since = one.noticed or moment
     if not await _until(lambda: _recovered(asker, concerned, since), RECOVERY_SECONDS):
         one.problems.append(f"no recovery within {RECOVERY_SECONDS:g} s")
-    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment.time]
+    concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     one.gap = longest_gap(concerned, since, time.time())
     gone = lost(concerned)
     one.lost = len(gone)
@@ -122,7 +122,7 @@ def _some(problems: list[str]) -> list[str]:
     return problems if more <= 0 else [*problems[:SHOWN], f"and {more} more"]
 
 
-def _noticed(served: Served, moment: Moment, one: Suffered) -> bool:
+def _noticed(served: Served, moment: float, one: Suffered) -> bool:
     one.noticed = served.noticed(moment)
     return one.noticed is not None
 
@@ -165,20 +165,23 @@ async def _begin_again(served: Served, asker: Asker) -> list[str]:
     return [f"after a new start, {_lost_why(exchange)}" for exchange in lost(another.exchanges)]
 
 
-def _memory(served: Served) -> tuple[int, int]:
-    """Resident bytes and open files of the supervisor."""
-    supervisor = psutil.Process(served.server.process.pid)
-    return supervisor.memory_info().rss, supervisor.num_fds()
+Sizes = dict[psutil.Process, tuple[int, int]]
 
 
-def _grown(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
-    grown = [now - then for then, now in zip(before, after, strict=True)]
-    problems = []
-    if grown[0] > GROWTH_BYTES:
-        problems.append(f"the supervisor grew by {grown[0] >> 20} MB")
-    if grown[1] > GROWTH_FILES:
-        problems.append(f"the supervisor has {grown[1]} more files open")
-    return problems
+def _sizes(served: Served) -> Sizes:
+    """Resident bytes and open files of the supervisor and of the front end."""
+    processes = [psutil.Process(served.server.process.pid), served.process(FRONT_END)]
+    return {process: (process.memory_info().rss, process.num_fds()) for process in processes}
+
+
+def _grown(before: Sizes, after: Sizes) -> Iterator[str]:
+    """Of those that are still the same."""
+    for process in before.keys() & after.keys():
+        size, files = (now - then for then, now in zip(before[process], after[process], strict=True))
+        if size > GROWTH_BYTES:
+            yield f"process {process.pid} grew by {size >> 20} MB"
+        if files > GROWTH_FILES:
+            yield f"process {process.pid} has {files} more files open"
 
 
 def _left_after_stop(served: Served) -> list[str]:

@@ -11,7 +11,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -37,14 +36,6 @@ END_SECONDS = 30.0
 
 class FaultMissing(AssertionError):
     """A fault did not happen."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When a fault happened, and to which process."""
-
-    time: float
-    pid: int
 
 
 def eventually(check: Callable[[], Any], seconds: float) -> Any:
@@ -129,8 +120,8 @@ class Served:
             raise FaultMissing(f"there is no process of rank {rank}")
         return found  # type: ignore[no-any-return]
 
-    def suffer(self, fault: PlannedFault) -> Moment:
-        """Brings the fault about and returns when it has happened."""
+    def suffer(self, fault: PlannedFault) -> float:
+        """Brings the fault about; returns once it has happened, with the time at which it did."""
         self._read_from = self.server.log_file.stat().st_size
         if fault.kind == COORDINATOR:
             time.sleep(fault.after)
@@ -145,13 +136,13 @@ class Served:
         if not eventually((self.folder.faults / f"{name}.done").exists, FAULT_SECONDS):
             (self.folder.faults / f"{name}.json").unlink()
             raise FaultMissing(f"{fault.name} did not happen within {FAULT_SECONDS:g} s")
-        pid, moment = eventually((self.folder.faults / f"{name}.done").read_text, 1.0).split()
+        _, moment = eventually((self.folder.faults / f"{name}.done").read_text, 1.0).split()
         (self.folder.faults / f"{name}.json").unlink()
-        return Moment(float(moment), int(pid))
+        return float(moment)
 
-    def noticed(self, moment: Moment) -> float | None:
+    def noticed(self, moment: float) -> float | None:
         """When one of its processes first complained after the fault, where one has."""
-        return next((when for when, level in self._log(moment.time) if level in ("warning", "error")), None)
+        return next((when for when, level in self._log(moment) if level in ("warning", "error")), None)
 
     def _log(self, since: float) -> Iterator[tuple[float, str]]:
         """Time and level of the records since then, among those that were not there before the last fault."""
@@ -175,22 +166,23 @@ class Served:
                 found |= {connection.laddr.port for connection in listening}
         return found
 
-    def _from_outside(self, fault: PlannedFault) -> Moment:
+    def _from_outside(self, fault: PlannedFault) -> float:
         process = self.process(fault.rank)
         if fault.kind == HANDOVER:
             moment = _signalled(psutil.Process(self.server.process.pid), signal.SIGHUP)
             if not eventually(lambda: not process.is_running(), FAULT_SECONDS):
                 raise FaultMissing("the old front end did not leave")
             return moment
-        if fault.kind != PAUSE:
-            return _signalled(process, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
-        moment = _signalled(process, signal.SIGSTOP)
-        time.sleep(PAUSED_SECONDS)
-        _signalled(process, signal.SIGCONT)
+        moment = _signalled(process, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+        if not eventually(lambda: _stands(process), FAULT_SECONDS):
+            raise FaultMissing(f"process {process.pid} runs on")
+        if fault.kind == PAUSE:
+            time.sleep(PAUSED_SECONDS)
+            process.resume()
         return moment
 
-    def _jumped(self, fault: PlannedFault) -> Moment:
-        moment, file = Moment(time.time(), 0), self.folder.notes / "clock"
+    def _jumped(self, fault: PlannedFault) -> float:
+        moment, file = time.time(), self.folder.notes / "clock"
         file.write_text(str(3600 if fault.after < 0.5 else -3600))
         time.sleep(JUMPED_SECONDS)
         file.unlink()
@@ -243,10 +235,18 @@ def _follows(line: list[str], words: list[str]) -> bool:
     return len(words) < 3 or line[line.index(words[1]) + 1] == words[2]
 
 
-def _signalled(process: psutil.Process, number: signal.Signals) -> Moment:
-    moment = Moment(time.time(), process.pid)
+def _signalled(process: psutil.Process, number: signal.Signals) -> float:
+    moment = time.time()
     process.send_signal(number)
     return moment
+
+
+def _stands(process: psutil.Process) -> bool:
+    """Whether it does nothing any more, for now or for good."""
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _serves(process: psutil.Process, folder: str) -> bool:
