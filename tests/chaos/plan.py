@@ -156,7 +156,8 @@ def draw(seed: int, faults: int) -> list[Session]:
         last, dealer = place == len(SHARES) - 1, Dealer(random)
         own = faults - sum(len(session.faults) for session in sessions) if last else round(faults * share)
         real = round(own / 10) if faults >= REAL_MODEL_FROM else 0
-        sizes = random.sample(SIZES, min(len(SIZES), max(1, (own - real) // FAULTS_PER_SERVER)))
+        possible = SIZES if real else SIZES[: 1 + (transport == "grpc")]  # for few, the smaller and quicker ones
+        sizes = random.sample(possible, min(len(possible), max(1, (own - real) // FAULTS_PER_SERVER)))
         groups = [Group(parallel, transport, size) for size in sorted(sizes)]
         counts = [(own - real + index) // len(groups) for index in range(len(groups))]
         if real:

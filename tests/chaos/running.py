@@ -59,8 +59,8 @@ async def _hold(served: Served, held: Held, seed: str) -> None:
     asker = served.asker(f"{seed} {served.group.name}")
     held.exchanges = asker.exchanges
     sizes: Sizes = {}
-    for number, fault in enumerate(held.session.faults):
-        async with _clients(asker):
+    async with _clients(asker):
+        for number, fault in enumerate(held.session.faults):
             await _until(lambda: sum(1 for exchange in asker.open() if exchange.times) >= CLIENTS / 2, RECOVERY_SECONDS)
             try:
                 one = await _suffer(served, asker, fault)
@@ -68,13 +68,13 @@ async def _hold(served: Served, held: Held, seed: str) -> None:
                 held.problems.append(f"{fault.name}: {error}")
                 print(f"  {fault.name}: {error}", flush=True)
                 continue
-        await _asked_again(asker, fault, one)
-        held.suffered.append(one)
-        print(f"  {_told(one)}", flush=True)
-        if number == 1 and held.session.group.served == HTTP:
-            sizes = _sizes(served)
-        if fault.kind == COORDINATOR:
-            held.problems += await _begin_again(served, asker)
+            await _asked_again(asker, fault, one)
+            held.suffered.append(one)
+            print(f"  {_told(one)}", flush=True)
+            if number == 1 and held.session.group.served == HTTP:
+                sizes = _sizes(served)
+    if held.session.faults[-1].kind == COORDINATOR:
+        held.problems += await _begin_again(served, asker)
     if sizes:
         held.problems += _grown(sizes, _sizes(served))
     await asker.close()
