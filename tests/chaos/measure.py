@@ -65,11 +65,14 @@ def table(suffered: Sequence[Suffered]) -> list[str]:
 
 
 def _row(one: Suffered) -> tuple[str, str, str]:
-    """The model, unless it is the tiny one, and the fault."""
-    fault, front_end = one.fault, "LocalAI" if one.group.served == LOCALAI else ""
-    told = {**TOLD, PAUSE: f"{fault.victim} stands still for 0.6 s"}
-    model = "" if one.group.model == TINY else "SmolLM2"
-    return front_end, model, told.get(fault.kind, f"{fault.kind}, {fault.victim}")
+    """LocalAI's protocol and the real model, where it was these, and the fault."""
+    fault = one.fault
+    told = {**TOLD, PAUSE: f"{fault.victim} stands still for 0.6 s"}.get(fault.kind, f"{fault.kind}, {fault.victim}")
+    return (
+        "LocalAI" if one.group.served == LOCALAI else "",
+        "" if one.group.model == TINY else "SmolLM2",
+        "two, one before the other is over" if fault.then else told,
+    )
 
 
 def _cell(same: Sequence[Suffered]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from chorus.platform.faults import FRONT_END
@@ -32,6 +32,7 @@ LEADER_PLACES = ("sent", "forward", "sample", "tell")
 FOLLOWER_PLACES = ("begin", "forward", "send", "answer")
 FRONT_END_PLACES = ("request", "event")
 STEPS_AHEAD = 30
+THEN_SECONDS = 4.0
 TINY, SMOLLM2 = "tiny", "smollm2-135m"
 HTTP, LOCALAI, CLUSTER = "http", "localai", "cluster"
 
@@ -74,6 +75,8 @@ class PlannedFault:
     rank: int
     after: float
     """So many steps from now; from outside, so many seconds. In a front end it is the next time."""
+    then: PlannedFault | None = None
+    """Another one, before the first is over."""
 
     @property
     def victim(self) -> str:
@@ -82,11 +85,17 @@ class PlannedFault:
         return {FRONT_END: "front end", LEADER: "leader"}.get(self.rank, "follower")
 
     @property
+    def victims(self) -> set[int]:
+        """The ranks that it befalls."""
+        return {self.rank} | (self.then.victims if self.then else set())
+
+    @property
     def name(self) -> str:
         if self.kind in TOLD:
             return TOLD[self.kind]
         whom = f"rank {self.rank}" if self.rank > 0 else self.victim
-        return f"{self.kind} of {whom} at {self.place} after {self.after:.3g}"
+        then = f", then {self.then.name}" if self.then else ""
+        return f"{self.kind} of {whom} at {self.place} after {self.after:.3g}{then}"
 
 
 @dataclass(frozen=True)
@@ -127,10 +136,18 @@ class Dealer:
         self._inside = Deck(random, SELF_INFLICTED)
         self._outside = Deck(random, ("kill", "stop", PAUSE, "kill", "stop", CLOCK))
         self._where = Deck(random, ("inside", "inside", OUTSIDE))
+        self._twice = Deck(random, ("", "", "", "", "", "twice"))
         self._front_end = Deck(random, FRONT_END_KINDS)
         self._front_end_outside = Deck(random, ("kill", "stop", HANDOVER))
 
     def deal(self, group: Group) -> PlannedFault:
+        fault = self._deal(group)
+        if fault.kind in BORNE or not self._twice.draw():
+            return fault
+        rank = self._random.randrange(FRONT_END if group.served == HTTP else LEADER, group.ranks)
+        return replace(fault, then=PlannedFault("kill", OUTSIDE, rank, self._random.uniform(0, THEN_SECONDS)))
+
+    def _deal(self, group: Group) -> PlannedFault:
         random, victim, where = self._random, self._victims.draw(), self._where.draw()
         if victim == "front end" and where == OUTSIDE:
             return PlannedFault(self._front_end_outside.draw(), OUTSIDE, FRONT_END, random.random())

@@ -97,6 +97,7 @@ async def _clients(asker: Asker) -> AsyncIterator[None]:
 
 async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered:
     moment = await asyncio.to_thread(served.suffer, fault)
+    last = time.time()
     one = Suffered(served.group, fault, moment)
     concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     if fault.kind == COORDINATOR:
@@ -106,13 +107,15 @@ async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered
     if fault.kind not in BORNE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
         one.problems.append("nobody noticed it")
     since = one.noticed or moment
-    if not await _until(lambda: _recovered(asker, concerned, since), RECOVERY_SECONDS):
+    if not await _until(lambda: _recovered(asker, concerned, max(since, last)), RECOVERY_SECONDS):
         one.problems.append(f"no recovery within {RECOVERY_SECONDS:g} s")
     concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     one.gap = longest_gap(concerned, since, time.time())
     gone = lost(concerned)
     one.lost = len(gone)
-    one.problems += _some([_lost_why(exchange) for exchange in gone if not _may_be_lost(fault, exchange, since)])
+    one.problems += _some(
+        [_lost_why(exchange) for exchange in gone if not _may_be_lost(fault, exchange, max(since, last))]
+    )
     return one
 
 
@@ -133,9 +136,9 @@ def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
     return later and all(exchange.ended for exchange in concerned)
 
 
-def _may_be_lost(fault: PlannedFault, exchange: Exchange, noticed: float) -> bool:
+def _may_be_lost(fault: PlannedFault, exchange: Exchange, until: float) -> bool:
     """The connections of a front end end with it; those that only wait for the next one do not."""
-    went_along = fault.rank == FRONT_END and fault.kind not in BORNE and exchange.began <= noticed
+    went_along = FRONT_END in fault.victims and fault.kind not in BORNE and exchange.began <= until
     return went_along and bool(exchange.broken) and not exchange.hangs
 
 
@@ -146,7 +149,7 @@ def _lost_why(exchange: Exchange) -> str:
 
 async def _asked_again(asker: Asker, fault: PlannedFault, one: Suffered) -> None:
     """What a lost front end took along gets its answer from the next one."""
-    if fault.rank != FRONT_END:
+    if FRONT_END not in fault.victims:
         return
     gone = [exchange for exchange in lost(asker.exchanges) if exchange.ended >= one.at and not exchange.again]
     for again in await asyncio.gather(*map(asker.ask_again, gone)):

@@ -123,6 +123,12 @@ class Served:
     def suffer(self, fault: PlannedFault) -> float:
         """Brings the fault about; returns once it has happened, with the time at which it did."""
         self._read_from = self.server.log_file.stat().st_size
+        moment = self._suffer(fault)
+        if fault.then:
+            self._suffer(fault.then)
+        return moment
+
+    def _suffer(self, fault: PlannedFault) -> float:
         if fault.kind == COORDINATOR:
             time.sleep(fault.after)
             return _signalled(psutil.Process(self.server.process.pid), signal.SIGKILL)
