@@ -63,6 +63,7 @@ soak-cache: $(VENV)/installed-dev ## Hold CONVERSATIONS (300) of SEED (1) with e
 
 soak-disconnects: $(VENV)/installed-dev ## Leave a server at every moment of REQUESTS (1000) requests of SEED (1), also while ranks are lost, and look what is left.
 	$(BIN)/python -m tests.soak_disconnects --requests $(or $(REQUESTS),1000) --seed $(or $(SEED),1)
+
 chaos: $(VENV)/installed-dev ## Let FAULTS (200) of SEED (1) happen under clients of every protocol; WRITE=1 puts the table into docs/reliability.md.
 	$(BIN)/python -m tests.chaos --faults $(or $(FAULTS),200) --localai 20 --links 5 --seed $(or $(SEED),1) $(if $(WRITE),--write)
 
