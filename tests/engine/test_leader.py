@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from chorus.engine.leader import Leader, StopLeader, Submit
+from chorus.engine.room import LESS_ROOM, RankRoom, Room
+from chorus.engine.scheduler import within_memory
 from chorus.errors import ChorusError
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling
 from chorus.messages.grammar import Grammar, GrammarError, GrammarPart
@@ -270,3 +272,25 @@ def test_an_engine_without_requests_gives_back_the_buffers_that_mlx_keeps(
     for _ in range(2):
         leader._take_commands()
     assert metal.cleared == 1
+
+
+def test_a_step_without_memory_costs_room_and_nobody_who_is_not_to_blame(
+    make_leader: MakeLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, news = make_leader()
+    room = Room((RankRoom(budget=4_000_000, per_token=100),))
+    leader.scheduler.limits = within_memory(leader.scheduler.limits, room)
+    run_step, failed = leader._runner.run, []
+
+    def fail_once(step, *rest):  # type: ignore[no-untyped-def]
+        if step.decode and len(step.feeds) > 1 and not failed:
+            failed.append(step)
+            raise MemoryError
+        return run_step(step, *rest)
+
+    monkeypatch.setattr(leader._runner, "run", fail_once)
+    run(leader, *(Request(f"1:{i}", tuple(range(3, 9 + i)), 12) for i in range(3)))
+    ends = [progress for progress in news if progress.finish]
+    assert failed
+    assert [end.finish for end in ends] == 3 * [Finish.LENGTH]
+    assert leader.scheduler.limits.room.ranks[0].budget == LESS_ROOM * 4_000_000

@@ -32,7 +32,7 @@ from chorus.messages.rank import Evict, Feed, Step, Store
 from chorus.platform import faults
 from chorus.platform.metal import FreedBuffers, raise_if_gpu_lost
 from chorus.platform.process import beats
-from chorus.platform.process.losses import Loss
+from chorus.platform.process.losses import Loss, cause_of
 from chorus.platform.process.output import LogFile
 from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.runner import Runner
@@ -432,6 +432,7 @@ class Leader:
     def _fail(self, step: Step, error: Exception) -> None:
         log.exception("step %d failed", step.number)
         self._unfinished.pop(step.number, None)
+        self.scheduler.shrink_after(Loss(cause_of(error), str(error)))
         self._news += self.scheduler.step_failed(step, f"the engine failed this request: {error}")
 
     def _write_log(self, step: Step) -> None:

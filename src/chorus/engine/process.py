@@ -21,7 +21,7 @@ from chorus.engine.group import Group, form_group
 from chorus.engine.kept import open_index
 from chorus.engine.leader import Command, Leader, StopLeader
 from chorus.engine.prefix.disk import FileList
-from chorus.engine.recovery import recover, room_after
+from chorus.engine.recovery import recover
 from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
 from chorus.engine.warmup import choose_lanes, warm_up
@@ -307,7 +307,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     fraction = spec.memory_fraction / ranks_here(spec.ranks)
     room = group.room(runner, fraction, limits.context, spec.cache.memory)
     if engine.loss:
-        room = room_after(engine.loss, room)
+        room = room.after(engine.loss)
     leader.scheduler.limits = within_memory(limits, room)
     if leader.scheduler.limits.context < limits.context:
         log.warning("the context is %d tokens, not %d: memory holds no more", room.tokens, limits.context)

@@ -11,17 +11,13 @@ from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group
 from chorus.engine.kept import open_index
 from chorus.engine.leader import Leader
-from chorus.engine.room import Room
-from chorus.engine.scheduler import within_memory
-from chorus.platform.process.losses import Cause, Loss, gravest
+from chorus.platform.process.losses import Loss, gravest
 from chorus.rank.runner import Runner
 
 log = logging.getLogger("chorus.engine")
 
 RENEWALS = 3
 """How often in a row the group may fail to form again before everything is started anew."""
-LESS_ROOM = 0.75
-"""What is left of the room for caches after a rank has run out of memory."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +39,12 @@ def recover(
     """Wait until the lost rank is back, and go on with it; raises RankLost where that does not come to pass."""
     renewed = _renewed(group, lost, waits_for, has_loaded)
     loss = _told(lost, renewed.losses_since(group))
-    limits = leader.scheduler.limits
-    leader.scheduler.limits = within_memory(limits, room_after(loss, limits.room))
+    leader.scheduler.shrink_after(loss)
     runner = Runner(renewed.shard.stage, renewed.disk)
     prefixes = open_index(spec, renewed, runner, leader.scheduler.limits.room, leader.file_list)
     tokens = leader.renew(runner, renewed.followers, prefixes, loss)
     log.info("%d streams go on, %d tokens are read again", len(tokens), sum(tokens))
     return Recovered(renewed, loss, tokens)
-
-
-def room_after(loss: Loss, room: Room) -> Room:
-    """Less for caches where a rank has run out of memory."""
-    if loss.cause is not Cause.MEMORY:
-        return room
-    log.warning("caches get %.0f %% of the room they could have: %s", 100 * LESS_ROOM, loss.told)
-    return room.smaller(LESS_ROOM)
 
 
 def _renewed(

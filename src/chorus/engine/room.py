@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chorus.messages.rank import CACHE_STEP
+from chorus.platform.process.losses import Cause, Loss
+
+log = logging.getLogger("chorus.engine")
 
 STEP = CACHE_STEP
+LESS_ROOM = 0.75
+"""What is left of the room for caches after there was too little memory for a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,12 @@ class Room:
     def holds(self, use: Use) -> bool:
         return all(rank.bytes(use) <= rank.budget for rank in self.ranks)
 
-    def smaller(self, part: float) -> Room:
-        """So much of this."""
-        return Room(tuple(replace(rank, budget=int(part * rank.budget)) for rank in self.ranks))
+    def after(self, loss: Loss) -> Room:
+        """Less where there was too little memory."""
+        if loss.cause is not Cause.MEMORY:
+            return self
+        log.warning("caches get %.0f %% of the room they had: %s", 100 * LESS_ROOM, loss.told)
+        return Room(tuple(replace(rank, budget=int(LESS_ROOM * rank.budget)) for rank in self.ranks))
 
     def tightest(self, use: Use) -> RankRoom | None:
         """The rank that has the smallest part of its room left."""

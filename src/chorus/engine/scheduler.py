@@ -150,6 +150,11 @@ class Scheduler:
         self.reuse.index = prefixes
         return news
 
+    def shrink_after(self, loss: Loss) -> None:
+        """Caches take less from now on, where there was too little memory."""
+        room = self.limits.room.after(loss)
+        self.limits, self.prefixes.room = within_memory(self.limits, room), room
+
     def _blame(self, unfinished: Iterable[int], loss: Loss) -> list[Progress]:
         """Whose token count has not moved since the last loss is suspected; who was suspected already and ran alone is
         to blame.
