@@ -392,7 +392,9 @@ class Scheduler:
         if not self.limits.room.holds(live) and self._admitted:
             return False
         self._operations += self.prefixes.make_room(live)
-        return True
+        # What is being read from disk can only go when it is there.
+        reading = self.prefixes.disk is not None and self.prefixes.disk.asked > 0
+        return not reading or self.limits.room.holds(live + self.prefixes.use)
 
     def _make_room(self) -> None:
         """For everybody's next token: what is stored gives way, then the youngest stream."""
@@ -400,7 +402,7 @@ class Scheduler:
         if self.limits.room.holds(live + self.prefixes.use):
             return
         self._operations += self.prefixes.make_room(live)
-        while not self.limits.room.holds(live) and len(self._admitted) > 1:
+        while not self.limits.room.holds(live + self.prefixes.use) and len(self._admitted) > 1:
             self._preempt(max(self._admitted, key=lambda sequence: sequence.number))
             live = self.live()
 
