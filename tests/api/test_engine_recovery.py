@@ -203,9 +203,10 @@ def test_leaving_while_the_next_engine_is_waited_for_leaves_nothing(engine: Scri
         engine.description.state = pb.LOADING
         engine.die()
         waiting = [asyncio.create_task(items_of_stream(stream)) for stream in streams]
+        await until(lambda: client.recovery.waits)
         waiting.append(asyncio.create_task(items_of(client)))
         waiting.append(asyncio.create_task(client.generate(REQUEST).accepted()))
-        await until(lambda: client.recovery.waits and client.open_requests == 5)
+        await until(lambda: client.open_requests == 5)
         for task in waiting:
             task.cancel()
         assert all(
@@ -274,6 +275,34 @@ def test_an_engine_that_was_never_ready_is_not_waited_for(engine: ScriptedEngine
         await client.close()
 
     asyncio.run(act())
+
+
+def test_a_new_front_end_waits_for_an_engine_that_starts_again(engine: ScriptedEngine) -> None:
+    """It has served others: how it was lost tells so."""
+    engine.description.state, engine.description.loss.cause = pb.LOADING, "outside"
+
+    async def act(client: EngineClient) -> None:
+        engine.next(play(TOKENS))
+        waiting = asyncio.create_task(client.recovery.engine())
+        asking = asyncio.create_task(items_of(client))
+        await asyncio.sleep(0)
+        assert client.recovery.waits
+        engine.description.state = pb.READY
+        await waiting
+        assert tokens_in(await asking) == TOKENS
+
+    with_client(engine, act)
+
+
+def test_a_new_front_end_takes_requests_for_an_engine_that_replaces_a_rank(engine: ScriptedEngine) -> None:
+    engine.description.state = pb.RECOVERING
+
+    async def act(client: EngineClient) -> None:
+        engine.next(play(TOKENS))
+        assert not client.recovery.waits
+        assert tokens_in(await items_of(client)) == TOKENS
+
+    with_client(engine, act)
 
 
 def test_a_refusal_by_the_next_engine_is_the_end(engine: ScriptedEngine) -> None:

@@ -77,7 +77,7 @@ class Service:
             pb.EngineState.Name(description.state).lower(), description.progress, description.detail, description
         )
         self._ready = description if view.ready else None
-        if view.ready:
+        if description.context_length:
             self.fingerprint = fingerprint(self.settings.model_id, description)
             self._last = Capacity(self.context_length(description), description.vocabulary)
         return view
@@ -89,6 +89,10 @@ class Service:
         current = self.client.recovery.waits or (self._ready is not None and self.client.connected)
         if self._last is None or not current:
             view = await self.look()
+            if self._last is None and self.client.recovery.waits:
+                # It has served others, and this front end is new.
+                await self.client.recovery.engine()
+                view = await self.look()
             if self._last is None:
                 raise not_ready(view)
         return self._last

@@ -40,6 +40,8 @@ log = logging.getLogger("chorus.engine")
 QUEUE_LENGTH = 256
 STUCK_SECONDS = 2.0
 """How long the main thread may take to notice a lost rank by itself."""
+BLAME_SECONDS = 0.5
+"""How long after a collective has failed somebody else may be heard to be the cause: connections break with a rank."""
 UNLOAD_SECONDS = 1.5
 """How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
 
@@ -162,6 +164,7 @@ class Follower:
             if self.loss:
                 return
             self.loss = loss
+        log.error("%s", loss.told)
         if hangs:
             self._ask_to_leave()
         self._on_loss()
@@ -262,7 +265,7 @@ class FollowerGroup:
                 log.exception("a step failed on rank 0")
                 raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error
             # Who it was, its control link tells a moment later; if it was nobody, it was this one.
-            if not self._lost.wait(STUCK_SECONDS):
+            if isinstance(error, MemoryError) or not self._lost.wait(BLAME_SECONDS):
                 raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error
             raise self._lost_rank(str(error)) from error
 

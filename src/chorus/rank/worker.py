@@ -365,7 +365,10 @@ class Worker:
         except (LinkLost, RuntimeError, ValueError, MemoryError) as error:
             if gpu_lost(error):
                 self._lost = error
-            log.exception("step %d failed", step.number)
+            if isinstance(error, LinkLost):
+                log.warning("step %d is given up: %s", step.number, error)
+            else:
+                log.exception("step %d failed", step.number)
             cause = Cause.OUTSIDE if isinstance(error, LinkLost) else cause_of(error)
             told = f"rank {self._rank} failed at step {step.number}: {error}"
             return Status(number=step.number, error=told, cause=cause)

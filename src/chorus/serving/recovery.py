@@ -6,9 +6,10 @@ Whoever waits is told within a bounded time that there will be no answer; the ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.serving.errors import EngineLost, RequestFailed
@@ -92,10 +93,14 @@ class Recovery:
 
     def note(self, seen: pb.Description) -> None:
         """What the engine says of itself, whoever asked."""
-        if seen.state == pb.READY:
+        if seen.state in (pb.READY, pb.RECOVERING):
             self.serves()
-            if self._lost is None:
-                self._served = seen.started_at, seen.step
+        elif seen.loss.cause and not self._known:
+            # This front end is new, and the engine is not: it has served, and will again.
+            self.serves()
+            self.lose(seen.loss.told)
+        if seen.state == pb.READY and self._lost is None:
+            self._served = seen.started_at, seen.step
 
     def serves(self) -> None:
         """It has answered as one that is ready does."""
@@ -118,23 +123,42 @@ class Recovery:
         if why := self.poison.refusal(case.request):
             raise RequestFailed(why)
         self.poison.ask(case)
-        self._waiting += 1
         try:
-            while not unwanted():
+            with self._waiting_for_news():
+                await self._my_turn(case, unwanted)
+        finally:
+            self.poison.stop_asking(case)
+            self.wake()
+
+    async def _my_turn(self, case: Case, unwanted: Callable[[], bool]) -> None:
+        while not unwanted():
+            if self._given_up:
+                raise EngineLost(self._given_up)
+            if self._lost is not None:
+                await self._next_engine()
+            elif case.verdict:
+                raise RequestFailed(case.verdict)
+            elif self.poison.may_go(case):
+                self.poison.go(case)
+                return
+            else:
+                await self._changed.wait()
+
+    async def engine(self) -> None:
+        """Waits for the next engine, where this one is lost."""
+        with self._waiting_for_news():
+            while self._lost is not None:
                 if self._given_up:
                     raise EngineLost(self._given_up)
-                if self._lost is not None:
-                    await self._next_engine()
-                elif case.verdict:
-                    raise RequestFailed(case.verdict)
-                elif self.poison.may_go(case):
-                    self.poison.go(case)
-                    return
-                else:
-                    await self._changed.wait()
+                await self._next_engine()
+
+    @contextlib.contextmanager
+    def _waiting_for_news(self) -> Iterator[None]:
+        self._waiting += 1
+        try:
+            yield
         finally:
             self._waiting -= 1
-            self.poison.stop_asking(case)
             # Nobody looks when nobody waits.
             if not self._waiting and self._watch:
                 self._watch.cancel()
