@@ -117,9 +117,10 @@ class Asker:
             exchange.broken = f"no end after {REQUEST_SECONDS:g} s"
         except httpx.HTTPError as error:
             exchange.broken = f"{type(error).__name__}: {error}"
+        finally:
+            exchange.ended = time.time()
         if not (exchange.complete or exchange.error or exchange.broken):
             exchange.broken = "it ended in order, and without a finish"
-        exchange.ended = time.time()
 
     async def close(self) -> None:
         await self._http.aclose()
