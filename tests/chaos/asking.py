@@ -53,6 +53,8 @@ class Exchange:
     """How the connection ended before the answer did."""
     again: bool = False
     """Asked before, of a front end that was lost meanwhile."""
+    counted: bool = False
+    """Among the lost ones of a fault."""
     text_only: bool = False
     """Bytes that are no text are left out in this protocol; elsewhere a sign stands for them."""
 

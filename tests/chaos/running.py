@@ -75,6 +75,8 @@ async def _hold(served: Served, held: Held, seed: str) -> None:
                 sizes = _sizes(served)
     if held.session.faults[-1].kind == COORDINATOR:
         held.problems += await _begin_again(served, asker)
+    else:
+        held.problems += _some([f"after all, {_lost_why(exchange)}" for exchange in _counted(asker.exchanges)])
     if sizes:
         held.problems += _grown(sizes, _sizes(served))
     await asker.close()
@@ -102,7 +104,7 @@ async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered
     concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     if fault.kind == COORDINATOR:
         await _until(lambda: all(exchange.ended for exchange in concerned), RECOVERY_SECONDS)
-        one.lost = len(lost(concerned))
+        one.lost = len(_counted(concerned))
         return one
     if fault.kind not in BORNE and not await _until(lambda: _noticed(served, moment, one), RECOVERY_SECONDS):
         one.problems.append("nobody noticed it")
@@ -111,12 +113,20 @@ async def _suffer(served: Served, asker: Asker, fault: PlannedFault) -> Suffered
         one.problems.append(f"no recovery within {RECOVERY_SECONDS:g} s")
     concerned = [exchange for exchange in asker.exchanges if not exchange.ended or exchange.ended >= moment]
     one.gap = longest_gap(concerned, since, time.time())
-    gone = lost(concerned)
+    gone = _counted(concerned)
     one.lost = len(gone)
     one.problems += _some(
         [_lost_why(exchange) for exchange in gone if not _may_be_lost(fault, exchange, max(since, last))]
     )
     return one
+
+
+def _counted(exchanges: list[Exchange]) -> list[Exchange]:
+    """Those that were lost, each for one fault only."""
+    gone = [exchange for exchange in lost(exchanges) if not exchange.counted]
+    for exchange in gone:
+        exchange.counted = True
+    return gone
 
 
 def _some(problems: list[str]) -> list[str]:
@@ -131,8 +141,8 @@ def _noticed(served: Served, moment: float, one: Suffered) -> bool:
 
 
 def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
-    """Whoever was open has an end, and somebody who came later has been answered."""
-    later = any(exchange.began >= since and exchange.complete for exchange in asker.exchanges)
+    """Whoever was open has an end, and somebody who came later is being answered."""
+    later = any(exchange.began >= since and (exchange.times or exchange.complete) for exchange in asker.exchanges)
     return later and all(exchange.ended for exchange in concerned)
 
 
