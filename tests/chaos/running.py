@@ -141,9 +141,9 @@ def _noticed(served: Served, moment: float, one: Suffered) -> bool:
 
 
 def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
-    """Whoever was open has an end, and somebody who came later is being answered."""
+    """Whoever was open has an end or goes on, and somebody who came later is being answered."""
     later = any(exchange.began >= since and (exchange.times or exchange.complete) for exchange in asker.exchanges)
-    return later and all(exchange.ended for exchange in concerned)
+    return later and all(exchange.ended or max(exchange.times, default=0.0) > since for exchange in concerned)
 
 
 def _may_be_lost(fault: PlannedFault, exchange: Exchange, until: float) -> bool:
