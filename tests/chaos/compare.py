@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -48,6 +50,13 @@ def _parting(one: str, other: str) -> str:
 
 
 def _calls(text: str, arguments: str) -> bool:
-    """Whether these are the arguments that the text calls its function with."""
-    called = text.partition("<tool_call>")[2].partition("</tool_call>")[0]
-    return bool(json.loads(called)["arguments"] == json.loads(arguments))
+    """Whether these are the arguments, one behind the other, that the text calls its functions with."""
+    called = [json.loads(call)["arguments"] for call in re.findall(r"(?s)<tool_call>(.*?)</tool_call>", text)]
+    return called == list(_values(arguments))
+
+
+def _values(text: str) -> Iterator[Any]:
+    decoder, place = json.JSONDecoder(), 0
+    while place < len(text):
+        value, place = decoder.raw_decode(text, place)
+        yield value

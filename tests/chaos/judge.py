@@ -7,6 +7,7 @@ request that is not as the model would have answered it, as JSON: its folder, it
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def judge(model: Path, folders: Sequence[Path]) -> tuple[int, Faults]:
 def main() -> None:
     from tests.soak_cache import prepared
 
-    prepared.prepare()
+    prepared.prepare(os.cpu_count() or 1)
     from chorus.messages.engine import Finish
     from tests.chaos.noted import Noted, read
     from tests.support.teacher import Answer, Teacher
