@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -141,9 +142,14 @@ def _noticed(served: Served, moment: float, one: Suffered) -> bool:
 
 
 def _recovered(asker: Asker, concerned: list[Exchange], since: float) -> bool:
-    """Whoever was open has an end or goes on, and somebody who came later is being answered."""
-    later = any(exchange.began >= since and (exchange.times or exchange.complete) for exchange in asker.exchanges)
-    return later and all(exchange.ended or max(exchange.times, default=0.0) > since for exchange in concerned)
+    """Somebody who came later is being answered, and whoever was open has an end or has seen something since then."""
+    firsts = [(exchange.times or [exchange.ended])[0] for exchange in asker.exchanges if _later(exchange, since)]
+    served = min(firsts, default=math.inf)
+    return all(exchange.ended or max(exchange.times, default=0.0) >= served for exchange in concerned) and bool(firsts)
+
+
+def _later(exchange: Exchange, since: float) -> bool:
+    return exchange.began >= since and (bool(exchange.times) or exchange.complete)
 
 
 def _may_be_lost(fault: PlannedFault, exchange: Exchange, until: float) -> bool:
