@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.models import stored_default
@@ -24,6 +25,8 @@ from tests.chaos.measure import Suffered, table
 from tests.chaos.models import write_tiny
 from tests.chaos.plan import SMOLLM2, TINY, Session, draw, draw_links, draw_localai
 from tests.chaos.running import Held, hold
+
+JUDGES = 2
 
 
 def main() -> int:
@@ -92,18 +95,17 @@ def run(
 
 def found_wrong(all_held: Sequence[Held], models: dict[str, Path]) -> list[str]:
     """All that is not as it must be, and where."""
+    with ThreadPoolExecutor(JUDGES) as judges:
+        verdicts = list(judges.map(lambda held: judge(models[held.session.group.model], held.notes), all_held))
+    looked, wrong = sum(verdict.looked for verdict in verdicts), sum(len(verdict.faults) for verdict in verdicts)
+    print(f"{looked} answers were looked at, {wrong} are not the model's", flush=True)
     problems = []
-    for model, path in models.items():
-        own = [held for held in all_held if held.session.group.model == model and held.notes]
-        looked, faults = judge(path, [held.notes for held in own if held.notes])
-        print(f"{looked} answers of {model} were looked at, {len(faults)} are not the model's", flush=True)
-        for held in own:
-            assert held.notes is not None
-            found = [f"{one.fault.name}: {problem}" for one in held.suffered for problem in one.problems]
-            found += held.problems
-            found += [f"{name}: {fault}" for (folder, name), fault in faults.items() if folder == str(held.notes)]
-            found += differences(path, held.exchanges, noted.read(held.notes))
-            problems += [f"{held.session.group.name}: {problem}" for problem in found]
+    for held, verdict in zip(all_held, verdicts, strict=True):
+        found = [f"{one.fault.name}: {problem}" for one in held.suffered for problem in one.problems]
+        found += held.problems
+        found += [f"{name}: {fault}" for name, fault in verdict.faults.items()]
+        found += differences(models[held.session.group.model], held.exchanges, noted.read(held.notes))
+        problems += [f"{held.session.group.name}: {problem}" for problem in found]
     return problems
 
 

@@ -1,54 +1,56 @@
-"""`python -m tests.chaos.judge MODEL FOLDER…`: every answer that front ends noted, looked at by the plain model.
+"""`python -m tests.chaos.judge MODEL FOLDER`: every answer that front ends noted, looked at by the plain model.
 
-A program of its own, so that the one that counts seconds neither loads MLX nor computes. Prints one line for each
-request that is not as the model would have answered it, as JSON: its folder, its id and what is wrong.
+A program of its own, so that the one that counts seconds neither loads MLX nor computes. Prints how many it has looked
+at, and a line for each request that is not as the model would have answered it: its id and what is wrong, as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1800.0
 
-Faults = dict[tuple[str, str], str]
-"""By folder and request."""
+
+@dataclass(frozen=True)
+class Verdict:
+    looked: int
+    """At so many answers."""
+    faults: dict[str, str]
+    """What is wrong, by request."""
 
 
-def judge(model: Path, folders: Sequence[Path]) -> tuple[int, Faults]:
-    """How many answers were looked at, and what is wrong with which."""
-    command = [sys.executable, "-m", "tests.chaos.judge", str(model), *map(str, folders)]
+def judge(model: Path, folder: Path) -> Verdict:
+    command = [sys.executable, "-m", "tests.chaos.judge", str(model), str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise RuntimeError(f"the judge failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     looked, *lines = done.stdout.splitlines()
-    entries = [json.loads(line) for line in lines]
-    return int(looked), {(entry["folder"], entry["id"]): entry["fault"] for entry in entries}
+    return Verdict(int(looked), dict(json.loads(line) for line in lines))
 
 
 def main() -> None:
     from tests.soak_cache import prepared
 
-    prepared.prepare(os.cpu_count() or 1)
+    prepared.prepare()
     from chorus.messages.engine import Finish
-    from tests.chaos.noted import Noted, read
+    from tests.chaos.noted import read
     from tests.support.teacher import Answer, Teacher
 
-    teacher = Teacher.of_folder(Path(sys.argv[1]))
-    noted: list[tuple[str, Noted]] = [(folder, one) for folder in sys.argv[2:] for one in read(Path(folder))]
+    model, folder = map(Path, sys.argv[1:])
+    noted = read(folder)
     # Also what a front end got before it was lost: it must be right as far as it goes.
     answers = [
-        Answer(one.request, tuple(one.tokens), one.finish or Finish.CANCELLED, tuple(one.logprobs)) for _, one in noted
+        Answer(one.request, tuple(one.tokens), one.finish or Finish.CANCELLED, tuple(one.logprobs)) for one in noted
     ]
     print(len(answers))
-    for (folder, one), fault in zip(noted, teacher.faults(answers), strict=True):
+    for one, fault in zip(noted, Teacher.of_folder(model).faults(answers), strict=True):
         if fault:
-            print(json.dumps({"folder": folder, "id": one.id, "fault": fault}))
+            print(json.dumps([one.id, fault]))
 
 
 if __name__ == "__main__":

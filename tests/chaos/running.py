@@ -33,10 +33,11 @@ class Held:
     """What came of a session."""
 
     session: Session
+    notes: Path
+    """Of its front ends, and its log."""
     suffered: list[Suffered] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    notes: Path | None = None
 
 
 KINDS: dict[str, type[Served]] = {HTTP: Served, LOCALAI: LocalAI, CLUSTER: Linked}
@@ -44,12 +45,11 @@ KINDS: dict[str, type[Served]] = {HTTP: Served, LOCALAI: LocalAI, CLUSTER: Linke
 
 async def hold(session: Session, model: Path | str, seed: str, kept: Path) -> Held:
     """`kept` is where the notes and the log of the server are found afterwards."""
-    held = Held(session)
+    held = Held(session, kept / session.group.name.replace("/", "-"))
     with KINDS[session.group.served](session.group, model) as served:
         try:
             await _hold(served, held, seed)
         finally:
-            held.notes = kept / session.group.name.replace("/", "-")
             copytree(served.folder.notes, held.notes)
             for log in (served.folder.path / "cwd").glob("*.log"):
                 (held.notes / log.name).write_bytes(log.read_bytes())

@@ -10,11 +10,11 @@ from chorus.rank.upstream import lean
 
 
 @functools.cache
-def prepare(threads: int = 1) -> None:
+def prepare() -> None:
     """Call it before MLX is imported."""
     # On a CPU a C++ compiler would run for every function that upstream compiles.
     os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
-    platform.prepare(threads)
+    platform.prepare(1)
     lean.install()
     # Only now may MLX be imported: its BLAS has been taken over.
     from tests.support import device_thread
