@@ -142,8 +142,7 @@ class Dealer:
 
     def deal(self, group: Group) -> PlannedFault:
         fault = self._deal(group)
-        # A front end that comes while no engine serves knows of none that has, and refuses.
-        if fault.kind in BORNE or fault.rank == FRONT_END or not self._twice.draw():
+        if fault.kind in BORNE or not self._twice.draw():
             return fault
         rank = self._random.randrange(group.ranks)
         return replace(fault, then=PlannedFault("kill", OUTSIDE, rank, self._random.uniform(0, THEN_SECONDS)))

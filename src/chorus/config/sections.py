@@ -273,7 +273,7 @@ class CacheConfig(Section):
 class RecoveryConfig(Section):
     """The section `recovery`: what happens to running requests when a process that serves them is lost."""
 
-    patience_seconds: float = Field(default=120, gt=0)
+    patience_seconds: float = Field(default=180, gt=0)
     """How long requests wait for the next engine while nothing of it moves."""
     replan: Literal["ask", "auto"] = "ask"
     """When a node comes that is not used: say what it would bring, or use it by itself where that pays."""
