@@ -16,9 +16,7 @@ CHAT = "/v1/chat/completions"
 STREAM = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
-@pytest.mark.parametrize(
-    ("finish", "status"), [(pb.REJECTED, 400), (pb.OVERLOADED, 429), (pb.CANCELLED, 503), (pb.FAILED, 500)]
-)
+@pytest.mark.parametrize(("finish", "status"), [(pb.REJECTED, 400), (pb.OVERLOADED, 429), (pb.FAILED, 500)])
 def test_what_the_engine_does_not_take_is_a_status_also_for_a_stream(
     http: httpx.Client, engine: ScriptedEngine, finish: pb.Finish, status: int
 ) -> None:

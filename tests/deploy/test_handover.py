@@ -47,6 +47,7 @@ Use = Callable[[FrontEnd, Path], Coroutine[Any, Any, None]]
 
 def using(folder: Path, use: Use, **limits: float) -> None:
     async def run() -> None:
+        before = set(psutil.Process().children())
         lifeline = Lifeline()
         (folder / "reason").write_text("there is no tokenizer")
         program = Program(
@@ -63,7 +64,7 @@ def using(folder: Path, use: Use, **limits: float) -> None:
         finally:
             await front_end.stop()
             lifeline.cut()
-        assert not psutil.Process().children()
+        assert not set(psutil.Process().children()) - before
 
     asyncio.run(run())
 

@@ -63,7 +63,12 @@ def test_the_cluster_status_shows_every_rank(three: ChorusServer) -> None:
     assert found["state"] == "ready"
     assert found["observed"]["requests"] == 1
     assert found["observed"]["tokens_per_second"] > 0
-    assert all(rank["memory_bytes"] > 0 and rank["step"] == found["step"] for rank in found["ranks"])
+
+    def all_are_as_far() -> bool:
+        status = three.get("/cluster/status")
+        return all(rank["memory_bytes"] > 0 and rank["step"] == status["step"] for rank in status["ranks"])
+
+    assert eventually(all_are_as_far)
 
 
 def test_a_token_for_the_ranks_is_shown_to_nobody(alone: ChorusServer) -> None:

@@ -35,9 +35,12 @@ def leading(spec: EngineSpec, publish: Any) -> Iterator[Leader]:
     service = SimpleNamespace(publish=publish, leave=lambda reason: None)
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(mock.patch.object(process, "Grammars"))
-        group, leader = process._start(Engine(spec), service, cleanup)  # type: ignore[arg-type]
-        with group.followers.naming_the_lost():
-            yield leader
+        engine = Engine(spec)
+        process._start(engine, service, cleanup)  # type: ignore[arg-type]
+        assert engine.group
+        assert engine.leader
+        with engine.group.followers.naming_the_lost():
+            yield engine.leader
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class Service:
             pb.EngineState.Name(description.state).lower(), description.progress, description.detail, description
         )
         self._ready = description if view.ready else None
-        if description.context_length:
+        if description.state in (pb.READY, pb.RECOVERING):
             self.fingerprint = fingerprint(self.settings.model_id, description)
             self._last = Capacity(self.context_length(description), description.vocabulary)
         return view

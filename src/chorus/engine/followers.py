@@ -93,6 +93,7 @@ class Follower:
         self._answers: grpc.Call | None = None
         self._on_loss: Callable[[], None] = lambda: None
         self._losing = threading.Lock()
+        self._closed = False
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ class Follower:
     def lose(self, loss: Loss, hangs: bool = False) -> None:
         """Take it for lost; one that hangs is asked to end. The first word counts: what follows is because of it."""
         with self._losing:
-            if self.loss:
+            if self.loss or self._closed:
                 return
             self.loss = loss
         log.error("%s", loss.told)
@@ -193,6 +194,8 @@ class Follower:
         return self._stub.Unload.future(rank_pb2.UnloadRequest(session=self._session), timeout=UNLOAD_SECONDS)
 
     def close(self) -> None:
+        with self._losing:
+            self._closed = True
         with contextlib.suppress(queue.Full):
             self._steps.put_nowait(None)
         self._channel.close()
@@ -201,11 +204,15 @@ class Follower:
 class FollowerGroup:
     """All ranks but the leader: sent every step, watched while the leader waits for them."""
 
-    def __init__(self, followers: Sequence[Follower], side: LeadingSide, patience: StepPatience) -> None:
+    def __init__(
+        self, followers: Sequence[Follower], side: LeadingSide, patience: StepPatience, collective: bool = False
+    ) -> None:
+        """`collective`: ranks meet inside MLX, each in the other's forward, so that one's failure may be another's."""
         self.followers = tuple(followers)
         self.stages, self.depth, self.lookahead = side.stages, side.depth, side.lookahead
         self._side = side
         self._patience = patience
+        self._collective = collective
         self._lost = threading.Event()
         self._in_order = True
         self._left = threading.Event()
@@ -260,7 +267,7 @@ class FollowerGroup:
         except (RuntimeError, MemoryError) as error:
             self._in_order = False
             raise_if_gpu_lost(error)
-            if not self._side.collective:
+            if not self._collective:
                 # Nobody else is in this process's forward.
                 log.exception("a step failed on rank 0")
                 raise RankLost(f"rank 0 failed: {error}", cause_of(error)) from error

@@ -242,7 +242,8 @@ class Formation:
         load_all(followers, request, own, progress, spec.start_timeout_seconds)
         part = parts[0]
         _check_dtypes(layout, part.shard.dtype, followers)
-        self._current = FollowerGroup(followers, part.lead(), StepPatience(spec.step_timeout_seconds))
+        patience = StepPatience(spec.step_timeout_seconds)
+        self._current = FollowerGroup(followers, part.lead(), patience, collective=not self.renewable)
         batches = part.shard.stage.batches and all(f.loaded.batches for f in followers)
         return Group(part.shard, self._current, batches, part.disk, part, self)
 

@@ -35,8 +35,6 @@ class LeadingSide(Protocol):
     """How many steps may be on their way through the stages at once."""
     lookahead: bool
     """Whether the first layers find sampled tokens in the graph; else a step must bring the tokens themselves."""
-    collective: bool
-    """Whether what fails here may have failed elsewhere: ranks meet inside MLX, each in the other's forward."""
     sum_seconds: float | None
     """What a small sum over the ranks took when they met; None until then, and where nothing is summed."""
 
@@ -133,7 +131,6 @@ class PipelineLeader:
         # One chunk in every stage and one on its way: more would only make cancelling slower.
         self.depth = part.stages + 1
         self._link = part.link
-        self.collective = part.link.collective
         self._tokens = part.token_path
         self._first_stage = part.first_stage
         self.lookahead = self._tokens is not None
@@ -223,7 +220,7 @@ class TensorLeader:
     """Every rank runs every forward on its own slices; sampled tokens reach them inside the graph."""
 
     stages = depth = 1
-    lookahead = collective = True
+    lookahead = True
 
     def __init__(self, part: TensorPart) -> None:
         self._peers = part.peers

@@ -29,8 +29,6 @@ log = logging.getLogger("chorus.transport")
 
 
 class CollectiveLink:
-    collective = True
-
     def __init__(self, group: mx.distributed.Group, meeting: Meeting, sender: FrameSender | None, inbox: Inbox) -> None:
         """With `look_ahead` what is sent and received stays inside the graph; nobody waits for it but the device."""
         self.look_ahead = meeting.look_ahead

@@ -128,7 +128,6 @@ def open_grpc(meeting: Meeting, inbox: Inbox) -> Connection:
 
 
 class GrpcLink:
-    collective = False
     tokens: TokenPath | None = None
 
     def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float, session: int = 0) -> None:

@@ -34,9 +34,6 @@ class TokenPath(Protocol):
 
 
 class Link(Protocol):
-    collective: bool
-    """Whether tensors go through MLX's own groups, which are formed once in the life of a process."""
-
     @property
     def tokens(self) -> TokenPath | None:
         """None where tokens cannot stay inside the graph: then every step brings its own."""

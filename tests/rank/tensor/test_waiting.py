@@ -44,7 +44,7 @@ def test_the_leader_waits_before_its_first_forward_and_only_then(sums: list[Any]
 
 
 def test_a_follower_waits_before_its_first_forward_and_only_then(sums: list[Any]) -> None:
-    follower = TensorFollower(SimpleNamespace(peers=object(), shard=SimpleNamespace(stage=None), disk=None))  # type: ignore[arg-type]
+    follower = TensorFollower(SimpleNamespace(peers=object(), shard=SimpleNamespace(stage=None), disk=None, rank=1))  # type: ignore[arg-type]
     follower.run(STEP)
     follower.run(STEP)
     assert sums[0] == mx.cpu
