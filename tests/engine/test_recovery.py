@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +137,23 @@ def test_streams_go_on_when_a_follower_was_killed(group: Group, rank: int) -> No
     # Whoever was not lost has its process and its weights still.
     assert group.followers[others].poll() is None
     assert kept.io_counters().read_chars - before[0] < 200_000
+
+
+def test_a_follower_that_was_frozen_and_wakes_up_says_nothing_of_before(group: Group) -> None:
+    """Nobody replaces it: it is taken for lost, and when it is there again it is asked to load like everybody."""
+    pids = [rank.pid for rank in asyncio.run(described(group)).ranks]
+
+    def lose() -> None:
+        told = group.ranks.log("leader").count("no sign of life")
+        group.followers[2].send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while group.ranks.log("leader").count("no sign of life") == told:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        group.followers[2].send_signal(signal.SIGCONT)
+
+    assert [tokens for tokens, _ in asyncio.run(answers(group, lose))] == group.expected
+    assert [rank.pid for rank in asyncio.run(described(group)).ranks] == pids
 
 
 @pytest.mark.parametrize("place", [(0, "forward"), (0, "sample"), (1, "forward"), (2, "send"), (1, "answer")], ids=str)
