@@ -204,6 +204,15 @@ class Run:
                 assert progress.id not in self.ended
                 self.ended[progress.id] = progress
 
+    def check_that_nothing_is_left(self) -> None:
+        """Of those who ran, and of what is kept once that is cleared."""
+        assert not self.ranks.sequences
+        assert len(self.ranks.segments) == self.scheduler.prefixes.entries
+        self.scheduler.clear_cache()
+        self.until_idle()
+        assert not self.ranks.segments
+        assert self.scheduler.prefixes.use.tokens == self.scheduler.prefixes.use.states == 0
+
     def right(self, request: Request) -> bool:
         whole, got = answer(request), tuple(self.answers[request.id])
         if self.ended[request.id].finish is Finish.CANCELLED:

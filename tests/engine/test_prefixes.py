@@ -391,9 +391,4 @@ def test_random_conversations_get_the_answers_of_a_model_that_keeps_nothing(keep
             del run.ranks.files[rng.choice(list(run.ranks.files))]
     run.until_idle()
     assert all(map(run.right, requests))
-    assert not run.ranks.sequences
-    assert len(run.ranks.segments) == run.scheduler.prefixes.entries
-    run.scheduler.clear_cache()
-    run.until_idle()
-    assert not run.ranks.segments
-    assert run.scheduler.prefixes.use.tokens == run.scheduler.prefixes.use.states == 0
+    run.check_that_nothing_is_left()

@@ -110,10 +110,5 @@ def test_whatever_is_lost_every_answer_is_that_of_a_calm_day(keeping: Keeping, s
             assert run.blamed[asked.id] >= TRIES, "only who was there each time is to blame"
         else:
             assert run.right(asked)
-    assert not run.ranks.sequences
-    assert len(run.ranks.segments) == run.scheduler.prefixes.entries
-    run.scheduler.clear_cache()
-    run.until_idle()
-    assert not run.ranks.segments
-    assert run.scheduler.prefixes.use.tokens == run.scheduler.prefixes.use.states == 0
+    run.check_that_nothing_is_left()
     assert (run.scheduler.live().tokens, run.scheduler.running, run.scheduler.queued) == (0, 0, 0)

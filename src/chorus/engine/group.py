@@ -24,7 +24,7 @@ from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import SplitError, choose_split, layers_of
 from chorus.platform import device, mac_memory
 from chorus.platform.memory import cache_share, left_for_cache
-from chorus.platform.process.losses import Cause, Loss
+from chorus.platform.process.losses import Loss, loss_told
 from chorus.platform.sizes import size
 from chorus.rank.cache.disk import Disk, NoDisk
 from chorus.rank.disk_tier import open_disk
@@ -87,11 +87,11 @@ class Group:
     def renewable(self) -> bool:
         return self.formation is not None and self.formation.renewable
 
-    def losses_since(self, before: Group) -> list[Loss]:
-        """How those processes ended that were replaced since, as far as somebody has told the new ones."""
-        known = {follower.hello.pid for follower in before.followers.followers}
-        new = [f.hello for f in self.followers.followers if f.hello.pid not in known and f.hello.loss_cause]
-        return [Loss(Cause(greeting.loss_cause), greeting.loss_told) for greeting in new]
+    def losses_since(self, before: Group | None) -> list[Loss]:
+        """How those processes ended that were replaced since, or ever, as far as somebody has told the new ones."""
+        known = {follower.hello.pid for follower in before.followers.followers} if before else set()
+        new = (follower.hello for follower in self.followers.followers if follower.hello.pid not in known)
+        return [loss for hello in new if (loss := loss_told(hello.loss_cause, hello.loss_told))]
 
     def room(self, own: Runner, fraction: float, context: int, most: int | None = None) -> Room:
         """What the caches may take on each rank where they take anything: what is left there, or `most`."""

@@ -37,7 +37,7 @@ from chorus.platform.no_memory import out_of_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_NO_MEMORY, EXIT_RANK_LOST, leave_reason
-from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gravest, last_loss
+from chorus.platform.process.losses import Loss, cause_of, exit_code, gravest, last_loss
 from chorus.platform.process.output import LogFile
 from chorus.rank.load import LoadError
 from chorus.rank.runner import Runner
@@ -273,8 +273,7 @@ def _with_others(own: Loss | None, spec: EngineSpec, group: Group) -> Loss | Non
     """Of a group that lives and dies together each rank was told how it was lost as its own machine saw it."""
     if own is None or not catalog.get(spec.transport).collective:
         return own
-    told = (follower.hello for follower in group.followers.followers if follower.hello.loss_cause)
-    return gravest([own, *(Loss(Cause.read(each.loss_cause), each.loss_told) for each in told)])
+    return gravest([own, *group.losses_since(None)])
 
 
 def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack) -> None:

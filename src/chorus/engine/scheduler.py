@@ -116,8 +116,7 @@ class Scheduler:
         """Nobody but those who were in it has lost anything. Who was alone in it is to blame; the others go on, one at
         a time, from the tokens they have.
         """
-        if step.decode:
-            self._lanes[step.lane].under_way -= 1
+        self.finish(step, {})
         if len(step.feeds) == 1:
             return self.fail(step.sequences, error)
         self._forget(step.sequences)
@@ -171,7 +170,6 @@ class Scheduler:
         return news
 
     def _suspect(self, sequence: Sequence) -> None:
-        sequence.lost_at = len(sequence.output)
         if not sequence.suspected:
             sequence.suspected = True
             self._suspects.append(sequence)

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import psutil
-
 from chorus.cluster.logs import pump
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
@@ -77,10 +75,6 @@ class Rank:
     def state(self) -> wire.RankState:
         beat = self.watched.beat
         running = self.process.returncode is None
-        memory = 0
-        if running:
-            with contextlib.suppress(psutil.Error):
-                memory = max(beat.held_bytes, psutil.Process(self.process.pid).memory_info().rss)
         return wire.RankState(
             session=self.session,
             rank=self.number,
@@ -93,7 +87,7 @@ class Rank:
             step_at=beat.step_at,
             loaded_bytes=beat.loaded_bytes,
             total_bytes=beat.total_bytes,
-            memory_bytes=memory,
+            memory_bytes=self.watched.memory if running else 0,
             last_words=self.last_words,
             loss_cause=self.loss.cause if self.loss else "",
             loss_told=self.loss.told if self.loss else "",

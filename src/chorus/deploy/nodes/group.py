@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
-import psutil
 
 from chorus.cluster.coordinator.parts import OwnParts
 from chorus.cluster.coordinator.process import LOOK_SECONDS, ConnectedNode, Nodes, NodesMissing, still_here
@@ -27,7 +26,7 @@ from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.losses import Cause, Loss, loss_of_exit
+from chorus.platform.process.losses import Cause, Loss, loss_of_exit, loss_told
 from chorus.platform.process.restarts import Life, Restarts, describe_exit
 from chorus.security.names import member_address, split_member
 
@@ -301,8 +300,7 @@ class ClusterGroup(ProcessGroup):
     @property
     def held_bytes(self) -> int:
         """The memory of rank 0, which is here."""
-        held = [self._monitors[name].read().held_bytes for name in self._running]
-        return max([*held, *(_resident(member.process.pid) for member in self._running.values())], default=0)
+        return max((each.memory for member in self._running.values() for each in member.watched), default=0)
 
     def _last_worked(self, node_id: str) -> float:
         """When the leader last finished a step, for nodes that have a part in every step."""
@@ -565,7 +563,7 @@ def _end_of(who: str, state: wire.RankState) -> _RankEnd:
     """As its agent tells it, which knows best what the end means."""
     words = f": {state.last_words}" if state.last_words else ""
     told = f"{who} ended with {describe_exit(state.exit_code)}{words}"
-    known = Loss(Cause.read(state.loss_cause), state.loss_told) if state.loss_cause else None
+    known = loss_told(state.loss_cause, state.loss_told)
     return _RankEnd(told, state.exit_code, known or loss_of_exit(who, state.exit_code))
 
 
@@ -588,13 +586,6 @@ def choices(
 def names_of(nodes: Sequence[ConnectedNode]) -> str:
     """Those who work besides this machine."""
     return ", ".join(node.name for node in nodes) or "this machine alone"
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def _answer(asked: asyncio.Future[str] | None, answer: str | Exception) -> None:

@@ -70,6 +70,11 @@ def last_loss(environment: Mapping[str, str] = os.environ) -> Loss | None:
     return Loss(**{**(found := json.loads(told)), "cause": Cause(found["cause"])}) if told else None
 
 
+def loss_told(cause: str, told: str) -> Loss | None:
+    """As another process tells it; None: it knows of none."""
+    return Loss(Cause.read(cause), told) if cause else None
+
+
 def cause_of(error: BaseException) -> Cause:
     """Of a process whose step failed with this error."""
     return Cause.MEMORY if out_of_memory(error) else Cause.FAULT

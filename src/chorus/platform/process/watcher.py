@@ -42,6 +42,15 @@ class Watched:
     def beat(self) -> Beat:
         return self.monitor.read(self.place)
 
+    @property
+    def memory(self) -> int:
+        """What it holds, as the system counts it, or as it says itself where it knows more; 0: it has ended."""
+        beat = self.beat
+        try:
+            return max(beat.held_bytes, psutil.Process(self.pid or beat.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
 
 class Watcher:
     def __init__(self) -> None:
