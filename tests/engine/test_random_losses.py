@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -112,3 +113,17 @@ def test_whatever_is_lost_every_answer_is_that_of_a_calm_day(keeping: Keeping, s
             assert run.right(asked)
     run.check_that_nothing_is_left()
     assert (run.scheduler.live().tokens, run.scheduler.running, run.scheduler.queued) == (0, 0, 0)
+
+
+def test_whoever_was_taken_before_goes_first_however_long_the_line_is() -> None:
+    scheduler = Scheduler(SchedulerLimits(context=1000, max_batch=1, max_queue=1))
+    run = Run(scheduler)
+    for name in "ab":
+        run.submit(Request(name, (1, 2, 3), 4))
+        run.turn()
+    assert scheduler.submit(Request("c", (1, 2, 3), 4)), "the line is full"
+    whole = Request("d", (4, 5, 6), 6)
+    run.submit(replace(whole, answered=answer(whole)[:2], resumed=True))
+    run.until_idle()
+    assert list(run.ended) == ["a", "d", "b"]
+    assert run.answers["d"] == list(answer(whole))
