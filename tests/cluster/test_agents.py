@@ -201,7 +201,7 @@ def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_sta
     running.server.wait_for("one came and is not used: about .* `chorus replan` plans with it")
     stream = Stream(running.url, max_tokens=400)
     stream.wait_for(20)
-    replanned = running.nodes.chorus("replan", "replan")
+    replanned = running.nodes.chorus("replan", "replan", "--port", running.url.rpartition(":")[2])
     assert replanned.wait() == 0, replanned.log
     assert "served by this machine with one" in replanned.log
     assert len(ranks_of(running.one)) == 1

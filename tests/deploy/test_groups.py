@@ -135,6 +135,22 @@ def test_a_second_end_meanwhile_is_not_missed(tmp_path: Path) -> None:
     act(Play(tmp_path, alone=True), doing)
 
 
+def test_whoever_is_lost_first_is_named_though_the_system_tells_of_another_before(tmp_path: Path) -> None:
+    """A leader ends as soon as a rank of its collective is gone; which of the two ends is seen first, nobody knows."""
+
+    async def doing(play: Play) -> None:
+        before = await play.start()
+        play.end(LEADER, EXIT_RANK_LOST)
+        await until(lambda: play.group._running[LEADER].process.returncode is not None)
+        os.kill(before[FOLLOWERS[0]], signal.SIGKILL)
+        await play.ended()
+        await play.start()
+        for name in before:
+            assert play.told(name) == Loss(Cause.OUTSIDE, f"{FOLLOWERS[0]} ended with SIGKILL")
+
+    act(Play(tmp_path, alone=False), doing)
+
+
 def test_a_leader_that_calls_its_group_broken_takes_all_along(tmp_path: Path) -> None:
     async def doing(play: Play) -> None:
         before = await play.start()

@@ -23,7 +23,7 @@ from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.losses import Loss, gravest, loss_of_exit
+from chorus.platform.process.losses import Loss, gravest, loss_of_exit, passed_on
 from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
@@ -31,8 +31,8 @@ from chorus.platform.process.watcher import Watched, Watcher
 log = logging.getLogger("chorus.supervisor")
 
 
-_AS_ASKED = {0, -signal.SIGTERM, -signal.SIGKILL}
-"""How processes end that we asked to, or had to kill."""
+_AS_ASKED = {0, -signal.SIGTERM}
+"""How processes end that we asked to."""
 _SIGNALLED = 128
 """A program that starts others tells the signal that ended one of them as a shell does."""
 
@@ -73,13 +73,15 @@ class CannotStartNow(ChorusError):
     """What served before cannot be started this time; says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Member:
     """One start of a program."""
 
     process: asyncio.subprocess.Process
     watched: tuple[Watched, ...]
     started_at: float
+    killed: bool = False
+    """Whether it had to be, since it did not end when it was asked to."""
 
     @property
     def served_at(self) -> float | None:
@@ -177,14 +179,17 @@ class ProcessGroup:
             self._watching = asyncio.create_task(self._watcher.run())
 
     async def ended(self) -> tuple[str, int]:
-        """Wait for the first process to end, and end the rest unless they go on; answers its name and exit code."""
+        """Wait for the first process to end, and end the rest unless they go on; answers its name and exit code. Of
+        several at once it is one that did not end for another's sake.
+        """
         waits = {asyncio.create_task(member.process.wait()): name for name, member in self._running.items()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
-        name, code = next((waits[task], task.result()) for task in waits if task in done)
+        ends = [(waits[task], task.result()) for task in waits if task in done]
+        name, code = min(ends, key=lambda end: passed_on(end[1]))
         if self.program(name).alone and not (code == EXIT_RANK_LOST and name == self._programs[0].name):
             member = self._running.pop(name)
             for watched in member.watched:
@@ -206,17 +211,18 @@ class ProcessGroup:
         """Ask, wait, then kill: bounded by the grace time."""
         await self._stop_watching()
         self._awake.release()
-        alive = [member.process for member in self._running.values() if member.process.returncode is None]
-        for process in alive:
-            _signal(process, signal.SIGTERM)
+        alive = [member for member in self._running.values() if member.process.returncode is None]
+        for member in alive:
+            _signal(member.process, signal.SIGTERM)
         if alive:
             _, late = await asyncio.wait(
-                [asyncio.create_task(process.wait()) for process in alive], timeout=self._grace
+                [asyncio.create_task(member.process.wait()) for member in alive], timeout=self._grace
             )
-            for process in alive:
-                if process.returncode is None:
-                    log.warning("process %d did not end within %g s: killing it", process.pid, self._grace)
-                    _signal(process, signal.SIGKILL)
+            for member in alive:
+                if member.process.returncode is None:
+                    log.warning("process %d did not end within %g s: killing it", member.process.pid, self._grace)
+                    member.killed = True
+                    _signal(member.process, signal.SIGKILL)
             if late:
                 await asyncio.wait(late)
         self._running.clear()
@@ -253,17 +259,20 @@ class ProcessGroup:
         return _Member(process, tuple(watched), time.monotonic())
 
     async def _end_all(self, name: str, code: int) -> list[Loss]:
-        """End the rest; answers how that process was lost, and whatever else went wrong with or before it."""
+        """End the rest; answers how that process was lost, and whatever else went wrong with or before it.
+
+        Whoever ended for another's sake is named last: the system may tell of the other one later.
+        """
         members = dict(self._running)
         asked = {each for each, member in members.items() if member.process.returncode is None}
-        losses = [self._loss(name, code)]
         await self.stop()
+        ends = {name: code}
         for each, member in members.items():
             told = member.process.returncode or 0
-            if each not in (name, *(asked if told in _AS_ASKED else ())):
-                losses.append(self._loss(each, told))
-            losses += self._unsettled(each)
-        return losses
+            if each != name and not (each in asked and (member.killed or told in _AS_ASKED)):
+                ends[each] = told
+        losses = [self._loss(each, ends[each]) for each in sorted(ends, key=lambda each: passed_on(ends[each]))]
+        return [*losses, *(loss for each in members for loss in self._unsettled(each))]
 
     def _loss(self, name: str, code: int) -> Loss:
         program, watched = self.program(name), self._latest[name].watched

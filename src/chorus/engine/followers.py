@@ -140,6 +140,7 @@ class Follower:
             try:
                 for done in map(Status.from_wire, answers):
                     self.heard_at = time.monotonic()
+                    self.disk_bytes = done.disk_bytes
                     if done.tick:
                         continue
                     if done.error:
@@ -149,7 +150,6 @@ class Follower:
                     self.cache_bytes_per_token, self.free_bytes = done.cache_bytes_per_token, done.free_bytes
                     self.state_bytes, self.stored_bytes = done.state_bytes, done.stored_bytes
                     self.growing_layers = done.growing_layers
-                    self.disk_bytes = done.disk_bytes
                     if done.saved or done.restored or done.failed:
                         self.disk_news.put(done)
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)

@@ -57,7 +57,6 @@ SPENT_SECONDS = 10.0
 when this one has had the time to tell why."""
 
 
-_TICK = Status(number=0, tick=True)
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,11 @@ class RankService(rank_pb2_grpc.RankServicer):
         inbox: Inbox,
         abandon: Callable[[], None],
         session: Callable[[], int],
+        disk_bytes: Callable[[], int],
     ) -> None:
         """`abandon` makes the main thread give up what it does for the leader before this one; `session` is the load
-        that the rank belongs to now.
+        that the rank belongs to now; `disk_bytes` is what it keeps on its disk, which goes on being written and erased
+        when no step runs.
         """
         self._rank = rank
         self._commands = commands
@@ -115,6 +116,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         self._inbox = inbox
         self._abandon = abandon
         self._session = session
+        self._disk_bytes = disk_bytes
         self._loss = last_loss()
 
     def Hello(self, request: rank_pb2.HelloRequest, context: grpc.ServicerContext) -> rank_pb2.HelloReply:
@@ -163,8 +165,14 @@ class RankService(rank_pb2_grpc.RankServicer):
                 answers.put(None)
 
         threading.Thread(target=read, name="steps", daemon=True).start()
-        while (answer := _next_word(answers, times.tick_seconds)) is not None:
+        while (answer := self._next_word(answers, times.tick_seconds)) is not None:
             yield answer.to_wire()
+
+    def _next_word(self, answers: queue.SimpleQueue[Status | None], tick_seconds: float) -> Status | None:
+        try:
+            return answers.get(timeout=tick_seconds)
+        except queue.Empty:
+            return Status(number=0, tick=True, disk_bytes=self._disk_bytes())
 
     def Unload(self, request: rank_pb2.UnloadRequest, context: grpc.ServicerContext) -> rank_pb2.UnloadReply:
         done = threading.Event()
@@ -181,13 +189,6 @@ class RankService(rank_pb2_grpc.RankServicer):
         faulthandler.dump_traceback()
         # The main thread is stuck in a step, where nothing reaches it.
         os._exit(EXIT_FAULT)
-
-
-def _next_word(answers: queue.SimpleQueue[Status | None], tick_seconds: float) -> Status | None:
-    try:
-        return answers.get(timeout=tick_seconds)
-    except queue.Empty:
-        return _TICK
 
 
 class _Memory:
@@ -219,7 +220,15 @@ class Worker:
         self._inbox = Inbox()
         self._server, self.address = open_server(address, SERVICE_THREADS, security)
         self._meeting = HeldPort()
-        service = RankService(rank, self._commands, self._meeting, self._inbox, self._abandon, lambda: self._session)
+        service = RankService(
+            rank,
+            self._commands,
+            self._meeting,
+            self._inbox,
+            self._abandon,
+            lambda: self._session,
+            lambda: part.runner.disk.nbytes if (part := self._part) else 0,
+        )
         rank_pb2_grpc.add_RankServicer_to_server(service, self._server)
         self._server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         self._part: FollowingSide | None = None

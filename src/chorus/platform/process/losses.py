@@ -57,6 +57,11 @@ def exit_code(cause: Cause) -> int:
     return {Cause.OUTSIDE: EXIT_RANK_LOST, Cause.FAULT: EXIT_FAULT, Cause.MEMORY: EXIT_NO_MEMORY}[cause]
 
 
+def passed_on(code: int) -> bool:
+    """Whether a process that ended so ended because another one had."""
+    return code in _PASSED_ON
+
+
 def gravest(losses: Iterable[Loss]) -> Loss:
     """The one that tells most of several that belong together, the earliest of equals: a rank that fails takes others
     along, and their ends tell nothing.
@@ -91,4 +96,4 @@ def loss_of_exit(name: str, code: int, killed_for_memory: bool = False, death: s
         return Loss(Cause.MEMORY, f"{told}: out of memory")
     if code < 0:
         return Loss(Cause.FAULT if -code in _OWN_SIGNALS else Cause.OUTSIDE, told)
-    return Loss(Cause.OUTSIDE if code in _PASSED_ON else Cause.FAULT, told)
+    return Loss(Cause.OUTSIDE if passed_on(code) else Cause.FAULT, told)
