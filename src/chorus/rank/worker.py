@@ -57,8 +57,6 @@ SPENT_SECONDS = 10.0
 when this one has had the time to tell why."""
 
 
-
-
 @dataclass(frozen=True)
 class Load:
     request: LoadRequest
