@@ -9,7 +9,6 @@ from chorus.engine.patience import (
     LINK_MARGIN_SECONDS,
     MOST_SECONDS,
     UNSEEN_SECONDS,
-    Looks,
     StepPatience,
     link_seconds,
     shape_of,
@@ -68,16 +67,3 @@ def test_ranks_wait_for_each_other_longer_than_their_leader_does(given: float | 
     patience.took(decode(1), 1e9, over=True)
     longest = max(patience.allowed(decode(1)), patience.allowed(decode(2)), patience.unseen)
     assert link_seconds(given) == longest + LINK_MARGIN_SECONDS
-
-
-def test_a_watchdog_that_was_held_up_judges_nobody_for_that_time() -> None:
-    looks = Looks(0.5, now=10.0)
-    looks.look(10.6)
-    assert looks.quiet(8.0, now=10.6) == pytest.approx(0.6), "nothing counts from before it began"
-    looks.look(11.2)
-    assert looks.quiet(10.4, now=11.2) == pytest.approx(0.8)
-    looks.look(19.0)
-    assert looks.quiet(10.4, now=19.0) == 0.0
-    looks.look(19.5)
-    assert looks.quiet(10.4, now=19.5) == 0.5
-    assert looks.quiet(19.3, now=19.5) == pytest.approx(0.2)

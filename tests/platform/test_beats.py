@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, longest_silence, verdict
+from chorus.platform.process.looks import LATE_SECONDS
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
-from chorus.platform.process.watcher import LATE_SECONDS, Watched, Watcher, look
+from chorus.platform.process.watcher import Watched, Watcher, look
 
 DEADLINE = 60.0
 BEGIN = (

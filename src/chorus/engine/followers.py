@@ -15,7 +15,7 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
-from chorus.engine.patience import Looks, StepPatience
+from chorus.engine.patience import StepPatience
 from chorus.errors import ChorusError
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
@@ -23,6 +23,7 @@ from chorus.messages.protocol import PROTOCOL, misfit
 from chorus.messages.rank import Step, step_to_wire
 from chorus.planning.split import SplitError
 from chorus.platform.metal import raise_if_gpu_lost
+from chorus.platform.process.looks import Looks
 from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gravest
 from chorus.platform.process.timing import WatchTimes
 from chorus.rank.load import LoadError
@@ -299,12 +300,12 @@ class FollowerGroup:
     def _watch(self) -> None:
         """Sees who is silent, and who hangs. Only leaving the process ends a stuck collective."""
         times = WatchTimes.told()
-        looks = Looks(times.look_seconds, time.monotonic())
+        looks = Looks(time.monotonic(), times.look_seconds)
         while not self._lost.wait(times.look_seconds):
             if self._left.is_set():
                 return
             now = time.monotonic()
-            looks.look(now)
+            looks.look(now, times.look_seconds)
             self._find_silent(looks, now, times.silence_seconds)
             self._find_stuck(looks, now)
         deadline = time.monotonic() + STUCK_SECONDS

@@ -6,7 +6,6 @@ Nothing here knows a clock or a thread: the watchdog of the followers tells the 
 from __future__ import annotations
 
 from chorus.messages.rank import Step
-from chorus.platform.process.watcher import LATE_SECONDS
 
 LEAST_SECONDS = 30.0
 """Whatever was measured: swapping or a busy machine may hold up any step for so long."""
@@ -64,21 +63,3 @@ def link_seconds(given: float | None) -> float:
     still be waiting when it does: one that gave up first would seem to be the one that failed.
     """
     return (given or MOST_SECONDS) + LINK_MARGIN_SECONDS
-
-
-class Looks:
-    """The looks of a watchdog, at even times. One that was itself held up judges nobody for what went before."""
-
-    def __init__(self, pause: float, now: float) -> None:
-        self._pause = pause
-        self._due = now + pause
-        self._since = now
-
-    def look(self, now: float) -> None:
-        if now - self._due > LATE_SECONDS:
-            self._since = now
-        self._due = now + self._pause
-
-    def quiet(self, since: float, now: float) -> float:
-        """How much of the time since then counts."""
-        return now - max(since, self._since)

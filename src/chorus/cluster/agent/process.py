@@ -15,6 +15,7 @@ import os
 import signal
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from chorus.errors import ChorusError
 from chorus.platform import network
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.files import write_if_possible
+from chorus.platform.process.looks import Looks
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol, handshake
@@ -174,9 +176,10 @@ class Agent:
                 await announcer.tell(identity.member.name, identity.cluster, "")
             self._say_ready(f"{identity.member.name} is in the cluster, on {door.host}:{door.port}")
             self.ready.set()
+            looks = Looks(time.monotonic(), HOUSEKEEPING_SECONDS)
             while True:
                 await asyncio.sleep(HOUSEKEEPING_SECONDS)
-                await ranks.end_forgotten()
+                await ranks.end_forgotten(looks.look(time.monotonic(), HOUSEKEEPING_SECONDS))
                 if self._authority:
                     with contextlib.suppress(OSError):  # a full disk: the next time may be better
                         self._authority.keep(identity)

@@ -28,8 +28,6 @@ log = logging.getLogger("chorus.agent")
 
 GRACE_SECONDS = 3.0
 """How long a rank may take to end by itself before it is killed."""
-LATE_SECONDS = 3.0
-"""An agent that comes so late to its housekeeping stood still itself."""
 KEPT_ENDED = 16
 _TAKEN_SECONDS = 0.1
 
@@ -105,8 +103,6 @@ class Ranks:
         self._spare: list[Monitor] = []
         """Monitors of ranks that are gone."""
         self._coordinators: dict[str, Coordinators] = {}
-        self._looked_at: float | None = None
-        """When forgotten sessions were last looked for."""
         self._keepers: set[asyncio.Task[None]] = set()
         self._awake = Awake()
         self._promised: set[int] = set()
@@ -210,14 +206,13 @@ class Ranks:
         """Kill ranks that are dead without having ended, for ever."""
         await self._watcher.run()
 
-    async def end_forgotten(self) -> None:
+    async def end_forgotten(self, late: bool = False) -> None:
         """End sessions from whose coordinator nothing was heard for a while: it is gone, or it stands still.
 
-        Called again and again. An agent that stood still itself has yet to read what was said meanwhile.
+        Called again and again. An agent that comes `late` has yet to read what was said meanwhile.
         """
-        before, now = self._looked_at, time.monotonic()
-        self._looked_at = now
-        if before is not None and now - before > LATE_SECONDS:
+        now = time.monotonic()
+        if late:
             for coordinators in self._coordinators.values():
                 coordinators.heard(now)
         leases = {session: self._coordinators[session].timing.lease_seconds for session in self._sessions()}

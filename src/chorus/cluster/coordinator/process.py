@@ -27,6 +27,7 @@ from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.messages.protocol import misfit
+from chorus.platform.process.looks import Looks
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security import enrol
 from chorus.security.authority import Authority
@@ -56,8 +57,6 @@ STEADY_SECONDS = 5.0
 CALL_SECONDS = 10.0
 SETTLE_SECONDS = 2.0
 """Where nobody said how many nodes there are: how long no new one may turn up before we go on."""
-LATE_SECONDS = 1.0
-"""A coordinator that looks so much later than it meant to was held up itself: what it missed is nobody's silence."""
 # The connection of a node that falls silent is closed, which ends the calls to it: they need no deadline of their own.
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
 
@@ -433,11 +432,11 @@ class Nodes:
                     await node.stub.Expel(wire.ExpelRequest(signed_list=signed), timeout=CALL_SECONDS)
                     told = signed
                 reading = reading or asyncio.create_task(beats.read())
-                worked, looked = self.last_worked(node.node_id), time.monotonic()
+                worked, looks = self.last_worked(node.node_id), Looks(time.monotonic(), LOOK_SECONDS)
                 # An expelled node must not keep us waiting for its next word.
                 if not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
                     now, patience = time.monotonic(), self.timing.agent_silence_seconds
-                    if now - looked > LOOK_SECONDS + LATE_SECONDS:
+                    if looks.look(now, LOOK_SECONDS):
                         silent_since = now
                     if now - max(silent_since, worked) > patience:
                         raise OSError(f"no heartbeat for {now - silent_since:.1f} s")

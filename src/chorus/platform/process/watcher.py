@@ -15,12 +15,10 @@ import psutil
 
 from chorus.platform.no_memory import MemoryKills
 from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, verdict
+from chorus.platform.process.looks import Looks
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 log = logging.getLogger("chorus.watch")
-
-LATE_SECONDS = 1.0
-"""A watcher that comes so much later than it meant to was itself held up, and so perhaps was everybody."""
 
 
 @dataclass
@@ -74,16 +72,16 @@ class Watcher:
 
     async def run(self) -> None:
         """For ever."""
-        due = time.monotonic()
+        looks = Looks(time.monotonic())
         while True:
             now = time.monotonic()
+            pause = min((each.timing.look_seconds for each in self._watched), default=DEFAULTS.look_seconds)
+            late = looks.look(now, pause)
             for watched in self._watched:
-                look(watched, now, late=now - due > LATE_SECONDS)
+                look(watched, now, late)
             if self.all_serve:
                 self._note_service(now)
             self.memory_kills.look(now)
-            pause = min((each.timing.look_seconds for each in self._watched), default=DEFAULTS.look_seconds)
-            due = now + pause
             await asyncio.sleep(pause)
 
     def _note_service(self, now: float) -> None:
