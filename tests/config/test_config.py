@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from chorus.config.file import ConfigError
 from chorus.config.older_projects import MEANINGLESS, RENAMED
 from chorus.config.settings import known_keys
 from chorus.config.sources import LoadedSettings, find_device, load, load_settings, use_cache_dir
+from chorus.config.variables import BESIDE_SETTINGS, BETWEEN_PROCESSES, strays
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(path for path in (HERE / "golden").iterdir() if not path.name.endswith(".tree.json"))
@@ -136,7 +138,6 @@ def test_our_own_name_goes_over_an_older_one_in_the_same_place(tmp_path: Path) -
     ("variables", "message"),
     [
         ({"API_PORT": "http"}, "environment: API_PORT: should be a valid integer, unable to parse"),
-        ({"CHORUS_API__PRT": "1"}, "environment: CHORUS_API__PRT: no such setting; did you mean api.port?"),
         ({"NUM_DEVICES": "0"}, "environment: NUM_DEVICES: should be greater than or equal to 1, got '0'"),
         ({"DISTRIBUTED_BACKEND": "gloo"}, "environment: DISTRIBUTED_BACKEND: should be 'auto', 'grpc', 'ring'"),
         ({"MLX_DISTRIBUTED_HOSTFILE": "no.json"}, "environment: MLX_DISTRIBUTED_HOSTFILE: "),
@@ -163,6 +164,30 @@ def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, tmp_
         load(environment=variables, folder=tmp_path)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("CHORUS_API__PRT", "; did you mean CHORUS_API__PORT?"),
+        ("CHORUS_API_PORT", "; did you mean CHORUS_API__PORT?"),
+        ("CHORUS_ENGINE_RANKS", "; did you mean CHORUS_ENGINE__RANKS?"),
+        ("CHORUS_TOKN", "; did you mean CHORUS_TOKEN?"),
+        ("CHORUS_COLOUR_OF_THE_BOX", ""),
+    ],
+)
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(name: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"{name}=1\n")
+    (warning,) = load(environment={}, folder=tmp_path).warnings
+    assert warning == f".env: {name} has no effect: there is no such setting{hint}"
+    assert strays({name: "1"}, "environment") == [warning.replace(".env", "environment", 1)]
+
+
+def test_variables_of_ours_that_are_no_settings_are_not_warned_about() -> None:
+    sources = "\n".join(file.read_text() for file in (HERE.parents[1] / "src" / "chorus").rglob("*.py"))
+    used = set(re.findall(r'"(CHORUS_[A-Z_]+)"', sources))
+    assert used >= BETWEEN_PROCESSES
+    assert strays(dict.fromkeys(used | BESIDE_SETTINGS, "1"), "environment") == []
 
 
 def test_an_empty_variable_is_not_given(tmp_path: Path) -> None:

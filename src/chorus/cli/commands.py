@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from chorus.cli.output import fail
+from chorus.cli.output import fail, warn
+from chorus.config.variables import strays
 from chorus.errors import ChorusError
 
 
@@ -99,7 +101,11 @@ class Commands(TyperGroup):
             self.add_command(LateCommand(entry))
 
     def invoke(self, context: Any) -> Any:
-        """Run the command; an error of ours becomes one line here, and nowhere else."""
+        """Run the command; an error of ours becomes one line here, and nowhere else, as does a variable of ours that
+        there is not.
+        """
+        for stray in strays(os.environ, "environment"):
+            warn(stray)
         try:
             return super().invoke(context)
         except ChorusError as error:

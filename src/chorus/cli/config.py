@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from chorus.cli.output import console
+from chorus.cli.output import warn
 from chorus.config.sources import LoadedSettings, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
@@ -72,5 +71,5 @@ def effective(loaded: LoadedSettings) -> dict[str, Any]:
 def _load(file: Path | None, environment: dict[str, str] | None = None) -> LoadedSettings:
     loaded = load(file, environment=environment)
     for warning in loaded.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        warn(warning)
     return loaded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from chorus.cli.output import console, fail
+from chorus.cli.output import fail, warn
 from chorus.config.hostfile import split_address
 from chorus.security.node_folder import DOOR_PORT
 from chorus.security.token import BadToken, Token
@@ -51,8 +51,8 @@ def read_token(context: typer.Context, given: str | None, file: Path | None, nee
         return None
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
-        console.print(
-            "[yellow]warning:[/] everybody on this machine can read the token among the arguments of this process: "
+        warn(
+            "everybody on this machine can read the token among the arguments of this process: "
             "use --token-file FILE, --token - or the environment"
         )
     return Token.parse(given)

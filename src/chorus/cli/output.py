@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from chorus.platform.terminal import console as console
+from chorus.platform.terminal import warn as warn
 
 
 def fail(message: str) -> NoReturn:

@@ -25,17 +25,9 @@ from chorus.config.sections import (
 )
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
-PREFIX = "CHORUS_"
-NESTED = "__"
-
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=PREFIX,
-        env_nested_delimiter=NESTED,
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="smollm2-135m", min_length=1)
     cache_dir: Path | None = None

@@ -5,7 +5,6 @@ The command line goes over the environment, that over `.env`, that over `chorus.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -24,26 +23,11 @@ from chorus.config.sections import (
     Capabilities,
     DeviceConfig,
 )
-from chorus.config.settings import NESTED, PREFIX, Settings, fields_of, known_keys, nearest
+from chorus.config.settings import Settings, fields_of, known_keys, nearest
+from chorus.config.variables import key_of, strays
 from chorus.platform.process.timing import BadTiming
+from chorus.platform.terminal import warn
 
-log = logging.getLogger("chorus.config")
-
-NOT_SETTINGS = {
-    "CHORUS_CACHE",
-    "CHORUS_KEYS_FILE",
-    "CHORUS_BEAT",
-    "CHORUS_BLAS",
-    "CHORUS_LIFELINE",
-    "CHORUS_CONFIG",
-    "CHORUS_FAULTS",
-    "CHORUS_LAST_LOSS",
-    "CHORUS_PIPELINE_SPLIT",
-    "CHORUS_STATE",
-    "CHORUS_TIMING",
-    "CHORUS_TOKEN",
-}
-"""Variables with our prefix that the loader does not read as keys of the tree."""
 DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")
 
 
@@ -66,7 +50,7 @@ def load_settings(
     """The effective settings. `overrides` is the command line, as a tree; None in it means not given."""
     loaded = load(file, overrides, environment, folder)
     for warning in loaded.warnings:
-        log.warning("%s", warning)
+        warn(warning)
     return loaded.settings
 
 
@@ -76,7 +60,10 @@ def load(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> LoadedSettings:
-    """As `load_settings`, with the origin of every setting, and the warnings handed back."""
+    """As `load_settings`, with the origin of every setting, and the warnings handed back.
+
+    Of strays in the environment the command itself has told (`chorus.cli`), whether or not it reads settings.
+    """
     folder = folder or Path.cwd()
     environment = os.environ if environment is None else environment
     dotenv = _dotenv(folder / ".env")
@@ -93,7 +80,8 @@ def load(
         values |= source.values
     _complete(values)
     settings = _validate(values)
-    warnings = [warning for source in sources for warning in source.warnings] + _check(settings, values)
+    warnings = [warning for source in sources for warning in source.warnings]
+    warnings += strays(dotenv, ".env") + _check(settings, values)
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
     origins = {key: values[key].shown_origin(key) if key in values else DEFAULT for key in known_keys()}
@@ -142,13 +130,11 @@ def _of_file(file: Path) -> Translation:
 
 
 def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Translation:
-    translated = translate_variables(variables, source, folder)
+    translated, known = translate_variables(variables, source, folder), set(known_keys())
     for name, text in variables.items():
-        if not name.startswith(PREFIX) or name in NOT_SETTINGS or not text.strip():
+        key = key_of(name)
+        if key not in known or not text.strip():
             continue
-        key = name.removeprefix(PREFIX).lower().replace(NESTED, ".")
-        if key not in set(known_keys()):
-            raise ConfigError(f"{source}: {name}: no such setting{nearest(key)}")
         if key == "cluster.hostfile":
             translated.values |= read_hostfile(folder / user_path(text), source, name)
         translated.values[key] = Given(_from_text(key, text), source, name)
