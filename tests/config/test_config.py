@@ -54,7 +54,8 @@ BROKEN = {
     "section_is_a_number.yaml": "api: expected a mapping of settings, got 8100",
     "shares_do_not_add_up.yaml": "sharding.custom_proportions: the proportions must add up to 1 and add up to 1.1, "
     "got [0.7, 0.4]",
-    "shares_for_other_devices.yaml": "sharding.custom_proportions: expected 2 proportions, one per rank, got 3",
+    "shares_for_other_devices.yaml": "sharding.custom_proportions: custom_proportions 0.5,0.3,0.2 has 3 entries, and "
+    "devices lists 2 hosts: give one for each, rank 0 first",
     "split_for_other_ranks.yaml": "engine.split: split 20,7,3 has 3 entries for 2 ranks",
     "strategy_unknown.yaml": "sharding.strategy: should be 'auto', 'balanced', 'uniform', 'memory_proportional', "
     "'compute_proportional' or 'custom', got 'fastest'",

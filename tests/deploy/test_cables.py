@@ -41,12 +41,13 @@ def test_the_leader_of_a_hostfile_divides_every_layer_over_rdma(
 ) -> None:
     seen: list[Any] = []
 
-    async def lead(settings: Any, *_: Any) -> None:
-        seen.append(settings.engine)
+    async def lead(place: by_hand.HandRank, *_: Any) -> None:
+        seen.append(place.settings.engine)
 
     monkeypatch.setattr(by_hand, "_lead", lead)
     monkeypatch.setattr(by_hand, "find_model", lambda name: SimpleNamespace(name=name))
     monkeypatch.setattr(by_hand, "listen", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(by_hand, "with_own_division", lambda settings, _: settings)
     command = ["worker", "mlx-distributed", "--hostfile", str(hostfile), "--rank", "0", "--backend", "jaccl"]
     CliRunner().invoke(app, [*command, "--model", "m", *more])
     assert [(engine.transport, engine.served_parallel) for engine in seen] == [("jaccl", parallel)]

@@ -10,8 +10,8 @@ import typer
 
 from chorus.cli.output import fail
 from chorus.config.hostfile import BACKENDS
-from chorus.deploy.by_hand import follow, read_hosts
-from chorus.deploy.rendezvous import rank_addresses
+from chorus.config.sources import load, use_cache_dir
+from chorus.deploy.by_hand import START_SECONDS, find_rank, follow
 from chorus.localai.launch import lead
 from chorus.localai.plan import HOSTFILE_VARIABLE
 from chorus.platform.process import logs
@@ -48,11 +48,12 @@ def localai(
 
 def _follow(hostfile: Path | None, rank: int, trust_remote_code: bool) -> None:
     """Run one of the other ranks; how tensors travel is the leader's to say."""
-    named = hostfile or Path(os.environ.get(HOSTFILE_VARIABLE) or ".")
-    if named.name == "":
+    if not hostfile and not os.environ.get(HOSTFILE_VARIABLE):
         fail("--worker needs --hostfile: the addresses of all ranks, in rank order")
     if rank == 0:
         fail("--worker needs --rank from 1 on: rank 0 is what LocalAI talks to, without --worker")
-    logs.setup()
-    hosts = read_hosts(named, rank)
-    follow(rank_addresses(hosts.hosts), rank, trust_remote_code=trust_remote_code, environment=dict(hosts.envs))
+    place = {"hostfile": str(hostfile) if hostfile else None, "rank": rank}
+    loaded = load(None, {"cluster": place, "engine": {"trust_remote_code": trust_remote_code or None}})
+    logs.setup(loaded.settings.log.level, loaded.settings.log.json_lines)
+    use_cache_dir(loaded.settings)
+    follow(find_rank(loaded), START_SECONDS)

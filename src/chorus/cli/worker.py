@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from chorus.cli.join import agent_options
 from chorus.cli.options import read_token
-from chorus.cli.output import fail
+from chorus.cli.output import console, fail
 from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
-from chorus.deploy.by_hand import START_SECONDS, follow, lead_with_api, read_hosts
-from chorus.deploy.rendezvous import rank_addresses
+from chorus.config.sources import load, use_cache_dir
+from chorus.deploy.by_hand import FOR_EVER_SECONDS, START_SECONDS, find_rank, follow, lead_with_api
 from chorus.platform.process import logs
 from chorus.security.node_folder import DOOR_PORT
 from chorus.transport import catalog
@@ -24,70 +26,95 @@ app = typer.Typer(help="Run one rank by hand.", no_args_is_help=True)
 @app.command("mlx-distributed")
 def mlx_distributed(
     hostfile: Annotated[
-        Path, typer.Option(envvar="MLX_DISTRIBUTED_HOSTFILE", help="Addresses of all ranks, in rank order.")
-    ],
-    rank: Annotated[int, typer.Option(envvar="MLX_RANK", min=0, help="Which entry of the hostfile this is.")],
+        Path | None, typer.Option(help="Addresses of all ranks, in rank order (MLX_DISTRIBUTED_HOSTFILE).")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Which entry of the hostfile this is, from 0 (MLX_RANK).")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML or JSON).")] = None,
     backend: Annotated[
-        str, typer.Option(envvar="MLX_DISTRIBUTED_BACKEND", help=f"{', '.join(catalog.by_hand())}: how tensors travel.")
-    ] = catalog.by_hand()[0],
+        str | None,
+        typer.Option(
+            help=f"{', '.join(catalog.by_hand())}: how tensors travel (MLX_DISTRIBUTED_BACKEND, "
+            f"{catalog.by_hand()[0]})."
+        ),
+    ] = None,
     parallel: Annotated[
         str | None,
         typer.Option(
-            help="Rank 0 with --model: pipeline (runs of layers) or tensor (slices of all layers), which "
+            help="Rank 0: pipeline (runs of layers) or tensor (slices of all layers), which "
             f"{catalog.over_rdma().name} means without it."
         ),
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Rank 0: layers of each rank, its own (the last ones) first, e.g. 20,7,3.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Rank 0, tensor: each rank's share, its own first, e.g. 2,1.")
+    ] = None,
     addr: Annotated[
-        str, typer.Option(envvar="MLX_DISTRIBUTED_ADDR", help="Rank 0: where the API listens.")
-    ] = "localhost:50051",
+        str | None, typer.Option(help="Rank 0: where it answers (MLX_DISTRIBUTED_ADDR, localhost:50051).")
+    ] = None,
     coordinator: Annotated[
         str | None,
         typer.Option(
-            envvar="MLX_JACCL_COORDINATOR", help=f"{catalog.over_rdma().name}: host:port where the ranks meet."
+            help=f"Rank 0, {catalog.over_rdma().name}: host:port where the ranks meet (MLX_JACCL_COORDINATOR)."
         ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which.")
     ] = None,
     start_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the other ranks; 0: for ever.")
-    ] = START_SECONDS,
+        float | None, typer.Option(min=0, help="Seconds to wait for the other ranks (600); 0: for ever.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this rank.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let models of this machine's store run their own Python.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run one rank of a hostfile. Rank 0 leads and serves; the others wait for it, in any order.
 
+    Everything else that can be set is read from the settings, as in `chorus serve`.
+
     Example: chorus worker mlx-distributed --hostfile hosts.json --rank 1
     """
-    logs.setup(log_level)
-    if backend not in BACKENDS:
+    if backend is not None and backend not in BACKENDS:
         fail(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
-    hosts = read_hosts(hostfile, rank)
-    addresses = rank_addresses(hosts.hosts)
-    transport = BACKENDS[backend]
-    if rank == 0 and model is None:
+    engine = {
+        "transport": BACKENDS[backend] if backend else None,
+        "parallel": parallel,
+        "split": split,
+        "weights": weights,
+        "threads": threads,
+        "trust_remote_code": trust_remote_code or None,
+        "start_timeout_seconds": start_timeout if start_timeout is None else start_timeout or FOR_EVER_SECONDS,
+    }
+    place = {
+        "hostfile": str(hostfile) if hostfile else None,
+        "rank": rank,
+        "address": addr,
+        "coordinator": coordinator,
+    }
+    overrides = {"model": model, "engine": engine, "cluster": place, "log": {"level": log_level}}
+    loaded = load(config, overrides)
+    for warning in loaded.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    settings = loaded.settings
+    logs.setup(settings.log.level, settings.log.json_lines)
+    use_cache_dir(settings)
+    hand = find_rank(loaded)
+    if hand.rank:
+        follow(hand, START_SECONDS if start_timeout is None else start_timeout or None)
+    elif hand.model is not None:
+        lead_with_api(hand, hand.model)
+    else:
         from chorus.localai.launch import lead  # the whole LocalAI front end, which other ranks need not wait for
 
-        lead(addr, backend, hostfile, coordinator, trust_remote_code=trust_remote_code)
-    elif rank == 0 and model is not None:
-        lead_with_api(
-            model,
-            addresses,
-            transport,
-            parallel,
-            addr,
-            coordinator,
-            hosts,
-            start_timeout,
-            threads,
-            trust_remote_code,
-            log_level,
-        )
-    else:
-        follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, dict(hosts.envs))
+        if config:
+            os.environ["CHORUS_CONFIG"] = str(config.resolve())  # for every model that LocalAI loads
+        flags = {**engine, "transport": hand.settings.engine.transport}
+        lead(settings.cluster.address, None, hostfile, coordinator, engine=flags)
 
 
 @app.command("p2p-mlx")

@@ -79,6 +79,7 @@ def load(
         _forget_ranks_of_replaced_devices(values, source.values)
         values |= source.values
     _complete(values)
+    _check_entries(values)
     settings = _validate(values)
     warnings = [warning for source in sources for warning in source.warnings]
     warnings += strays(dotenv, ".env") + _check(settings, values)
@@ -168,7 +169,7 @@ def _from_text(key: str, text: str) -> Any:
 
 def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
     """A source that brings its own devices is not bound by the number, split or shares meant for others."""
-    if "devices" in above and "devices" in below:
+    if "devices" in above and "devices" in below and above["devices"].value != below["devices"].value:
         for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
             below.pop(key, None)
 
@@ -183,6 +184,24 @@ def _complete(values: Values) -> None:
             values["sharding.strategy"] = Given("custom", DEFAULT, "a split is given")
         elif devices:
             values["sharding.strategy"] = Given("balanced", DEFAULT, "devices are given")
+
+
+def _check_entries(values: Values) -> None:
+    """A list with an entry for each rank is as long as the list of hosts; where it is not, both are named."""
+    devices = values.get("devices")
+    hybrid = "engine.parallel" in values and values["engine.parallel"].value == "hybrid"
+    if devices is None or not isinstance(devices.value, list) or hybrid:
+        return
+    hostfile = values.get("cluster.hostfile")
+    for key in ("engine.split", "engine.weights", "sharding.custom_proportions"):
+        given = values.get(key)
+        entries = given.value.split(",") if given and isinstance(given.value, str) else given and given.value
+        if given and isinstance(entries, list | tuple) and entries and len(entries) != len(devices.value):
+            shown = f"{key.rpartition('.')[2]} {','.join(map(str, entries))}"
+            counted = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+            beside = devices.spelled if devices.source == given.source else devices.place
+            hosts = f"{hostfile.value if hostfile else beside} lists {len(devices.value)} hosts"
+            raise ConfigError(f"{given.place}: {shown} has {counted}, and {hosts}: give one for each, rank 0 first")
 
 
 def _validate(values: Values) -> Settings:

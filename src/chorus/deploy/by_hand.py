@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chorus.config.file import ConfigError, read_file
-from chorus.config.hostfile import DEFAULT_PORT, Hostfile, HostfileError, parse_hostfile, split_address
+from rich.markup import escape
+
+from chorus.config.file import ConfigError
+from chorus.config.hostfile import DEFAULT_PORT, HostfileError, split_address
+from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
-from chorus.config.sources import load_settings
+from chorus.config.sources import LoadedSettings
 from chorus.deploy.control import Control
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
@@ -26,150 +29,196 @@ from chorus.deploy.front_end import (
     run_announced,
 )
 from chorus.deploy.handover import FrontEnd
+from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
-from chorus.deploy.rendezvous import wait_for_all
+from chorus.deploy.rendezvous import rank_addresses, wait_for_all
 from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
+from chorus.planning.cuts import apportion
+from chorus.planning.facts import read_facts
+from chorus.platform import cores
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import Restarts, describe_exit, python
 from chorus.platform.terminal import console
+from chorus.transport import catalog
+from chorus.transport.auto import auto_over_machines
 from chorus.transport.channel import is_private
 
 TUNNELS_FILE = "localai_mlx_hostfile.json"
 FOLLOWER_GRACE_SECONDS = 3.0
 START_SECONDS = 600.0
+FOR_EVER_SECONDS = 365 * 86400.0
 
 
 class RankEnded(ChorusError):
     """This machine's rank does not stay alive: names it, its address and how it ended."""
 
 
-def read_hosts(hostfile: Path, rank: int) -> Hostfile:
-    if hostfile.name == TUNNELS_FILE:
+@dataclass(frozen=True)
+class HandRank:
+    """One rank that is started by hand: which one, where all of them are, and what it is started with."""
+
+    rank: int
+    addresses: tuple[str, ...]
+    settings: Settings
+    model: str | None
+    """None where nobody has named one: LocalAI says which, or the leader does."""
+
+
+def find_rank(loaded: LoadedSettings) -> HandRank:
+    """The rank that these settings mean; raises ConfigError where they do not say which, or where the others are."""
+    settings = loaded.settings
+    cluster, devices = settings.cluster, settings.devices
+    _refuse_tunnels(cluster.hostfile)
+    if not devices:
+        raise ConfigError(
+            "there is no hostfile: give --hostfile FILE with the addresses of all ranks, in rank order, "
+            "or set MLX_DISTRIBUTED_HOSTFILE"
+        )
+    if cluster.rank is None:
+        raise ConfigError(f"which of the {len(devices)} ranks is this? Give --rank, or set MLX_RANK; they count from 0")
+    if cluster.rank >= len(devices):
+        where = cluster.hostfile or "the list of devices"
+        raise ConfigError(f"{where} has {len(devices)} hosts, so there is no rank {cluster.rank}: ranks count from 0")
+    model = settings.model if _is_given(loaded, "model") else None
+    if cluster.rank == 0:
+        changed = settings.engine.model_copy(update={"transport": _transport(loaded)})
+        settings = settings.model_copy(update={"engine": changed})
+    if cluster.rank == 0 and model is not None:
+        _refuse_strategy(loaded)
+        settings = settings.model_copy(update={"api": settings.api.model_copy(update=_listening(loaded))})
+    return HandRank(cluster.rank, rank_addresses(devices), settings, model)
+
+
+def _refuse_tunnels(hostfile: Path | None) -> None:
+    if hostfile and hostfile.name == TUNNELS_FILE:
         raise HostfileError(
             "",
             f"{hostfile} holds the tunnels of LocalAI's own p2p and not rank 0, so no group can form from it: "
             "use `chorus worker p2p-mlx`, or write a hostfile with the addresses of all ranks",
         )
-    try:
-        hosts = parse_hostfile(read_file(hostfile))
-    except (ConfigError, HostfileError) as error:
-        raise ConfigError(f"{hostfile}: {error}".replace(f"{hostfile}: {hostfile}", str(hostfile))) from None
-    if rank >= len(hosts.hosts):
-        raise ConfigError(f"{hostfile} has {len(hosts.hosts)} hosts, so there is no rank {rank}: ranks count from 0")
-    return hosts
 
 
-def lead_with_api(
-    model: str,
-    addresses: tuple[str, ...],
-    transport: str,
-    parallel: str | None,
-    addr: str,
-    coordinator: str | None,
-    hosts: Hostfile,
-    start_timeout: float,
-    threads: int | None,
-    trust_remote_code: bool,
-    log_level: str,
-) -> None:
+def _is_given(loaded: LoadedSettings, key: str) -> bool:
+    return loaded.origins[key].partition(":")[0] != DEFAULT
+
+
+def _refuse_strategy(loaded: LoadedSettings) -> None:
+    strategy = loaded.settings.sharding.strategy
+    if _is_given(loaded, "sharding.strategy") and strategy not in ("auto", "uniform", "custom"):
+        raise ConfigError(
+            f"{loaded.origins['sharding.strategy']}: sharding.strategy {strategy} needs the memory and speed of all "
+            "machines, and ranks that are started by hand do not know each other's: give --split with what "
+            "`chorus plan` prints, or start them with `chorus up`"
+        )
+
+
+def _transport(loaded: LoadedSettings) -> str:
+    """How tensors travel between ranks of a hostfile."""
+    engine = loaded.settings.engine
+    if refusal := catalog.hostfile_refusal(engine.transport):
+        raise ConfigError(refusal)
+    if not _is_given(loaded, "engine.transport"):
+        return catalog.by_hand()[0]
+    if engine.transport == catalog.AUTO:
+        return auto_over_machines(engine.served_parallel, "no cables were looked at").transport
+    return engine.transport
+
+
+def _listening(loaded: LoadedSettings) -> dict[str, object]:
+    """Where the API listens: at `cluster.address`, unless only `api.host` and `api.port` are given."""
+    settings = loaded.settings
+    host, port = split_address(settings.cluster.address)
+    own = {key: getattr(settings.api, key) for key in ("host", "port") if _is_given(loaded, f"api.{key}")}
+    if own and _is_given(loaded, "cluster.address"):
+        listed = " and ".join(f"api.{key} ({loaded.origins[f'api.{key}']})" for key in own)
+        told = f"{listed} has no effect: rank 0 answers at {settings.cluster.address}"
+        console.print(f"[yellow]warning:[/] {escape(told)}", soft_wrap=True)
+        own = {}
+    return {"host": host, "port": port or DEFAULT_PORT, **own}
+
+
+def lead_with_api(place: HandRank, model: str, insecure: bool = False) -> None:
     """Serve as rank 0 until stopped; raises GaveUp when a rank does not come in time."""
-    host, port = split_address(addr)
-    overrides = {
-        "model": model,
-        "api": {"host": host, "port": port or DEFAULT_PORT},
-        "engine": {
-            "transport": transport,
-            "parallel": parallel,
-            "threads": threads,
-            "trust_remote_code": trust_remote_code or None,
-        },
-        "log": {"level": log_level},
-    }
-    settings = load_settings(None, overrides, environment={})
-    access = find_access(settings, insecure=False)
-    with contextlib.closing(listen(host, port or DEFAULT_PORT)) as listener:
+    access = find_access(place.settings, insecure)
+    api = place.settings.api
+    with contextlib.closing(listen(api.host, api.port)) as listener:
         found = find_model(model)
-        asyncio.run(_lead(settings, found, addresses, coordinator, hosts, start_timeout, listener, access))
+        divided = with_own_division(_with_proportions(place.settings, found), found)
+        asyncio.run(_lead(replace(place, settings=divided), found, listener, access))
 
 
-async def _lead(
-    settings: Settings,
-    model: LocalModel,
-    addresses: tuple[str, ...],
-    coordinator: str | None,
-    hosts: Hostfile,
-    start_timeout: float,
-    listener: Listener,
-    access: Access,
-) -> None:
+def _with_proportions(settings: Settings, model: LocalModel) -> Settings:
+    """The settings with a split that follows from the proportions, where those are what was asked for."""
+    shares, engine = settings.sharding.custom_proportions, settings.engine
+    if not shares or settings.sharding.strategy != "custom" or engine.split or engine.weights:
+        return settings
+    if engine.served_parallel != "pipeline":
+        raise ConfigError("sharding.custom_proportions divides layers: for tensor parallelism give --weights")
+    layers = len(read_facts(model.path, model.id).layers)
+    names = [device.device_id for device in settings.devices]
+    split = apportion(shares, layers, names)
+    return settings.model_copy(update={"engine": engine.model_copy(update={"split": split})})
+
+
+async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: Access) -> None:
+    settings, addresses = place.settings, place.addresses
     lifeline = Lifeline()
     folder = lifeline.path.parent
     many = addresses if len(addresses) > 1 else ()
     spec = engine_spec(settings, model, folder, many).model_copy(
         update={
             "model": model.name,
-            "coordinator": coordinator,
+            "coordinator": settings.cluster.coordinator,
             "insecure": not all(is_private(address) for address in addresses),
-            "start_timeout_seconds": start_timeout or 365 * 86400.0,
-            "rdma_devices": [list(host.rdma) for host in hosts.hosts] if all(h.rdma for h in hosts.hosts) else None,
+            "rdma_devices": settings.rdma_devices,
+            "threads": settings.engine.threads or _threads_here(addresses),
         }
     )
     leader = rank_programs(spec)[0]
-    leader = replace(leader, environment=dict(hosts.envs))
+    leader = replace(leader, environment={**leader.environment, **settings.cluster.env})
     program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
     control = Control(folder, listener.place[1], front_end)
     try:
-        await run_announced(supervisor, control, engine_address(folder), model, access.url(listener))
+        async with access.kept():
+            await run_announced(supervisor, control, engine_address(folder), model, access.url(listener))
     finally:
         lifeline.cut()
 
 
-def follow(
-    addresses: tuple[str, ...],
-    rank: int,
-    start_timeout: float = START_SECONDS,
-    threads: int | None = None,
-    trust_remote_code: bool = False,
-    log_level: str = "info",
-    environment: Mapping[str, str] | None = None,
-) -> None:
-    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time (0: never)."""
-    if not is_private(addresses[rank]):
+def _threads_here(addresses: Sequence[str]) -> int:
+    """CPU threads of rank 0: only ranks of the same host share its cores."""
+    here = addresses[0].rpartition(":")[0]
+    ranks = sum(address.rpartition(":")[0] == here for address in addresses)
+    return cores.threads_per_rank(cores.usable_cores(), ranks)
+
+
+def follow(place: HandRank, start_timeout: float | None = None) -> None:
+    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time, None: never."""
+    if not is_private(place.addresses[place.rank]):
         console.print(
             "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "
             "this machine's store, and nothing else; `chorus join` has TLS"
         )
-    asyncio.run(_follow(addresses, rank, start_timeout, threads, trust_remote_code, log_level, environment or {}))
+    asyncio.run(_follow(place, start_timeout))
 
 
-async def _follow(
-    addresses: tuple[str, ...],
-    rank: int,
-    start_timeout: float,
-    threads: int | None,
-    trust_remote_code: bool,
-    log_level: str,
-    environment: Mapping[str, str],
-) -> None:
-    command = ["-m", "chorus.rank", "--rank", str(rank), "--listen", addresses[rank], "--own-store", "--insecure"]
-    command += ["--log-level", log_level, *(["--threads", str(threads)] if threads else [])]
-    command += ["--trust-remote-code"] if trust_remote_code else []
+async def _follow(place: HandRank, start_timeout: float | None) -> None:
+    rank, addresses, settings = place.rank, place.addresses, place.settings
+    program = Program(f"rank {rank}", rank_command(place), settings.cluster.env)
     lifeline = Lifeline()
-    group = ProcessGroup(
-        "rank", [Program(f"rank {rank}", python(*command), environment)], lifeline, FOLLOWER_GRACE_SECONDS
-    )
+    group = ProcessGroup("rank", [program], lifeline, FOLLOWER_GRACE_SECONDS, settings.watch)
     others = {number: address for number, address in enumerate(addresses) if number != rank}
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     keeper = asyncio.create_task(_keep(group, rank, addresses[rank]))
-    meeting = asyncio.create_task(wait_for_all(others, start_timeout or None))
+    meeting = asyncio.create_task(wait_for_all(others, start_timeout))
     stop = asyncio.create_task(stopped.wait())
     try:
         await asyncio.wait([keeper, meeting, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -184,6 +233,16 @@ async def _follow(
         await asyncio.gather(keeper, meeting, stop, return_exceptions=True)
         await group.stop()
         lifeline.cut()
+
+
+def rank_command(place: HandRank) -> Sequence[str]:
+    engine, log = place.settings.engine, place.settings.log
+    command = ["-m", "chorus.rank", "--rank", str(place.rank), "--listen", place.addresses[place.rank]]
+    command += ["--own-store", "--insecure", "--log-level", log.level]
+    command += ["--log-json"] if log.json_lines else []
+    command += ["--threads", str(engine.threads)] if engine.threads else []
+    command += ["--trust-remote-code"] if engine.trust_remote_code else []
+    return python(*command)
 
 
 async def _keep(group: ProcessGroup, rank: int, address: str) -> None:

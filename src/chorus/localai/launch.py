@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ def lead(
     coordinator: str | None,
     insecure: bool = False,
     trust_remote_code: bool = False,
+    engine: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve LocalAI until stopped. What its model options do not say is taken from these flags."""
+    """Serve LocalAI until stopped. What its model options do not say is taken from these flags, `engine` more of the
+    engine's settings among them; what those do not say, from the settings.
+    """
     # The environment's hostfile is LocalAI's to set, and a bad one is told when a model is loaded.
     environment = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
     settings = load_settings(None, {"cluster": {"hostfile": str(hostfile) if hostfile else None}}, environment)
@@ -50,9 +54,9 @@ def lead(
     logs.setup(settings.log.level, settings.log.json_lines)
     flags: dict[str, dict[str, Any]] = {
         "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},
-        "engine": {"transport": BACKENDS[backend] if backend else None},
+        "engine": {**(engine or {}), **({"transport": BACKENDS[backend]} if backend else {})},
     }
-    trusted = trust_remote_code or settings.engine.trust_remote_code
+    trusted = trust_remote_code or settings.engine.trust_remote_code or bool((engine or {}).get("trust_remote_code"))
     asyncio.run(serve(ServerSettings(addr, flags, trusted), launch))
 
 

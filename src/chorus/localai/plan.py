@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from chorus.config.file import ConfigError
-from chorus.config.hostfile import HostEntry
-from chorus.config.sections import DeviceConfig
 from chorus.config.settings import Settings
 from chorus.config.sources import load
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
@@ -157,20 +155,10 @@ def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
         return ()
     if refusal := catalog.hostfile_refusal(settings.engine.transport):
         raise LoadFailed(refusal)
-    hosts = [
-        HostEntry(ssh=device.ssh, addresses=device.addresses or _address(device), rdma=device.rdma)
-        for device in settings.devices
-    ]
     try:
-        return rank_addresses(hosts)
+        return rank_addresses(settings.devices)
     except NoAddress as error:
         raise LoadFailed(f"{hostfile}: {error}" if hostfile else str(error)) from None
-
-
-def _address(device: DeviceConfig) -> tuple[str, ...]:
-    if device.hostname is None or device.ssh:
-        return ()
-    return (f"{device.hostname}:{device.port}",)
 
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:
