@@ -123,6 +123,23 @@ def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
     assert sample(row, [Draw(Sampling(frequency_penalty=0.3), 0, output=(5, 5))]).item() == 6
 
 
+@pytest.mark.parametrize("penalty", ["presence", "frequency"])
+def test_with_a_context_they_look_at_the_last_tokens_of_prompt_and_output(penalty: str) -> None:
+    row = mx.zeros((1, VOCABULARY))
+    row[0, 5], row[0, 6] = 1.0, 0.5
+    near = Sampling(**{f"{penalty}_penalty": 0.6, f"{penalty}_context": 2})
+    assert sample(row, [Draw(near, 0, prompt=(5,), output=(7,))]).item() == 6
+    assert sample(row, [Draw(near, 0, prompt=(5,), output=(7, 8))]).item() == 5  # 5 lies too far back
+
+
+def test_presence_and_frequency_may_look_at_different_tokens() -> None:
+    row = mx.zeros((1, VOCABULARY))
+    row[0, 5], row[0, 6] = 1.0, 0.5
+    both = Sampling(presence_penalty=0.3, presence_context=1, frequency_penalty=0.3)
+    assert sample(row, [Draw(both, 0, output=(5, 7))]).item() == 5  # counted once, and not present
+    assert sample(row, [Draw(both, 0, output=(7, 5))]).item() == 6
+
+
 def test_half_precision_logits_are_sampled_in_full_precision() -> None:
     table = logits().astype(mx.bfloat16)
     assert sample(table, draws(1)).tolist() == sample(table.astype(mx.float32), draws(1)).tolist()

@@ -40,6 +40,8 @@ EVERY_RULE = Sampling(
     seed=2**64 - 1,
     xtc_probability=0.25,
     xtc_threshold=0.0625,
+    presence_context=7,
+    frequency_context=9,
 )
 GRAMMAR = Grammar("lark", "start: @a", (GrammarPart("a", "regex", "x+"),), (GrammarPart("tools", "json_schema", "{}"),))
 LOGPROBS = (TokenLogprobs(-0.5, ((3, -0.5), (9, -2.0))), TokenLogprobs(-1.5))

@@ -24,18 +24,39 @@ def test_every_option_is_a_rule_of_sampling() -> None:
 
 
 def test_what_nobody_says_is_off_and_the_temperature_is_one() -> None:
-    assert choose_sampling(body(seed=3), DefaultSampling()) == Sampling(temperature=1.0, seed=3)
+    assert choose_sampling(body(seed=3), DefaultSampling()) == Sampling(temperature=1.0, xtc_threshold=0.1, seed=3)
 
 
 def test_the_clients_word_goes_over_the_servers() -> None:
     defaults = DefaultSampling(temperature=0.5, top_k=7, repetition_penalty=1.2)
     chosen = choose_sampling(body(seed=3, temperature=0, repetition_context_size=9), defaults)
-    assert chosen == Sampling(temperature=0, top_k=7, repetition_penalty=1.2, repetition_context=9, seed=3)
+    rules = {"temperature": 0, "top_k": 7, "repetition_penalty": 1.2, "repetition_context": 9, "seed": 3}
+    assert {name: getattr(chosen, name) for name in rules} == rules
 
 
 @pytest.mark.parametrize(("top_k", "kept"), [(-1, 0), (0, 0), (40, 40)])
 def test_minus_one_and_zero_turn_top_k_off(top_k: int, kept: int) -> None:
     assert choose_sampling(body(top_k=top_k), DefaultSampling(top_k=7)).top_k == kept
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"top_p": 0, "temperature": 0.7}, (0.7, 1.0)),
+        ({"top_p": 0}, (0.0, 1.0)),
+        ({"top_p": 0, "temperature": 0}, (0.0, 1.0)),
+        ({"top_p": 0.5}, (0.25, 0.5)),
+    ],
+)
+def test_no_top_p_is_off_beside_a_temperature_and_alone_the_likeliest_token(
+    said: dict[str, float], expected: tuple[float, float]
+) -> None:
+    chosen = choose_sampling(body(**said), DefaultSampling(temperature=0.25, top_p=0.9))
+    assert (chosen.temperature, chosen.top_p) == expected
+
+
+def test_likely_means_a_tenth_where_a_request_asks_for_xtc_and_says_no_more() -> None:
+    assert choose_sampling(body(xtc_probability=0.5), DefaultSampling()).xtc_threshold == 0.1
 
 
 def test_a_seed_is_drawn_where_none_is_given_and_a_negative_one_is_kept_apart() -> None:

@@ -34,6 +34,8 @@ class RequestBody(StrictModel):
 
     # Fields of the protocol that are not served, each with the values that ask for nothing.
     unserved: ClassVar[dict[str, Harmless]] = {}
+    # What to do instead, where it is more than to leave the field out.
+    instead: ClassVar[dict[str, str]] = {}
 
     @property
     def asked_model(self) -> str | None:
@@ -46,7 +48,7 @@ class RequestBody(StrictModel):
             if name not in self.unserved:
                 raise refused("extra_forbidden", name, "unknown")
             if value is not None and not _among(value, self.unserved[name]):
-                raise refused("unsupported", name, "not supported; leave it out")
+                raise refused("unsupported", name, f"not supported; {self.instead.get(name, 'leave it out')}")
         return self
 
     @classmethod
@@ -72,12 +74,13 @@ def by_json_type(value: Any) -> str:
 
 
 TextOrTexts = Annotated[
-    Annotated[NonEmpty, Tag("<string>")] | Annotated[list[NonEmpty], Tag("<list>")], Discriminator(by_json_type)
+    Annotated[str, Tag("<string>")] | Annotated[list[NonEmpty], Tag("<list>")], Discriminator(by_json_type)
 ]
+"""An empty text says as little as none."""
 
 
 def as_tuple(value: str | list[str] | None) -> tuple[str, ...]:
-    if value is None:
+    if not value:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)
 

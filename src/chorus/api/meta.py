@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 import chorus
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
-from chorus.api.openapi import operation
+from chorus.api.openapi import UNVERSIONED, operation
 from chorus.api.server.gate import record_of
 from chorus.api.service import EngineView, Service, not_ready
 from chorus.config.front_end import ApiSettings
@@ -89,11 +89,13 @@ def router(service: Service) -> APIRouter:
             **read_nodes(settings.status_file),
         }
 
+    @routes.get("/models", **UNVERSIONED)
     @routes.get("/v1/models", **operation(None, ModelList))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [await model_entry()]}
 
     # An id may hold slashes, as those of Hugging Face do.
+    @routes.get("/models/{model:path}", **UNVERSIONED)
     @routes.get("/v1/models/{model:path}", **operation(None, ModelEntry))
     async def model(model: str) -> dict[str, Any]:
         service.check_model(model)

@@ -33,6 +33,9 @@ _ERRORS = {
     504: "The request took longer than the server allows.",
 }
 
+UNVERSIONED: dict[str, Any] = {"include_in_schema": False, "response_model": None}
+"""Of a path without its /v1, which mlx-lm's clients and other habits ask for: the same operation, described once."""
+
 
 def operation(
     body: type[BaseModel] | None, answer: type[BaseModel], *, streams: bool = False, anthropic: bool = False

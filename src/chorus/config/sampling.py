@@ -42,12 +42,16 @@ class SamplingOptions(DefaultSampling):
     """How many of the last tokens the repetition penalty looks at."""
     presence_penalty: Penalty = None
     """Taken once from tokens that the answer has already."""
+    presence_context: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    """How many of the last tokens, the prompt's too, count in place of the answer's."""
     frequency_penalty: Penalty = None
     """Taken from a token as often as the answer has it."""
+    frequency_context: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    """How many of the last tokens, the prompt's too, count in place of the answer's."""
     xtc_probability: Share = None
     """How often all likely tokens but the least likely of them are left out; 0 is off."""
     xtc_threshold: Annotated[float | None, Field(ge=0, le=0.5)] = None
-    """Which tokens are likely in that sense."""
+    """How likely a token must be for that."""
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Added to the logits of these tokens."""
     seed: Seed = None

@@ -150,16 +150,24 @@ def _repeated(row: int, draw: Draw) -> list[Entry]:
     rules = draw.sampling
     if rules.repetition_penalty == 1.0 or rules.repetition_context == 0:
         return []
-    recent = [*draw.prompt[-rules.repetition_context :], *draw.output[-rules.repetition_context :]]
-    return [(row, token, rules.repetition_penalty) for token in sorted(set(recent[-rules.repetition_context :]))]
+    return [(row, token, rules.repetition_penalty) for token in sorted(set(_latest(draw, rules.repetition_context)))]
 
 
 def _counted(row: int, draw: Draw) -> list[Entry]:
     rules = draw.sampling
     if rules.presence_penalty == 0.0 and rules.frequency_penalty == 0.0:
         return []
-    counts = Counter(draw.output)
-    return [(row, t, -rules.presence_penalty - rules.frequency_penalty * n) for t, n in sorted(counts.items())]
+    present = set(_latest(draw, rules.presence_context) if rules.presence_context else draw.output)
+    counts = Counter(_latest(draw, rules.frequency_context) if rules.frequency_context else draw.output)
+    return [
+        (row, token, -rules.presence_penalty * (token in present) - rules.frequency_penalty * counts[token])
+        for token in sorted(present | counts.keys())
+    ]
+
+
+def _latest(draw: Draw, count: int) -> list[int]:
+    """The last tokens of prompt and output together."""
+    return [*draw.prompt[-count:], *draw.output[-count:]][-count:]
 
 
 def _filter(scaled: mx.array, draws: Rows[Draw]) -> mx.array:

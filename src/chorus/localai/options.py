@@ -82,7 +82,7 @@ def _take(options: Options, key: str, text: str) -> Options:
 
 
 _SAMPLING = {"temp": "temperature"} | {
-    name: name for name in FixedSampling.model_fields if name not in ("logit_bias", "repetition_context")
+    name: name for name in FixedSampling.model_fields if name != "logit_bias" and not name.endswith("_context")
 }
 """Which option fixes what."""
 

@@ -15,7 +15,7 @@ from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving import measure
 from chorus.serving.grammar import rules, sent_as
 from chorus.serving.measure import Amounts
-from chorus.serving.sampling import draw_seed
+from chorus.serving.sampling import XTC_THRESHOLD, draw_seed
 from chorus.serving.sharing import LONGEST_NAME
 
 MOST_TOP_LOGPROBS = 20
@@ -40,6 +40,7 @@ def sampling_of(request: wire.PredictOptions, fixed: FixedSampling, vocabulary: 
         frequency_penalty=request.FrequencyPenalty,
         logit_bias=logit_bias(request.LogitBias, vocabulary, limits),
         seed=max(request.Seed, 0),
+        xtc_threshold=XTC_THRESHOLD,
     )
     chosen = replace(asked, **given(fixed))
     # LocalAI draws a seed itself for clients that give none, so zero means none.

@@ -30,6 +30,10 @@ class Sampling:
     seed: int = 0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.0
+    presence_context: int = 0
+    """0: all tokens of the answer and none of the prompt; else so many of the last ones, the prompt's too."""
+    frequency_context: int = 0
+    """The same."""
 
 
 class Pooling(enum.StrEnum):

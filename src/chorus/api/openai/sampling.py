@@ -1,13 +1,18 @@
-"""The fields that OpenAI's chat and completions share, with the extras that other servers have made common."""
+"""The fields that OpenAI's chat and completions share, with the extras that other servers have made common.
+
+Those of mlx-lm's server mean what they mean there: what is off there by a value of its own is off here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from chorus.api.errors import invalid
 from chorus.api.fields import (
+    Harmless,
     Name,
     NonEmpty,
     PositiveCount,
@@ -17,11 +22,37 @@ from chorus.api.fields import (
     refused,
 )
 from chorus.api.sharing import SharingFields
-from chorus.config.sampling import SamplingOptions
+from chorus.config.sampling import SamplingOptions, Share
 from chorus.config.sections import Limits
+from chorus.messages.engine import MAX_TOP_LOGPROBS
 from chorus.messages.grammar import Grammar, GrammarError
 from chorus.serving import grammar as grammars
 from chorus.serving import measure
+
+ALL_TOKENS = 2**31 - 1
+
+
+def _some_answer(count: Any) -> Any:
+    """Elsewhere 0 may mean no answer, or one without a limit, and so may -1."""
+    if isinstance(count, int) and not isinstance(count, bool) and count < 1:
+        raise PydanticCustomError(
+            "refused", "expected 1 or more; leave it out for an answer as long as the context allows"
+        )
+    return count
+
+
+AnswerTokens = Annotated[PositiveCount, BeforeValidator(_some_answer)]
+
+ContextSize = Annotated[
+    int | None, Field(ge=0, lt=2**31), AfterValidator(lambda size: ALL_TOKENS if size == 0 else size)
+]
+"""How many of the last tokens, of prompt and answer, a penalty looks at. 0 is all of them, as in mlx-lm."""
+
+LogprobsField = Annotated[
+    Annotated[bool, Tag("<flag>")] | Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), Tag("<count>")],
+    Discriminator(lambda value: "<flag>" if isinstance(value, bool) else "<count>"),
+]
+"""OpenAI's chat has a flag here and its completions the number of candidates; -1 is off."""
 
 
 class StreamOptions(StrictModel):
@@ -31,10 +62,24 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(SamplingOptions, SharingFields):
+    unserved: ClassVar[dict[str, Harmless]] = {"adapters": (), "draft_model": ("default_model",)}
+    instead: ClassVar[dict[str, str]] = {
+        "adapters": "fuse the adapter into the model (mlx_lm.fuse) and serve that folder",
+        "draft_model": "no draft model is used; leave it out",
+    }
+
     model: Name | None = None
-    max_tokens: PositiveCount | None = None
-    # Called so by the servers that have it.
-    repetition_context: PositiveCount | None = Field(default=None, alias="repetition_context_size")
+    max_tokens: AnswerTokens | None = None
+    # Called so by the servers that have them.
+    repetition_context: ContextSize = Field(default=None, alias="repetition_context_size")
+    presence_context: ContextSize = Field(default=None, alias="presence_context_size")
+    frequency_context: ContextSize = Field(default=None, alias="frequency_context_size")
+    # Some turn it off by 0.
+    repetition_penalty: Annotated[
+        float | None, Field(ge=0, le=10), AfterValidator(lambda penalty: 1.0 if penalty == 0 else penalty)
+    ] = None
+    # What 0 means depends on the temperature: see choose_sampling.
+    top_p: Share = None
     # Other servers turn it off by -1.
     top_k: Annotated[int | None, Field(ge=-1, lt=2**31), AfterValidator(lambda count: count and max(count, 0))] = None
     stop: TextOrTexts | None = None
@@ -48,6 +93,16 @@ class SamplingFields(SamplingOptions, SharingFields):
     guided_choice: Annotated[list[NonEmpty], Field(min_length=1, max_length=1000)] | None = None
     guided_grammar: NonEmpty | None = None
     return_token_ids: bool | None = None
+    logprobs: LogprobsField | None = None
+    top_logprobs: int | None = Field(default=None, ge=-1, le=MAX_TOP_LOGPROBS)
+    # How far ahead a draft would look; it changes nothing in an answer.
+    num_draft_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+
+    @model_validator(mode="after")
+    def _candidates_need_logprobs(self) -> SamplingFields:
+        if self.logprobs is False and (self.top_logprobs or 0) > 0:
+            raise refused("refused", "top_logprobs", "allowed only with logprobs: true")
+        return self
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:
@@ -94,6 +149,13 @@ class SamplingFields(SamplingOptions, SharingFields):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return as_tuple(self.stop)
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """How many candidates to report with each token's own log probability; None: not even that."""
+        own = -1 if self.logprobs is None or self.logprobs is False else 0 if self.logprobs is True else self.logprobs
+        most = max(own, self.top_logprobs or -1)
+        return None if most < 0 else most
 
     @property
     def asked_tokens(self) -> int | None:

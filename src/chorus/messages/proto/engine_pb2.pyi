@@ -119,7 +119,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., source: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Grammar.Part, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[Grammar.Part, _Mapping]]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "repetition_context", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "xtc_probability", "xtc_threshold")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "repetition_context", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "xtc_probability", "xtc_threshold", "presence_context", "frequency_context")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,8 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     XTC_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     XTC_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -151,7 +153,9 @@ class Sampling(_message.Message):
     seed: int
     xtc_probability: float
     xtc_threshold: float
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., repetition_context: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., xtc_probability: _Optional[float] = ..., xtc_threshold: _Optional[float] = ...) -> None: ...
+    presence_context: int
+    frequency_context: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., repetition_context: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., xtc_probability: _Optional[float] = ..., xtc_threshold: _Optional[float] = ..., presence_context: _Optional[int] = ..., frequency_context: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id",)

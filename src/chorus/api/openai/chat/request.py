@@ -12,14 +12,13 @@ from chorus.api.fields import (
     Name,
     NonEmpty,
     OtherPart,
-    PositiveCount,
     StrictModel,
     Undescribed,
     by_json_type,
     by_kind,
     refused,
 )
-from chorus.api.openai.sampling import SamplingFields, schema_grammar
+from chorus.api.openai.sampling import AnswerTokens, SamplingFields, schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
 from chorus.serving import grammar as grammars
@@ -83,6 +82,8 @@ class AssistantMessage(StrictModel):
     name: Name | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, in the words of mlx-lm and others."""
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
@@ -90,9 +91,19 @@ class AssistantMessage(StrictModel):
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls and not self.reasoning_content:
+        if self.content is None and not self.tool_calls and not self.thoughts:
             raise refused("refused", "content", "an assistant message needs content or tool_calls")
         return self
+
+    @model_validator(mode="after")
+    def _thinks_one_thing(self) -> AssistantMessage:
+        if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            raise refused("refused", "reasoning", "not the same as reasoning_content; send one of them")
+        return self
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
     @property
     def text(self) -> str:
@@ -206,6 +217,7 @@ class ReasoningField(StrictModel):
 
 class ChatRequest(SamplingFields):
     unserved: ClassVar[dict[str, Harmless]] = {
+        **SamplingFields.unserved,
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -217,15 +229,15 @@ class ChatRequest(SamplingFields):
     }
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: PositiveCount | None = None
+    max_completion_tokens: AnswerTokens | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     reasoning_effort: Effort | None = None
     reasoning: ReasoningField | None = None
+    enable_thinking: bool | None = None
+    """The same wish as reasoning.enabled: what templates call it."""
     chat_template_kwargs: dict[str, Any] | None = None
     role_mapping: RoleMapping | None = None
     # Notes of the client's own. They change nothing in the answer, so they are taken and not kept.
@@ -234,12 +246,6 @@ class ChatRequest(SamplingFields):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Name | None = None
-
-    @model_validator(mode="after")
-    def _top_logprobs_need_logprobs(self) -> ChatRequest:
-        if self.top_logprobs and not self.logprobs:
-            raise refused("refused", "top_logprobs", "allowed only with logprobs: true")
-        return self
 
     def grammar_fields(self) -> list[str]:
         formatted = self.response_format is not None and self.response_format.type != "text"
@@ -262,7 +268,14 @@ class ChatRequest(SamplingFields):
 
     @property
     def asked_thinking(self) -> bool | None:
-        return self.reasoning.enabled if self.reasoning else None
+        asked = self.reasoning.enabled if self.reasoning else None
+        return self.enable_thinking if asked is None else asked
+
+    @property
+    def asked_mapping(self) -> dict[str, str] | None:
+        """An empty one asks for nothing."""
+        mapping = self.role_mapping
+        return mapping.model_dump() if mapping and mapping.model_fields_set else None
 
     @property
     def asked_choice(self) -> ToolChoice | None:

@@ -14,7 +14,7 @@ from chorus.api.body import read_request
 from chorus.api.openai.chat.answer import ChatCompletion
 from chorus.api.openai.chat.request import AssistantMessage, ChatRequest, Message, ToolCall, ToolMessage
 from chorus.api.openai.chat.wire import ChatFormat
-from chorus.api.openapi import operation
+from chorus.api.openapi import UNVERSIONED, operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
@@ -32,6 +32,7 @@ from chorus.serving.tools import checked_tools
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
+    @routes.post("/chat/completions", **UNVERSIONED)
     @routes.post("/v1/chat/completions", **operation(ChatRequest, ChatCompletion, streams=True))
     async def chat_completions(request: Request) -> Response:
         body = await read_request(request, ChatRequest, service)
@@ -47,7 +48,7 @@ def router(service: Service) -> APIRouter:
             prompts=generation.prompts,
             choices=len(generation),
             include_usage=body.wants_usage,
-            with_logprobs=bool(body.logprobs),
+            with_logprobs=body.asked_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
         )
         return GenerationResponse(service, generation, wire, stream=bool(body.stream))
@@ -66,12 +67,12 @@ def generation_request(body: ChatRequest, record: Record, settings: ApiSettings)
             [tool.as_tool() for tool in body.tools or ()], body.asked_choice, body.parallel_tool_calls, limits
         ),
         template_arguments={**thinking, **(body.chat_template_kwargs or {})},
-        role_mapping=body.role_mapping.model_dump() if body.role_mapping else None,
+        role_mapping=body.asked_mapping,
         sampling=choose_sampling(body, settings.sampling),
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=body.asked_logprobs,
         grammar=grammar,
         fields=FieldNames(grammar=grammar_field),
         id=record.request_id,
@@ -90,8 +91,8 @@ def template_message(message: Message, field: str, deepest: int) -> dict[str, An
     # The union's last member only exists to refuse unknown roles, so every message here has a text.
     entry: dict[str, Any] = {"role": message.role, "content": getattr(message, "text", "")}
     if isinstance(message, AssistantMessage):
-        if message.reasoning_content:
-            entry["reasoning_content"] = message.reasoning_content
+        if message.thoughts:
+            entry["reasoning_content"] = message.thoughts
         if message.tool_calls:
             entry["tool_calls"] = [
                 _call(call, f"{field}.tool_calls[{place}]", deepest) for place, call in enumerate(message.tool_calls)

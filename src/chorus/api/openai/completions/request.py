@@ -29,11 +29,10 @@ PromptField = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    unserved: ClassVar[dict[str, Harmless]] = {"suffix": ("",)}
+    unserved: ClassVar[dict[str, Harmless]] = {**SamplingFields.unserved, "suffix": ("",)}
 
     prompt: PromptField
     echo: bool | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
@@ -44,7 +43,7 @@ class CompletionRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _no_logprobs_of_the_prompt(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
+        if self.echo and self.asked_logprobs is not None:
             raise refused("unsupported", "logprobs", "not known for the tokens of an echoed prompt; leave echo out")
         return self
 

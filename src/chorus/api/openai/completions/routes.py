@@ -13,7 +13,7 @@ from chorus.api.body import read_request
 from chorus.api.openai.completions.answer import Completion
 from chorus.api.openai.completions.request import CompletionRequest
 from chorus.api.openai.completions.wire import CompletionFormat
-from chorus.api.openapi import operation
+from chorus.api.openapi import UNVERSIONED, operation
 from chorus.api.respond import GenerationResponse
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
@@ -27,6 +27,7 @@ from chorus.serving.sampling import choose_sampling
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
+    @routes.post("/completions", **UNVERSIONED)
     @routes.post("/v1/completions", **operation(CompletionRequest, Completion, streams=True))
     async def completions(request: Request) -> Response:
         body = await read_request(request, CompletionRequest, service)
@@ -42,7 +43,7 @@ def router(service: Service) -> APIRouter:
             prompts=generation.prompts,
             choices=len(generation),
             include_usage=body.wants_usage,
-            with_logprobs=body.logprobs is not None,
+            with_logprobs=body.asked_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
             echoed=tuple([await echo(prompt, service) for prompt in body.prompts]) if body.echo else (),
         )
@@ -60,7 +61,7 @@ def generation_request(body: CompletionRequest, record: Record, settings: ApiSet
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,
-        logprobs=body.logprobs,
+        logprobs=body.asked_logprobs,
         grammar=grammar,
         fields=FieldNames(prompt="prompt"),
         id=record.request_id,
