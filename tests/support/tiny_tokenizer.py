@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from itertools import product
@@ -98,6 +99,35 @@ def write_word_piece_tokenizer(folder: Path) -> None:
     _write(folder, json.loads(tokenizer.to_str()), eos_token="[SEP]", unk_token="[UNK]")
 
 
+def write_sentencepiece_model(folder: Path, kind: str = "bpe", **settings: Any) -> None:
+    """Like folders from before tokenizer.json: sentencepiece's own tokenizer.model, `bpe` or `unigram`."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TRAINING_TEXT * 5),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    _write_settings(folder, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **settings)
+
+
+def write_vocabulary_and_merges(folder: Path, **settings: Any) -> None:
+    """Like GPT-2: vocab.json and merges.txt, of which transformers makes the tokenizer."""
+    write_tiny_tokenizer(folder)
+    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (folder / "vocab.json").write_text(json.dumps(spec["vocab"]), encoding="utf-8")
+    merges = ["#version: 0.2", *(" ".join(pair) for pair in spec["merges"])]
+    (folder / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
+    (folder / "tokenizer.json").unlink()
+    _write_settings(folder, eos_token="<|im_end|>", pad_token="<|endoftext|>", **settings)
+
+
 _UNIGRAM_SPECIAL = ("<unk>", "</s>")
 
 
@@ -125,13 +155,16 @@ def _pad(model: dict[str, Any], vocabulary: int) -> None:
 
 def _write(folder: Path, spec: dict[str, Any], **special_tokens: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(spec, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    _write_settings(folder, tokenizer_class="PreTrainedTokenizerFast", **special_tokens)
+
+
+def _write_settings(folder: Path, **settings: Any) -> None:
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 4096,
-    } | special_tokens
-    for name, content in (("tokenizer.json", spec), ("tokenizer_config.json", config)):
-        text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=name == "tokenizer_config.json")
-        (folder / name).write_text(text + "\n", encoding="utf-8")
+    } | settings
+    text = json.dumps(config, ensure_ascii=False, indent=1, sort_keys=True)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

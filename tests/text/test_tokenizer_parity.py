@@ -168,6 +168,67 @@ def word_piece(folder: Path) -> None:
     tiny_tokenizer.write_word_piece_tokenizer(folder)
 
 
+def sentencepiece_of_a_named_class(folder: Path) -> None:
+    tiny_tokenizer.write_sentencepiece_model(folder, tokenizer_class="LlamaTokenizer")
+
+
+def sentencepiece_that_says_bos(folder: Path) -> None:
+    tiny_tokenizer.write_sentencepiece_model(
+        folder, tokenizer_class="LlamaTokenizer", add_bos_token=True, add_eos_token=True
+    )
+
+
+def sentencepiece_as_it_was(folder: Path) -> None:
+    """With `legacy`, which early Llama folders say, and with tokens added by number."""
+    listed = {"400": token("<think>", special=False), "401": token("<tool>", rstrip=True)}
+    tiny_tokenizer.write_sentencepiece_model(
+        folder, tokenizer_class="LlamaTokenizer", legacy=True, added_tokens_decoder=listed, chat_template=EVERYTHING
+    )
+
+
+def sentencepiece_unigram(folder: Path) -> None:
+    tiny_tokenizer.write_sentencepiece_model(folder, "unigram", tokenizer_class="T5Tokenizer")
+
+
+def sentencepiece_of_the_models_type(folder: Path) -> None:
+    """No class is named: transformers goes by config.json's model_type."""
+    tiny_tokenizer.write_sentencepiece_model(folder)
+    change(folder, "config.json", model_type="gemma")
+
+
+def sentencepiece_of_an_overruled_class(folder: Path) -> None:
+    """transformers prefers what it knows of the model's type to the class that is named."""
+    tiny_tokenizer.write_sentencepiece_model(folder, tokenizer_class="LlamaTokenizer")
+    change(folder, "config.json", model_type="mistral")
+
+
+def merges_of_a_named_class(folder: Path) -> None:
+    tiny_tokenizer.write_vocabulary_and_merges(folder, tokenizer_class="GPT2Tokenizer")
+
+
+def merges_of_the_models_type(folder: Path) -> None:
+    tiny_tokenizer.write_vocabulary_and_merges(folder)
+    change(folder, "config.json", model_type="qwen2")
+
+
+def merges_of_a_class_in_the_models_configuration(folder: Path) -> None:
+    tiny_tokenizer.write_vocabulary_and_merges(folder)
+    change(folder, "config.json", model_type="mamba2", tokenizer_class="GPT2Tokenizer")
+
+
+WITHOUT_JSON: list[Callable[[Path], None]] = [
+    sentencepiece_of_a_named_class,
+    sentencepiece_that_says_bos,
+    sentencepiece_as_it_was,
+    sentencepiece_unigram,
+    sentencepiece_of_the_models_type,
+    sentencepiece_of_an_overruled_class,
+    merges_of_a_named_class,
+    merges_of_the_models_type,
+    merges_of_a_class_in_the_models_configuration,
+]
+"""Folders without a tokenizer.json."""
+
 KINDS: list[Callable[[Path], None]] = [
     plain_bpe,
     bpe_with_listed_tokens,
@@ -183,6 +244,7 @@ KINDS: list[Callable[[Path], None]] = [
     byte_fallback_that_says_no_bos,
     unigram,
     word_piece,
+    *WITHOUT_JSON,
 ]
 
 
@@ -219,6 +281,21 @@ def test_a_small_tokenizer_of_every_kind_does_what_transformers_does(
 ) -> None:
     write(tmp_path)
     assert_same(tmp_path)
+
+
+@pytest.mark.parametrize("write", WITHOUT_JSON, ids=lambda write: write.__name__)
+def test_numbers_that_transformers_refuses_in_config_json_change_nothing(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path)
+    before = Tokenizer.load(tmp_path)
+    change(
+        tmp_path, "config.json", max_position_embeddings=None, rms_norm_eps=1, time_step_limit=[0, 1], n_positions={}
+    )
+    after = Tokenizer.load(tmp_path)
+    assert [after.encode(text) for text in TEXTS] == [before.encode(text) for text in TEXTS]
+    assert after.chat_prompt([USER]) == before.chat_prompt([USER])
+    assert after.eos_ids == before.eos_ids
 
 
 def test_the_tokenizer_of_a_real_model_does_what_transformers_does() -> None:

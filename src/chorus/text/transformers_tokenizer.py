@@ -10,6 +10,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from chorus.text.stop_tokens import read_settings
+
+# What transformers reads of config.json when it chooses a tokenizer's class.
+_NAMES = ("model_type", "model_name", "tokenizer_class", "_name_or_path")
+
 
 class TransformersTokenizer:
     def __init__(self, folder: Path, *, trust_remote_code: bool) -> None:
@@ -17,7 +22,9 @@ class TransformersTokenizer:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+        loaded = AutoTokenizer.from_pretrained(
+            str(folder), config=_names_only(folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
         # How long a prompt may be is the model's business; without this, a long one is warned about on stderr.
         loaded.model_max_length = sys.maxsize
         self._tokenizer = loaded
@@ -68,6 +75,23 @@ class TransformersTokenizer:
 
     def encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text, special=False) for text in texts]
+
+
+def _names_only(folder: Path) -> Any:
+    """A configuration of the model's type with the names from its config.json and with no number of it: transformers
+    checks those, and would refuse a tokenizer for what it thinks of the model.
+    """
+    from transformers import AutoConfig, PreTrainedConfig
+
+    said = read_settings(folder / "config.json")
+    names = {name: said[name] for name in _NAMES if isinstance(said.get(name), str)}
+    try:
+        config = AutoConfig.for_model(names.get("model_type"))
+    except ValueError:  # newer than the installed transformers, or of a kind that has no defaults
+        config = PreTrainedConfig()
+    for name, value in names.items():
+        setattr(config, name, value)
+    return config
 
 
 def _decodes_plainly(tokenizer: Any) -> bool:
