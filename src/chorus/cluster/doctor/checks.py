@@ -19,6 +19,7 @@ from chorus.cluster.doctor.probe import Probe
 from chorus.platform import cgroup, cores, device, dtype, memory, mpi, system
 from chorus.platform.blas import INSTALL_FIX
 from chorus.platform.chip import chip
+from chorus.platform.install import install_hint
 from chorus.platform.paths import models_dir
 from chorus.transport import catalog
 
@@ -103,18 +104,17 @@ def platform_wheel(system_name: str, wheels: Mapping[str, str | None]) -> Findin
     if system_name == system.MAC:
         return Finding("mlx wheel", "Metal, part of mlx")
     if not here:
-        fix = f"pip install '{DISTRIBUTION}[cpu]' (or [cuda13] with an NVIDIA GPU)"
-        return Finding("mlx wheel", "none for this platform", "missing", fix)
+        return Finding("mlx wheel", "none for this platform", "missing", install_hint())
     if len(here) > 1:
         unwanted = " ".join(name for name, version in wheels.items() if version)
-        fix = f"pip uninstall {unwanted}, then pip install '{DISTRIBUTION}[cpu]' or [cuda13]"
+        fix = f"pip uninstall {unwanted}, then {install_hint()}"
         return Finding("mlx wheel", f"{' and '.join(here)} overwrite each other", "warn", fix)
     return Finding("mlx wheel", here[0])
 
 
 def mlx(probe: Probe | str) -> Finding:
     if isinstance(probe, str):
-        fix = f"pip install --force-reinstall '{DISTRIBUTION}[cpu]' (or [cuda13]; no extra on a Mac)"
+        fix = install_hint(options="--force-reinstall")
         if "CHORUS_BLAS" in probe:
             fix = "correct or unset CHORUS_BLAS"
         return Finding("mlx works", probe, "missing", fix)

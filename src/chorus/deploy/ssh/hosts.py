@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorus.deploy.ssh.shell import HostFailed, Shell, write_file
+from chorus.platform.install import install_hint
 
 MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")
 SAME_VERSION = ("mlx", "mlx-lm")
@@ -62,9 +63,7 @@ def problems(plan: HostPlan, facts: Facts, here: dict[str, str | None]) -> list[
     if facts.python[:2] < MIN_PYTHON:
         found.append(f"{plan.python} is Python {shown}: give `python:` a path to 3.11 or newer")
     if facts.missing:
-        found.append(
-            f"{plan.python} lacks {', '.join(facts.missing)}: run there: {plan.python} -m pip install mlx-chorus"
-        )
+        found.append(f"{plan.python} lacks {', '.join(facts.missing)}: there, {install_hint(f'{plan.python} -m pip')}")
     for name, version in facts.versions.items():
         if version and here.get(name) and version != here[name]:
             found.append(f"{name} is {version} there and {here[name]} here: install the same on both")
