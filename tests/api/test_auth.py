@@ -21,7 +21,7 @@ from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_c
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "a secret question"}]}
-ALICE, BOB, CAROL = new_key(), new_key(), new_key()
+ALICE, BOB, CAROL, OWN = new_key(), new_key(), new_key(), new_key()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,10 @@ def guarded_api(
         {"id": "bob", "sha256": key_hash(BOB), "max_concurrent": 1},
         {"id": "carol", "sha256": key_hash(CAROL), "requests_per_minute": 2},
     ]
-    api = ApiProcess(tmp_path_factory.mktemp("guarded"), settings_for(shared_engine, model_path, keys=keys))
+    api = ApiProcess(
+        tmp_path_factory.mktemp("guarded"),
+        settings_for(shared_engine, model_path, keys=keys, own_key_sha256=key_hash(OWN)),
+    )
     api.wait_until_live()
     yield api
     api.stop()
@@ -47,6 +50,12 @@ def guarded(guarded_api: ApiProcess, engine: ScriptedEngine) -> Iterator[tuple[A
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def test_commands_of_whoever_serves_have_a_key_of_their_own(guarded: Any) -> None:
+    _, http = guarded
+    assert http.get("/cluster/status", headers=bearer(OWN)).status_code == 200
+    assert "engine" in http.get("/health", headers=bearer(OWN)).json()
 
 
 def test_a_known_key_is_let_in_and_owns_its_requests(guarded: Any, engine: ScriptedEngine) -> None:

@@ -11,10 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from chorus.deploy.control import Control, NotControlled, ask, find_server
+from chorus.cli.own_server import find_own
+from chorus.cluster.servers import Server, running_servers
+from chorus.deploy.control import Control, NotControlled, ask
 from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto.control_pb2_grpc import ControlStub
+from chorus.platform.paths import state_dir
 from chorus.platform.process.lifeline import Lifeline
 from tests.support.sockets import short
 
@@ -44,7 +47,12 @@ def lifeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lifeli
 
 
 def controlled(lifeline: Lifeline, front_end: StandIn, port: int = 8100, **more: Any) -> Control:
-    return Control(lifeline.path.parent, port, cast(FrontEnd, front_end), **more)
+    server = Server(str(lifeline.path.parent), f"http://127.0.0.1:{port}", "tiny", str(state_dir().resolve()))
+    return Control(server, cast(FrontEnd, front_end), **more)
+
+
+def found(port: int | None = None) -> Path:
+    return find_own(port).control_file
 
 
 def restart(stub: ControlStub) -> Any:
@@ -65,8 +73,8 @@ def offering(control: Control, use: Callable[[], Coroutine[Any, Any, None]]) -> 
 
 def test_a_command_finds_the_server_by_its_port_and_restarts_its_front_end(lifeline: Lifeline) -> None:
     async def use() -> None:
-        server = find_server(None)
-        assert server == find_server(8100)
+        server = found()
+        assert server == found(8100)
         assert stat.S_IMODE(server.stat().st_mode) == 0o600
         assert stat.S_IMODE(server.parent.stat().st_mode) == 0o700
         done = await ask(server, restart)
@@ -78,9 +86,9 @@ def test_a_command_finds_the_server_by_its_port_and_restarts_its_front_end(lifel
 def test_a_refusal_is_told_in_the_servers_words(lifeline: Lifeline) -> None:
     async def use() -> None:
         with pytest.raises(NotControlled, match="process 7 still finishes"):
-            await ask(find_server(None), restart)
+            await ask(found(), restart)
         with pytest.raises(NotControlled, match="nothing to plan anew"):
-            await ask(find_server(None), replan)
+            await ask(found(), replan)
 
     offering(controlled(lifeline, StandIn(CannotRestart("process 7 still finishes"))), use)
 
@@ -90,7 +98,7 @@ def test_a_server_over_nodes_plans_anew(lifeline: Lifeline) -> None:
         return "10,10 became 20"
 
     async def use() -> None:
-        assert (await ask(find_server(8100), replan)).told == "10,10 became 20"
+        assert (await ask(found(8100), replan)).told == "10,10 became 20"
 
     offering(controlled(lifeline, StandIn(Handover(1, 2)), replan=plan_anew), use)
 
@@ -113,30 +121,25 @@ def test_a_hang_up_restarts_the_front_end_too(lifeline: Lifeline, caplog: pytest
     assert told() == ["SIGHUP: process 7 still finishes"]
 
 
-def test_a_server_that_is_not_there_or_not_the_only_one_is_one_clear_line(lifeline: Lifeline) -> None:
+def test_a_server_is_found_by_its_port_for_as_long_as_it_runs(lifeline: Lifeline) -> None:
     other = Lifeline()
 
     async def use() -> None:
         async with controlled(other, StandIn(Handover(1, 2)), 8200).offered():
-            assert find_server(8200).parent == other.path.parent
-            with pytest.raises(NotControlled, match="--port with one of 8100, 8200"):
-                find_server(None)
+            assert found(8200).parent == other.path.parent
+            assert [server.port for server in running_servers()] == [8100, 8200]
         other.cut()
-        with pytest.raises(NotControlled, match="on port 8200; there is one on port 8100"):
-            find_server(8200)
+        assert found().parent == lifeline.path.parent
 
     offering(controlled(lifeline, StandIn(Handover(1, 2))), use)
-    with pytest.raises(NotControlled, match="no `chorus serve` of this user runs here"):
-        find_server(None)
 
 
-def test_the_socket_of_a_server_that_was_killed_is_not_taken_for_one(lifeline: Lifeline) -> None:
+def test_what_a_server_that_was_killed_left_is_not_taken_for_one(lifeline: Lifeline) -> None:
     async def use() -> None:
         # What a killed process leaves: everything but the writer of its pipe.
         assert lifeline._writer is not None
         os.close(lifeline._writer)
         lifeline._writer = None
-        with pytest.raises(NotControlled, match="no `chorus serve`"):
-            find_server(None)
+        assert running_servers() == []
 
     offering(controlled(lifeline, StandIn(Handover(1, 2))), use)

@@ -44,7 +44,7 @@ def create_app(service: Service) -> FastAPI:
     openapi.install(app)
     settings = service.settings
     guard = (
-        KeyGuard(LiveKeys(settings.keys_file))
+        KeyGuard(LiveKeys(settings.keys_file), settings.own_key_sha256)
         if settings.keys_file
         else SiteGuard((*settings.hosts, settings.host), settings.cors_origins)
     )

@@ -20,6 +20,9 @@ from chorus.security.key_rules import ApiKey, key_hash
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 
+_COMMANDS = "commands-of-this-user"
+"""How the log calls those who show the server's own key."""
+
 Clock = Callable[[], float]
 
 
@@ -79,10 +82,13 @@ class Meter:
 
 
 class KeyGuard:
-    """Lets pass who shows a key. Only requests that cost something are counted."""
+    """Lets pass who shows a key. Only requests that cost something are counted. `own_sha256` is of a key that stands in
+    no file of keys: the one for commands of the user who serves.
+    """
 
-    def __init__(self, keys: LiveKeys) -> None:
+    def __init__(self, keys: LiveKeys, own_sha256: str | None = None) -> None:
         self._live = keys
+        self._own = (Meter(ApiKey(id=_COMMANDS, sha256=own_sha256)),) if own_sha256 else ()
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
 
@@ -97,15 +103,21 @@ class KeyGuard:
     def _meter(self, scope: Scope) -> Meter | None:
         self._look_again()
         presented = presented_key(Headers(scope=scope))
-        key = None if presented is None else find_key(self._keys, presented)
-        scope[SCOPE_KEY].known(by_key=key is not None)
-        if key is not None:
-            return self._meters[key.id]
+        meter = None if presented is None else self._meter_of(presented)
+        scope[SCOPE_KEY].known(by_key=meter is not None)
+        if meter is not None:
+            return meter
         if scope["path"] in _OPEN_PATHS:
             return None
         if presented is None:
             raise _unknown("An API key is needed: send it as a bearer token or as x-api-key.", "missing_api_key")
         raise _unknown("The API key is not known here.", "invalid_api_key")
+
+    def _meter_of(self, presented: str) -> Meter | None:
+        key = find_key(self._keys, presented)
+        if key is not None:
+            return self._meters[key.id]
+        return next((own for own in self._own if find_key((own.key,), presented)), None)
 
     def _look_again(self) -> None:
         """A key that stays keeps its counts, also where its limits were changed."""

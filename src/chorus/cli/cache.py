@@ -6,23 +6,21 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import fail
-from chorus.cli.own_server import base_url, error_message, trusted
-from chorus.cli.status import ASK_SECONDS
-from chorus.cli.up import on_first_host
+from chorus.cli.own_server import ASK_SECONDS, KeyOption, PortOption, Target, UrlOption, ask, find_target
 from chorus.platform.sizes import size
 
 
 def cache(
     action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget all of it; running requests go on.")] = None,
-    url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
+    url: UrlOption = None,
+    port: PortOption = None,
+    api_key: KeyOption = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -33,11 +31,13 @@ def cache(
     Example: chorus cache clear
     """
     if config:
+        from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
+
         words = ["cache", *([action] if action else []), *(["--json"] if as_json else [])]
         on_first_host(config, words, ASK_SECONDS)
         return
-    base = base_url(url)
-    found = _ask("POST", base, "/cache/clear", api_key) if action == "clear" else cache_facts(base, api_key)
+    target = find_target(url, port, api_key)
+    found = ask(target, "POST", "/cache/clear") if action == "clear" else cache_facts(target)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif action == "clear":
@@ -46,13 +46,14 @@ def cache(
         Console().print(table_of(found))
 
 
-def cache_facts(base: str, api_key: str | None) -> dict[str, Any]:
-    health = _ask("GET", base, "/health", api_key)
-    if "engine" not in health:
-        fail(f"{base} asks for a key: give --api-key or OPENAI_API_KEY")
+def cache_facts(target: Target) -> dict[str, Any]:
+    health = ask(target, "GET", "/health")
+    if "engine" not in health:  # everybody may ask for the health, and who shows no key is told no more than that
+        why = "does not know this key" if target.key else "asks for a key: give --api-key or set OPENAI_API_KEY"
+        fail(f"{target} {why}")
     facts = (health["engine"] or {}).get("cache")
     if not isinstance(facts, dict):
-        fail(f"{base} has nothing to tell of its cache: the engine is {health.get('status')}")
+        fail(f"{target} has nothing to tell of its cache: the engine is {health.get('status')}")
     return facts
 
 
@@ -73,14 +74,3 @@ def table_of(facts: dict[str, Any]) -> Table:
     table.add_row("evicted", f"{facts['evicted_tokens']:,} tokens")
     table.add_row("preempted", f"{facts['preempted']:,} requests")
     return table
-
-
-def _ask(method: str, base: str, path: str, api_key: str | None) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        answer = httpx.request(method, f"{base}{path}", headers=headers, timeout=ASK_SECONDS, verify=trusted())
-    except httpx.HTTPError as error:
-        fail(f"nothing answers at {base} ({error or type(error).__name__}): start `chorus serve`, or give --url")
-    if answer.status_code != 200:
-        fail(f"{base} answered {answer.status_code}: {error_message(answer)}")
-    return dict(answer.json())

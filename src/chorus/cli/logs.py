@@ -12,12 +12,11 @@ import typer
 
 from chorus.cli.options import parse_peer
 from chorus.cli.output import fail
+from chorus.cli.own_server import find_own
 from chorus.cli.up import on_first_host
 from chorus.cluster import status as cluster_status
 from chorus.cluster.coordinator.calls import CannotCall, agent_at
-from chorus.cluster.coordinator.record import find_serving
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.security.node_folder import state_dir
 
 FOLLOW_SECONDS = 7 * 86400.0
 
@@ -43,12 +42,12 @@ def logs(
         raise typer.Exit(0) from None
 
 
-def find_nodes(name: str | None) -> dict[str, tuple[str, int]]:
+def find_nodes(name: str | None, port: int | None = None) -> dict[str, tuple[str, int]]:
     """Name and address of the nodes of what is served here; a host:port is taken as it is."""
     if name and ":" in name:
         return {name: parse_peer(name)}
-    serving = find_serving(state_dir())
-    found = cluster_status.read(Path(serving.status_file)) if serving else None
+    serving = find_own(port)
+    found = cluster_status.read(Path(serving.folder) / cluster_status.FILE_NAME) if serving.over_nodes else None
     if found is None:
         fail("no cluster is served from this machine: start `chorus serve MODEL --cluster`, or give a node's host:port")
     nodes = {node["name"]: parse_peer(node["address"]) for node in found["nodes"]}

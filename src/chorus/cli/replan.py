@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from chorus.cli.output import console
+from chorus.cli.own_server import PortOption, find_own
 from chorus.cli.up import on_first_host
-from chorus.deploy.control import ask, find_server
+from chorus.deploy.control import ask
 from chorus.messages.proto import control_pb2 as wire
 
 REPLAN_SECONDS = 900.0
@@ -18,7 +19,7 @@ REPLAN_SECONDS = 900.0
 
 
 def replan(
-    port: Annotated[int | None, typer.Option(help="Of the server here on this port, where there are several.")] = None,
+    port: PortOption = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="In the cluster of this file, by SSH.")] = None,
 ) -> None:
     """Divide the served model anew among the nodes that are there now; running streams go on there.
@@ -28,7 +29,7 @@ def replan(
     if config:
         on_first_host(config, ["replan", *(["--port", str(port)] if port else [])], REPLAN_SECONDS * 2)
         return
-    server = find_server(port)
+    server = find_own(port).control_file
     with console.status("planning anew"):
         told = asyncio.run(
             ask(server, lambda control: control.Replan(wire.ReplanRequest(), timeout=REPLAN_SECONDS))

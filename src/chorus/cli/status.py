@@ -9,72 +9,76 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import fail
-from chorus.cli.own_server import base_url, trusted
-from chorus.cli.up import on_first_host
+from chorus.cli.own_server import (
+    KeyOption,
+    PortOption,
+    Target,
+    UrlOption,
+    answered,
+    find_target,
+    request,
+    unanswered,
+)
 from chorus.cluster import status as cluster_status
-from chorus.cluster.coordinator.record import Serving, find_serving
-from chorus.security.node_folder import state_dir
 
-ASK_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
 
 
 def status(
-    url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
+    url: UrlOption = None,
+    port: PortOption = None,
+    api_key: KeyOption = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.
 
     Example: chorus status
+
+    Example: chorus status -c chorus.yaml
     """
     if config:
-        on_first_host(config, ["status", *(["--json"] if as_json else [])], ASK_SECONDS)
-        return
-    found = gather_status(url)
+        from chorus.cli.up import look_at_hosts  # SSH and what it needs take a while to import
+
+        found = look_at_hosts(config)
+    else:
+        found = gather_status(find_target(url, port, api_key))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    console = Console()
-    console.print(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found.get('url') or ''}")
+    show(found, Console())
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    if found.get("url"):
+        console.print(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found['url']}")
     if lost := recovery_text(found.get("recoveries")):
         console.print(lost)
     if found.get("ranks"):
         console.print(rank_table(found["ranks"]))
     if found.get("nodes"):
         console.print(node_table(found["nodes"]))
+    if found.get("hosts"):
+        console.print(host_table(found["hosts"]))
     for address, problem in (found.get("problems") or {}).items():
-        console.print(f"[yellow]{address}[/]: {problem}")
+        console.print(f"[yellow]{escape(address)}[/]: {escape(problem)}")
 
 
-def gather_status(url: str | None) -> dict[str, Any]:
-    """The status that the server tells, with what the coordinator of this machine knows besides."""
-    serving = None if url else find_serving(state_dir())
-    base = base_url(url)
-    nodes = cluster_status.read(Path(serving.status_file)) if serving else None
+def gather_status(target: Target) -> dict[str, Any]:
+    """The status that the server tells; where its API does not answer, what its coordinator knows of the nodes."""
     try:
-        engine = _engine(base)
+        answer = request(target, "GET", "/cluster/status", seconds=ANSWER_SECONDS)
     except httpx.HTTPError as error:
-        if nodes is None:
-            fail(f"nothing answers at {base} ({error}): start `chorus serve` or `chorus up`, or give --url")
-        engine = {"state": "the API does not answer"}
-    return {"url": base, "model": _model(serving, engine), **engine, **(nodes or {})}
-
-
-def _model(serving: Serving | None, engine: dict[str, Any]) -> str | None:
-    return serving.model if serving else engine.get("model")
-
-
-def _engine(base: str) -> dict[str, Any]:
-    with httpx.Client(base_url=base, timeout=10, verify=trusted()) as http:
-        answer = http.get("/cluster/status")
-        if answer.status_code == 404:
-            answer = http.get("/health")
-    found = answer.json()
-    engine = found.get("engine") if isinstance(found.get("engine"), dict) else {}
-    return {**engine, **{key: value for key, value in found.items() if key != "engine"}}
+        server = target.server
+        nodes = cluster_status.read(Path(server.folder) / cluster_status.FILE_NAME) if server else None
+        if server is None or not nodes or not nodes.get("nodes"):
+            fail(unanswered(target, error))
+        return {"url": target.url, "model": server.model, "state": "the API does not answer", **nodes}
+    return {"url": str(answer.url).removesuffix("/cluster/status"), **answered(target, answer, "state")}
 
 
 def node_table(nodes: list[dict[str, Any]]) -> Table:
@@ -115,6 +119,28 @@ def link_text(node: dict[str, Any]) -> str:
     return f"{node.get('round_trip_ms', 0):.1f} ms, {speed}"
 
 
+def host_table(hosts: list[dict[str, Any]]) -> Table:
+    table = Table("device", "host", "by", "runs", "what is wrong")
+    for host in hosts:
+        runs = ", ".join(f"{name} ({pid})" for name, pid in host["running"].items())
+        wrong = escape(host["problem"]) or "[green]nothing[/]"
+        table.add_row(escape(host["device_id"]), escape(host["host"]), host["by"], runs or "-", wrong)
+    return table
+
+
+def layers_text(rank: dict[str, Any]) -> str:
+    """The first and the last layer of a rank, counted from 0. A server tells them as a range that ends before its
+    second number, or by name as plans do.
+    """
+    first, last = rank.get("first_layer"), rank.get("last_layer")
+    if first is None or last is None:
+        layers = rank.get("layers")
+        if not isinstance(layers, list) or len(layers) != 2:
+            return str(layers) if layers else "-"
+        first, last = layers[0], layers[1] - 1
+    return f"{first}-{last}" if last >= first else "-"
+
+
 def rank_table(ranks: list[dict[str, Any]]) -> Table:
     table = Table("rank", "host", "device", "layers", "weights", "memory", "step")
     for rank in ranks:
@@ -122,7 +148,7 @@ def rank_table(ranks: list[dict[str, Any]]) -> Table:
             str(rank.get("rank")),
             str(rank.get("host", "-")),
             str(rank.get("device", "-")),
-            f"{rank['first_layer']}-{rank['last_layer'] - 1}" if rank.get("last_layer") else "-",
+            layers_text(rank),
             f"{rank.get('weight_bytes', 0) / 1e6:.0f} MB",
             f"{rank.get('memory_bytes', 0) / 1e6:.0f} MB",
             str(rank.get("step", "-")),

@@ -7,22 +7,19 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
-from chorus.cli.output import fail
-from chorus.cli.own_server import base_url, error_message, trusted
-from chorus.cli.status import ASK_SECONDS
-from chorus.cli.up import on_first_host
+from chorus.cli.own_server import ASK_SECONDS, KeyOption, PortOption, Target, UrlOption, ask, find_target
 
 QUESTION = "What is the capital of France?"
 
 
 def try_served(
-    url: Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")] = None,
+    url: UrlOption = None,
+    port: PortOption = None,
     prompt: Annotated[str, typer.Option(help="What to ask.")] = QUESTION,
     tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens.")] = 64,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key of the API.")] = None,
+    api_key: KeyOption = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the answer.")] = 120.0,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,10 +29,12 @@ def try_served(
     Example: chorus test
     """
     if config:
+        from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
+
         words = ["test", "--prompt", prompt, "--tokens", str(tokens), "--timeout", str(timeout)]
         on_first_host(config, [*words, *(["--json"] if as_json else [])], timeout + ASK_SECONDS)
         return
-    found = ask(base_url(url), prompt, tokens, api_key, timeout)
+    found = try_question(find_target(url, port, api_key), prompt, tokens, timeout)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -58,18 +57,10 @@ def figures_line(found: dict[str, Any]) -> str:
     return ", ".join([*parts, f"in all {found['seconds']:.2f} s"])
 
 
-def ask(base: str, prompt: str, tokens: int, api_key: str | None, timeout: float) -> dict[str, Any]:
+def try_question(target: Target, prompt: str, tokens: int, timeout: float) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     started = time.perf_counter()
-    try:
-        url = f"{base}/v1/chat/completions"
-        answer = httpx.post(url, json=body, headers=headers, timeout=timeout, verify=trusted())
-    except httpx.HTTPError as error:
-        fail(f"no answer from {base}: {error or type(error).__name__}; is it serving? see: chorus status")
-    if answer.status_code != 200:
-        fail(f"{base} answered {answer.status_code}: {error_message(answer)}")
-    found = answer.json()
+    found = ask(target, "POST", "/v1/chat/completions", body, timeout)
     return {
         "answer": found["choices"][0]["message"]["content"],
         "seconds": round(time.perf_counter() - started, 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import console, fail
+from chorus.cli.own_server import find_own
 from chorus.config.sources import load_settings, without_none
-from chorus.deploy.control import ask, find_server
+from chorus.deploy.control import ask
 from chorus.deploy.handover import START_SECONDS
 from chorus.deploy.ssh import cluster as ssh
 from chorus.deploy.ssh.cluster import Checked, HostsUnfit, Phases, SshCluster
@@ -23,6 +25,7 @@ from chorus.messages.proto import control_pb2 as wire
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Devices and settings (YAML or JSON).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+LOOK_SECONDS = 60.0
 RESTART_SECONDS = START_SECONDS + 30.0
 
 Answer = TypeVar("Answer")
@@ -99,7 +102,7 @@ def _restart_front_end(config: Path | None, port: int | None) -> None:
     if config:
         on_first_host(config, ["restart", "--front-end", *(["--port", str(port)] if port else [])], RESTART_SECONDS * 2)
         return
-    server = find_server(port)
+    server = find_own(port).control_file
     with console.status("starting a front end"):
         done = asyncio.run(
             ask(server, lambda control: control.RestartFrontEnd(wire.RestartFrontEndRequest(), timeout=RESTART_SECONDS))
@@ -110,6 +113,12 @@ def _restart_front_end(config: Path | None, port: int | None) -> None:
 def on_first_host(config: Path, arguments: Sequence[str], timeout: float) -> None:
     """Run a command of ours where the coordinator is, and print what it says."""
     _run(ssh.run_on_first(_cluster(config), arguments, timeout, typer.echo))
+
+
+def look_at_hosts(config: Path) -> dict[str, Any]:
+    """The status of the cluster of a file, asked of all its hosts at once."""
+    found, hosts = asyncio.run(ssh.look(_cluster(config), LOOK_SECONDS))
+    return {**found, "hosts": [asdict(host) for host in hosts]}
 
 
 def _cluster(config: Path | None, overrides: dict[str, Any] | None = None) -> SshCluster:

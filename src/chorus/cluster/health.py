@@ -14,7 +14,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from chorus.cluster.coordinator.record import find_serving
+from chorus.cluster.servers import own_servers
 from chorus.security.node_folder import state_dir
 
 TIMEOUT_SECONDS = 4.0
@@ -41,8 +41,8 @@ def agent_problem(state: Path) -> str | None:
     return None
 
 
-def server_problem(state: Path) -> str | None:
-    serving = find_serving(state)
+def server_problem() -> str | None:
+    serving = next(iter(own_servers()), None)
     if serving is None:
         return "nothing is served"
     try:
@@ -55,7 +55,7 @@ def server_problem(state: Path) -> str | None:
 
 
 def main() -> int:
-    problems = [agent_problem(state_dir()), server_problem(state_dir())]
+    problems = [agent_problem(state_dir()), server_problem()]
     if None in problems:
         return 0
     print("; ".join(str(problem) for problem in problems))

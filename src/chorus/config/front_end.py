@@ -36,6 +36,8 @@ class ApiSettings(ApiOptions):
     trust_remote_code: bool = False
     keys_file: Path | None = None
     """Where the API keys are, read again when it changes; without one, everybody who can connect is served."""
+    own_key_sha256: str | None = None
+    """Of the key that commands of the user who serves have; counted and limited by nobody."""
     cache_per_key: bool = False
     """Each key's requests share what is kept of their prompts among themselves only."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -27,6 +27,7 @@ from chorus.deploy.front_end import (
     find_model,
     listen,
     run_announced,
+    server_record,
 )
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.preshard import with_own_division
@@ -182,7 +183,7 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
-    control = Control(folder, listener.place[1], front_end)
+    control = Control(server_record(folder, listener, access, model), front_end)
     try:
         async with access.kept():
             await run_announced(supervisor, control, engine_address(folder), model, access.url(listener))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -17,29 +16,27 @@ from typing import NoReturn, TypeVar
 import grpc
 import grpc.aio
 
+from chorus.cluster.servers import Server, record
 from chorus.deploy.handover import FrontEnd
 from chorus.errors import ChorusError
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto import control_pb2_grpc
-from chorus.platform.process.lifeline import living_folders
 
 log = logging.getLogger("chorus.supervisor")
-
-_NAME = re.compile(r"control-(\d{1,5})")
 
 Replan = Callable[[], Awaitable[str]]
 Reply = TypeVar("Reply")
 
 
 class NotControlled(ChorusError):
-    """There is no such server, or it does not do what it was asked for: says why."""
+    """The server does not do what it was asked for: says why."""
 
 
 class Control(control_pb2_grpc.ControlServicer):
     """What a server does for commands. `replan` answers what changed; None where nothing can be planned anew."""
 
-    def __init__(self, folder: Path, port: int, front_end: FrontEnd, replan: Replan | None = None) -> None:
-        self._file = folder / f"control-{port}"
+    def __init__(self, server: Server, front_end: FrontEnd, replan: Replan | None = None) -> None:
+        self._server = server
         self._front_end = front_end
         self._replan = replan
         self._hung_up: set[asyncio.Task[None]] = set()
@@ -50,9 +47,10 @@ class Control(control_pb2_grpc.ControlServicer):
         server = grpc.aio.server()
         control_pb2_grpc.add_ControlServicer_to_server(self, server)
         try:
-            server.add_insecure_port(f"unix:{self._file}")
+            record(self._server)
+            server.add_insecure_port(f"unix:{self._server.control_file}")
             await server.start()
-            self._file.chmod(0o600)
+            self._server.control_file.chmod(0o600)
         except (OSError, RuntimeError) as error:
             log.warning("commands cannot reach this server: %s", error)
         try:
@@ -97,27 +95,6 @@ async def _or_refuse(context: grpc.aio.ServicerContext, work: Awaitable[Reply]) 
 async def _never(context: grpc.aio.ServicerContext, reason: str) -> NoReturn:
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
     raise AssertionError("abort always raises")
-
-
-def find_server(port: int | None) -> Path:
-    """The socket of the server on this port, or of the only one; raises NotControlled where that is not one server."""
-    found = {
-        file: int(named[1])
-        for folder in living_folders()
-        for file in folder.iterdir()
-        if (named := _NAME.fullmatch(file.name)) and file.is_socket()
-    }
-    meant = [file for file, served in found.items() if port in (None, served)]
-    if len(meant) == 1:
-        return meant[0]
-    ports = ", ".join(map(str, sorted(found.values())))
-    if meant and port is None:
-        raise NotControlled(f"several servers of this user run here: say --port with one of {ports}")
-    if meant:
-        raise NotControlled(f"two servers of this user have port {port}, on different addresses: send one a SIGHUP")
-    where = f" on port {port}" if port is not None else ""
-    others = f"; there is one on port {ports}" if found else ""
-    raise NotControlled(f"no `chorus serve` of this user runs here{where}{others}")
 
 
 async def ask(server: Path, call: Callable[[control_pb2_grpc.ControlStub], Awaitable[Reply]]) -> Reply:

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from chorus.cluster.servers import Server
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import ApiConfig, ApiOptions, Limits
 from chorus.config.settings import Settings
@@ -32,7 +33,8 @@ from chorus.platform.files import write_if_possible
 from chorus.platform.paths import run_prefix, state_dir
 from chorus.platform.terminal import console
 from chorus.security.key_file import default_key_file, load_keys
-from chorus.security.key_rules import refusal_to_listen
+from chorus.security.key_rules import key_hash, new_key, refusal_to_listen
+from chorus.security.node_folder import authority_file
 from chorus.security.tls import Certificate, CertificateError
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Access:
     certificate: Path | None = None
     key: Path | None = None
     own: OwnCertificate | None = None
+    own_key: str = field(default_factory=new_key, repr=False)
+    """For commands of the user who serves, where keys are asked for; it goes with the server."""
 
     def url(self, listener: Listener) -> str:
         host, port = listener.place
@@ -104,7 +108,7 @@ def _with_certificate(api: ApiConfig, keys_file: Path | None) -> Access:
     if not api.https:
         return Access(keys_file)
     # Whoever wants no certificate need not wait for cryptography.
-    from chorus.security.https import OwnCertificate, authority_file
+    from chorus.security.https import OwnCertificate
 
     try:
         own = OwnCertificate((*api.hosts, api.host))
@@ -190,6 +194,7 @@ def api_settings(
         model_name=model.id.rpartition("/")[2],
         model_path=model.path,
         keys_file=access.keys_file,
+        own_key_sha256=key_hash(access.own_key) if access.keys_file else None,
         responses_file=_responses_file(api.host, api.port),
         cache_per_key=settings.cache.per_key,
         sampling=settings.sampling,
@@ -211,6 +216,21 @@ def _responses_file(host: str, port: int) -> Path | None:
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", host)
     name = f"{run_prefix()}{plain}-{port}.sqlite"
     return (state_dir() / "responses" / name).absolute() if port else None
+
+
+def server_record(
+    folder: Path, listener: Listener, access: Access, model: LocalModel, over_nodes: bool = False
+) -> Server:
+    """What other commands of this user are to know of this server."""
+    return Server(
+        str(folder),
+        access.url(listener),
+        model.name,
+        str(state_dir().resolve()),
+        certificate=str(access.certificate) if access.certificate else None,
+        key=access.own_key if access.keys_file else None,
+        over_nodes=over_nodes,
+    )
 
 
 async def announce(

@@ -21,6 +21,7 @@ from chorus.deploy.front_end import (
     find_model,
     listen,
     run_announced,
+    server_record,
 )
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.local_plan import local_plan
@@ -58,7 +59,7 @@ async def _serve(
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     ranks = ProcessGroup("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch)
     supervisor = Supervisor(ranks, front_end)
-    control = Control(folder, listener.place[1], front_end)
+    control = Control(server_record(folder, listener, access, model), front_end)
     try:
         async with access.kept():
             await run_announced(supervisor, control, address, model, access.url(listener), ready_file)

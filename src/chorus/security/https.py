@@ -9,7 +9,6 @@ import logging
 import re
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 from cryptography import x509
@@ -28,11 +27,6 @@ RENEW_BEFORE = datetime.timedelta(days=30)
 LOOK_SECONDS = 3600.0
 """How often to see whether a certificate is due: days before it ends."""
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
-
-
-def authority_file() -> Path:
-    """What clients are to trust."""
-    return state_dir() / "authority" / "ca.pem"
 
 
 class OwnCertificate:

@@ -22,6 +22,11 @@ class BadName(ChorusError, ValueError):
     """A node's name becomes part of file names and certificates, so it must be plain."""
 
 
+def authority_file() -> Path:
+    """What clients of an API with a certificate of the cluster's own are to trust."""
+    return state_dir() / "authority" / "ca.pem"
+
+
 def write_private(file: Path, content: bytes) -> None:
     """Never readable by others, not even for a moment."""
     private_folder(file.parent)

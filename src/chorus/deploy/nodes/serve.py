@@ -14,7 +14,6 @@ from chorus.cluster import status
 from chorus.cluster.agent.process import Agent, AgentOptions
 from chorus.cluster.coordinator.parts import OwnParts
 from chorus.cluster.coordinator.process import Address, ConnectedNode, Nodes
-from chorus.cluster.coordinator.record import recorded
 from chorus.cluster.transfer.share import SharedFile, SharedModel, share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
@@ -30,6 +29,7 @@ from chorus.deploy.front_end import (
     find_model,
     listen,
     run_announced,
+    server_record,
 )
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.nodes.cables import Matrix, Way, find_way
@@ -133,10 +133,9 @@ async def _serve(
             report,
         ) as ranks:
             supervisor = Supervisor(ranks, front_end)
-            control = Control(folder, listener.place[1], front_end, ranks.replan)
-            with recorded(state_dir(), url, folder / status.FILE_NAME, model.name):
-                async with access.kept():
-                    await run_announced(supervisor, control, address, model, url, ready_file)
+            control = Control(server_record(folder, listener, access, model, over_nodes=True), front_end, ranks.replan)
+            async with access.kept():
+                await run_announced(supervisor, control, address, model, url, ready_file)
     finally:
         lifeline.cut()
 

@@ -7,14 +7,15 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chorus.config.file import ConfigError
 from chorus.config.settings import Settings
 from chorus.deploy.ssh import package
 from chorus.deploy.ssh.connect import open_shell
-from chorus.deploy.ssh.hosts import HostPlan, SshHost, local_versions, plan_hosts, problems
-from chorus.deploy.ssh.shell import HostFailed
+from chorus.deploy.ssh.hosts import COMMANDS, HostPlan, SshHost, local_versions, plan_hosts, problems
+from chorus.deploy.ssh.shell import HostFailed, Shell
 from chorus.errors import ChorusError
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
@@ -106,11 +107,76 @@ async def take_down(cluster: SshCluster, purge: bool = False) -> dict[str, dict[
 async def run_on_first(cluster: SshCluster, arguments: Sequence[str], timeout: float, write: Report) -> None:
     """Run a `chorus` command where the coordinator is, and pass on what it prints."""
     async with connected(cluster.plans()[:1], cluster.name) as hosts:
-        await hosts[0].check()
-        if not hosts[0].is_synced:
-            raise HostFailed(f"{hosts[0].plan.device_id}: nothing was ever started there: run `chorus up` first")
         async for line in hosts[0].chorus_lines(*arguments, timeout=timeout):
             write(line)
+
+
+@dataclass(frozen=True)
+class HostState:
+    """What a host says of itself, or why it says nothing."""
+
+    device_id: str
+    host: str
+    by: str
+    running: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+async def look(cluster: SshCluster, timeout: float) -> tuple[dict[str, Any], list[HostState]]:
+    """Ask all hosts at once what runs there, and the first for the status of what is served too; one that cannot be
+    asked is one line among the others.
+    """
+
+    async def one(plan: HostPlan) -> tuple[dict[str, Any], HostState]:
+        shown = plan.ssh or plan.hostname
+        try:
+            async with connected([plan], cluster.name) as (host,):
+                status = _status(host, timeout) if plan.rank == 0 else _nothing()
+                return await asyncio.gather(status, _state(host, timeout))
+        except HostsUnfit as error:
+            return {}, HostState(plan.device_id, shown, "unreachable", problem=error.rows[0].problems[0])
+        except HostFailed as error:
+            return {}, HostState(plan.device_id, shown, "-", problem=str(error).removeprefix(f"{plan.device_id}: "))
+
+    found = await asyncio.gather(*(one(plan) for plan in cluster.plans()))
+    return found[0][0], [state for _, state in found]
+
+
+async def _nothing() -> dict[str, Any]:
+    return {}
+
+
+async def _status(host: SshHost, timeout: float) -> dict[str, Any]:
+    done = await host.ask(COMMANDS, "status", "--json", timeout=timeout)
+    try:
+        if done.code == 0:
+            return dict(json.loads(done.output))
+        told = _last_line(done.errors).removeprefix("error: ") or f"`chorus status` ended with {done.code} there"
+    except ValueError:
+        told = "`chorus status` answered something else there: run `chorus up` again"
+    return {"problems": {host.plan.device_id: told}}
+
+
+async def _state(host: SshHost, timeout: float) -> HostState:
+    plan = host.plan
+    state = HostState(plan.device_id, plan.ssh or plan.hostname, kind(host.shell))
+    done = await host.ask("chorus.deploy.ssh.launch", "running", ".", timeout=timeout)
+    if done.code:
+        return replace(state, problem=_last_line(done.errors) or f"ended with {done.code}")
+    try:
+        running = {str(name): int(pid) for name, pid in json.loads(_last_line(done.output)).items()}
+    except (ValueError, AttributeError, TypeError):
+        return replace(state, problem="answers something else: run `chorus up` again")
+    return replace(state, running=running, problem="" if running else "nothing of this cluster runs: run `chorus up`")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def kind(shell: Shell) -> str:
+    """How a host is reached, in a word."""
+    return type(shell).__name__.removesuffix("Shell").lower()
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +212,7 @@ async def check(hosts: Sequence[SshHost]) -> list[Checked]:
     here = local_versions()
 
     async def row(host: SshHost) -> Checked:
-        where = type(host.shell).__name__.removesuffix("Shell").lower()
+        where = kind(host.shell)
         try:
             facts = await host.check()
         except HostFailed as error:
