@@ -15,7 +15,8 @@ import httpx
 import pytest
 from cryptography import x509
 
-from chorus.security.https import OwnCertificate, authority_file
+from chorus.security.https import OwnCertificate
+from chorus.security.node_folder import authority_file
 from chorus.security.tls import Certificate, CertificateError
 from tests.api.conftest import ApiProcess
 from tests.api.scripted_engine import DEADLINE

@@ -13,7 +13,7 @@ import pytest
 
 from chorus.cli.own_server import find_own
 from chorus.cluster.servers import Server, running_servers
-from chorus.deploy.control import Control, NotControlled, ask
+from chorus.deploy.control import Control, NotControlled, ask, log
 from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto.control_pb2_grpc import ControlStub
@@ -109,7 +109,7 @@ def test_a_hang_up_restarts_the_front_end_too(lifeline: Lifeline, caplog: pytest
 
     def told() -> list[str]:
         """Without what the event loop of another test may say when it is collected."""
-        return [record.message for record in caplog.records if record.name == "chorus.supervisor"]
+        return [record.message for record in caplog.records if record.name == log.name]
 
     async def use() -> None:
         control.hang_up()
