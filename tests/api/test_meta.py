@@ -9,7 +9,7 @@ import openai
 import pytest
 
 import chorus
-from chorus.api.meta import other_names
+from chorus.api.meta import other_names, read_architecture
 from chorus.config.front_end import ApiSettings
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
@@ -27,6 +27,25 @@ def test_the_model_list_has_the_context_length(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("name", [MODEL_ID, "tiny", "default_model"])
 def test_a_model_is_found_by_each_of_its_names(client: openai.OpenAI, name: str) -> None:
     assert client.models.retrieve(name).id == MODEL_ID
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}', "LlamaForCausalLM"),
+        ('{"architectures": "LlamaForCausalLM"}', "LlamaForCausalLM"),
+        ('{"architectures": null, "model_type": "llama"}', "llama"),
+        ('{"architectures": [null], "model_type": "llama"}', "llama"),
+        ('{"architectures": []}', None),
+        ("[]", None),
+        ("{", None),
+    ],
+)
+def test_the_architecture_is_what_config_json_says_in_whatever_form(
+    tmp_path: Path, config: str, named: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert read_architecture(tmp_path) == named
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,11 @@ STORED = DtypePolicy("stored", False, "")
 
 def facts_of_tiny(name: str) -> tuple[Any, ModelFacts]:
     model = instantiate(ARCHITECTURES[name], 0, mx.float32)
-    tensors = {
+    return model, facts_of(ARCHITECTURES[name], tensors_of(model), name)
+
+
+def tensors_of(model: Any) -> dict[str, TensorInfo]:
+    return {
         key: TensorInfo(
             Path("model.safetensors"),
             "U32" if "uint" in str(array.dtype) else "F32",
@@ -49,7 +53,6 @@ def facts_of_tiny(name: str) -> tuple[Any, ModelFacts]:
         )
         for key, array in tree_flatten(model.parameters())
     }
-    return model, facts_of(ARCHITECTURES[name], tensors, name)
 
 
 def kept_numbers(cache: Any) -> int:
@@ -173,6 +176,47 @@ def test_vision_parts_and_layers_beyond_the_declared_are_not_counted() -> None:
 def test_a_model_without_layers_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"strange has no tensors named like layers"):
         facts_of({"model_type": "x"}, {"weight": TensorInfo(Path("f"), "F32", (1,), 0, 4)}, "strange")
+
+
+# What the planner asks for and programs write as null where they mean nothing.
+NULLS = (
+    *("max_position_embeddings", "head_dim", "hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "sliding_window", "attention_window_size", "layer_types", "hybrid_override_pattern"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_experts_per_tok", "num_kv_shared_layers", "num_loops"),
+    *("attn_config", "ffn_config", "linear_attn_config", "quantization", "quantization_config", "tie_word_embeddings"),
+)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_null_says_as_much_as_a_missing_key(name: str) -> None:
+    model, facts = facts_of_tiny(name)
+    config = ARCHITECTURES[name]
+    inner = config.get("text_config")
+    nulls = dict.fromkeys(key for key in NULLS if key not in config and key not in (inner or {}))
+    beside = facts_of(config | nulls | ({} if inner else {"text_config": None}), tensors_of(model), name)
+    assert beside == facts
+    if inner:
+        assert facts_of(config | {"text_config": inner | nulls}, tensors_of(model), name) == facts
+
+
+def test_a_context_that_no_configuration_states_is_whatever_is_asked_for() -> None:
+    model, facts = facts_of_tiny("llama")
+    assert facts.longest(100_000) == facts.context
+    config = ARCHITECTURES["llama"] | {"max_position_embeddings": None}
+    unstated = facts_of(config, tensors_of(model), "llama")
+    assert (unstated.context, unstated.longest(100_000)) == (2048, 100_000)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"hidden_size": "big"}, {"quantization": 7}, {"num_attention_heads": {"a": 1}}, {"num_key_value_heads": ["a", 1]}],
+    ids=str,
+)
+def test_a_value_of_another_kind_is_one_line_that_names_the_model(odd: dict[str, Any]) -> None:
+    folder = {"layers.0.q_proj.weight": TensorInfo(Path("f"), "U32", (1,), 0, 4)}
+    scales = {"layers.0.q_proj.scales": TensorInfo(Path("f"), "F32", (1,), 4, 8)}
+    with pytest.raises(ModelError, match=r"config\.json of strange has a value of another kind"):
+        facts_of({"model_type": "llama"} | odd, folder | scales, "strange")
 
 
 def test_facts_need_headers_only(tmp_path: Path) -> None:

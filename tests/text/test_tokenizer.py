@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 
 from chorus.text.errors import TemplateError, TextError, TokenizerError
 from chorus.text.tokenizer import Tokenizer
-from tests.support.tiny_tokenizer import write_byte_fallback_tokenizer, write_tiny_tokenizer
+from tests.support.architectures import ARCHITECTURES
+from tests.support.tiny_tokenizer import (
+    write_byte_fallback_tokenizer,
+    write_sentencepiece_model,
+    write_tiny_tokenizer,
+)
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -132,6 +138,18 @@ def test_what_config_json_says_of_the_model_is_nothing_to_its_tokenizer(tmp_path
     config = {"model_type": "llama", "max_position_embeddings": None, "eos_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert Tokenizer.load(tmp_path).eos_ids == {0, 2}
+
+
+@pytest.mark.parametrize("write", [write_tiny_tokenizer, write_sentencepiece_model], ids=["json", "sentencepiece"])
+def test_a_tokenizer_loads_beside_the_configuration_of_every_architecture(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path)
+    change_config(tmp_path, tokenizer_class="LlamaTokenizer")
+    for config in ARCHITECTURES.values():
+        odd = config | {"max_position_embeddings": None, "time_step_limit": [0, 100], "rope_theta": 10000}
+        (tmp_path / "config.json").write_text(json.dumps(odd))
+        assert Tokenizer.load(tmp_path).eos_ids, config["model_type"]
 
 
 def test_a_chat_template_kept_in_a_file_for_pictures_is_found(tmp_path: Path) -> None:

@@ -232,10 +232,12 @@ def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any
 
 
 def read_architecture(model_path: Path) -> str | None:
-    """From the model's own config.json; a model without one has a tokenizer all the same, and can be served."""
+    """From the model's own config.json; None where it does not say, since a model is served all the same."""
     try:
         config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return None
-    named = config.get("architectures") or [config.get("model_type")]
-    return named[0]
+    said = config if isinstance(config, dict) else {}
+    classes = said.get("architectures")
+    named = [*(classes if isinstance(classes, list) else [classes]), said.get("model_type")]
+    return next((name for name in named if isinstance(name, str)), None)

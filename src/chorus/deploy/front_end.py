@@ -29,6 +29,7 @@ from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
 from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.parts import resolve_description
+from chorus.models.servable import check_servable
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import run_prefix, state_dir
 from chorus.platform.terminal import console
@@ -173,7 +174,7 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
         def report(progress: PullProgress) -> None:
             bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
 
-        return resolve_description(name, report) if for_nodes else resolve(name, progress=report)
+        return check_servable(resolve_description(name, report) if for_nodes else resolve(name, progress=report))
 
 
 def api_settings(

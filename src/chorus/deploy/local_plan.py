@@ -77,7 +77,7 @@ def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[M
 
 
 def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:
-    context = min(context_of(settings, facts), facts.context)
+    context = facts.longest(context_of(settings, facts))
     work = workload(settings, facts, max(1, min(512, context // 2)), max(1, min(256, context // 4)), 1)
     return replace(work, context=context)
 

@@ -29,6 +29,7 @@ from chorus.messages.engine import cache_facts_to_wire
 from chorus.messages.grammar import Grammar
 from chorus.messages.load import ranks_here
 from chorus.messages.proto import engine_pb2
+from chorus.models.description import context_length
 from chorus.planning.measured import remember_sum
 from chorus.planning.split import SplitError
 from chorus.platform.memory import resident_memory
@@ -283,7 +284,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     group = form_group(spec, engine.has_loaded, cleanup)
     engine.loss = _with_others(engine.loss, spec, group)
     limits = SchedulerLimits(
-        context=min(spec.context or group.shard.context_length, group.shard.context_length),
+        context=context_length(group.shard.config, spec.context),
         vocabulary=group.shard.vocabulary,
         max_batch=spec.max_batch if group.batches else 1,
         max_queue=spec.max_queue,

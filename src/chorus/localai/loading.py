@@ -16,6 +16,7 @@ from chorus.localai.plan import LoadPlan, Tree, plan_load
 from chorus.messages.proto import engine_pb2
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.models import LocalModel, ModelError, resolve
+from chorus.models.servable import check_servable
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.model import Capacity, ServedModel
 from chorus.serving.tokenizer import ServedTokenizer
@@ -115,7 +116,7 @@ class Models:
 
 def _find(name: str) -> LocalModel:
     try:
-        return resolve(name)
+        return check_servable(resolve(name))
     except ModelError as error:
         raise LoadFailed(str(error)) from None
 

@@ -1,8 +1,8 @@
 """The table of architectures: what is particular about each, as data. Imports no MLX.
 
 The planner reads it by the `model_type` of a config.json, a rank by the name of the Python module that defines the
-decoder; mostly these are the same word. What the table does not say of an architecture is the usual. Other people's
-packages add rows by an entry point (docs/new-architecture.md).
+decoder; mostly these are the same word, and `ALIASES` has the others. What the table does not say of an architecture is
+the usual. Other people's packages add rows by an entry point (docs/new-architecture.md).
 """
 
 from __future__ import annotations
@@ -212,6 +212,22 @@ _TABLE = {
     "youtu_llm": Architecture(expands_latents=True),
 }
 
+ALIASES = {
+    "deepseek_v41_text": "deepseek_v41",
+    "falcon_mamba": "mamba",
+    "gemma4_unified": "gemma4",
+    "iquestcoder": "llama",
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "llava": "mistral3",
+    "minimax_m2": "minimax",
+    "mistral": "llama",
+    "phi-msft": "phixtral",
+    "qwen2_5_vl": "qwen2_vl",
+    "xverse": "llama",
+}
+"""Model types whose decoder mlx-lm defines in a module of another name. mlx-lm has this table too, behind MLX."""
+
 _USUAL = Architecture()
 
 
@@ -246,7 +262,17 @@ def named() -> list[str]:
 def architecture(name: str) -> Architecture:
     """What is particular about the architecture of this name."""
     _packages_once()
-    return _TABLE.get(name, _USUAL)
+    return _TABLE.get(name) or _TABLE.get(ALIASES.get(name, name), _USUAL)
+
+
+def why_unknown(model_type: str, classes: object = None) -> str:
+    """What to say where the installed mlx-lm has no module for a type. `classes`: config.json's `architectures`."""
+    class_name = next((name for name in classes if isinstance(name, str)), None) if isinstance(classes, list) else None
+    also = f" ({class_name:.80})" if class_name else ""
+    return (
+        f"the installed mlx-lm does not know model type {model_type!r:.80}{also}: use a newer Chorus or another model; "
+        'if it is a known architecture under another name, give that as "model_type" in config.json'
+    )
 
 
 def tensor_rule(*names: str) -> TensorRule | None:

@@ -80,8 +80,8 @@ def embeds_tokens(name: str) -> bool:
 def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether the head is the embedding, used again."""
     text = config.get("text_config")
-    given = config.get("tie_word_embeddings", text.get("tie_word_embeddings") if isinstance(text, dict) else None)
-    if given is not None and bool(given):
+    said = (part.get("tie_word_embeddings") for part in (config, text) if isinstance(part, Mapping))
+    if next((given for given in said if given is not None), False):
         return True
     layers = layers_of_names(names := list(names))
     outside = (name for name in names if name not in layers and not is_foreign(name))

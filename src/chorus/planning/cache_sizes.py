@@ -42,14 +42,10 @@ _FUSED = re.compile(
 _CONVOLUTION = re.compile(r"conv[^.]*(?:\.conv)?\.weight$")
 
 
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoder's own configuration; `outer_type` names the wrapper, whose choice of caches may differ."""
-    inner = config.get("text_config")
-    return {**config, **(inner if isinstance(inner, dict) else {}), "outer_type": config.get("model_type")}
-
-
 def cache_of_layer(index: int, shapes: Shapes, config: Mapping[str, Any]) -> CacheFacts:
-    """What one layer keeps. `config` is what `text_config` made of a model's configuration."""
+    """What one layer keeps. `config` is the decoder's own; `outer_type` in it names the wrapper, whose choice of caches
+    may differ.
+    """
     model_type = str(config.get("model_type"))
     if _borrows_its_keys(index, config):
         return CacheFacts()

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chorus.models.description import context_length
+from chorus.models.description import context_length, stated_context, text_config, vocabulary
 from chorus.models.errors import ModelError
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
 from chorus.models.parts import remote_tensors
 from chorus.models.resolve import resolve, split_hub_id
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.models.values import PullProgress
-from chorus.planning.cache_sizes import CacheFacts, cache_of_layer, text_config
+from chorus.planning.cache_sizes import CacheFacts, cache_of_layer
 from chorus.platform.dtype import DtypePolicy
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -105,8 +105,14 @@ class ModelFacts:
     groups: int
     """Key/value heads: the units of a tensor split."""
     context: int
+    """The longest sequence it was made for; a cautious number where its configuration does not say."""
     stored_dtype: str
     quantized: bool
+    context_stated: bool = True
+
+    def longest(self, asked: int) -> int:
+        """How long sequences may be where this was asked for."""
+        return min(asked, self.context) if self.context_stated else asked
 
     @cached_property
     def total(self) -> Weights:
@@ -144,7 +150,15 @@ def find_facts(name: str, progress: Callable[[PullProgress], None] | None = None
 
 
 def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name: str) -> ModelFacts:
-    text = text_config(config)
+    try:
+        return _facts_of(config, tensors, name)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A stranger's file: any key may hold anything.
+        raise ModelError(f"config.json of {name} has a value of another kind than is usual there ({error}).") from error
+
+
+def _facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name: str) -> ModelFacts:
+    text = {**text_config(config), "outer_type": config.get("model_type")}
     own = {key: info for key, info in tensors.items() if not is_foreign(key)}
     counted = {key: _count(key, info, own, config) for key, info in own.items()}
     indices = layers_of_names(own)
@@ -172,12 +186,13 @@ def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name:
         tokens=_sum(counted[key] for key in outside if embeds_tokens(key)),
         around=_sum(counted[key] for key in outside if places[key] == "around"),
         hidden=int(_first(text, _HIDDEN_KEYS) or 0),
-        vocabulary=int(_first(text, ("vocab_size", "num_vocab", "padded_vocab_size")) or 0),
+        vocabulary=vocabulary(config) or int(_first(text, ("num_vocab", "padded_vocab_size")) or 0),
         heads=heads,
         groups=int(_scalar(_first(text, _GROUP_KEYS)) or heads),
         context=context_length(config),
         stored_dtype=_main_dtype(own.values()),
         quantized=any(count.packed for count in counted.values()),
+        context_stated=stated_context(config) is not None,
     )
 
 

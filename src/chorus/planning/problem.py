@@ -81,7 +81,7 @@ def check(problem: Problem) -> None:
         _check_tensor(problem)
     elif request.strategy == "custom" and request.parallel != "single":
         _check_custom(problem, len(nodes))
-    if problem.work.context > facts.context:
+    if problem.work.context > facts.longest(problem.work.context):
         raise PlanError(f"the model's context is {facts.context} tokens, not {problem.work.context}: ask for less")
 
 

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from chorus import platform
 from chorus.errors import ChorusError
 from chorus.models import ModelError
-from chorus.models.description import context_length
+from chorus.models.description import vocabulary
 from chorus.models.layer_names import files_for_layers, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
@@ -34,8 +34,20 @@ from chorus.rank.upstream.decoders import build
 log = logging.getLogger("chorus.rank")
 
 
+# What mlx-lm trips over where a configuration says something else than it expects, or does not say it.
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError)
+
+
 class LoadError(ChorusError):
     """The model cannot be loaded as asked: names the thing and the remedy."""
+
+
+def _cannot_load(path: Path, error: Exception) -> LoadError:
+    if isinstance(error, _MISFITS):
+        return LoadError(
+            f"cannot load the model in {path}: mlx-lm cannot use its config.json ({error}); fetch it again"
+        )
+    return LoadError(f"cannot load the model in {path}: {error}")
 
 
 @dataclass(frozen=True)
@@ -46,12 +58,15 @@ class LoadedShard:
     config: dict[str, Any]
     policy: DtypePolicy
     weight_bytes: int
-    context_length: int
-    vocabulary: int
     path: Path
     """The folder that its weights came from."""
     budget: mac_memory.Budget | None = None
     """What this rank may take of a Mac's memory in all; None elsewhere."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are; 0 where the configuration does not say."""
+        return vocabulary(self.config)
 
     @property
     def dtype(self) -> str:
@@ -90,8 +105,8 @@ def load_shard(
         stage = _stage(lazy.model, own, kv_bits)
     except CannotPack as error:
         raise LoadError(str(error)) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise LoadError(f"cannot load the model in {path}: {error}") from error
+    except (OSError, ValueError, RuntimeError, *_MISFITS) as error:
+        raise _cannot_load(path, error) from error
     _check_complete(path, lazy, own)
     return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
 
@@ -130,8 +145,8 @@ def load_slices(
             slices.read(lazy.model, SliceReader(stored_parameters(path, lazy.config)))
     except CannotPack as error:
         raise LoadError(str(error)) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise LoadError(f"cannot load the model in {path}: {error}") from error
+    except (OSError, ValueError, RuntimeError, *_MISFITS) as error:
+        raise _cannot_load(path, error) from error
     return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
 
 
@@ -196,8 +211,7 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
         metal.hold(mx, weight_bytes, budget)
     else:
         bound_freed_buffers(mx)
-    config = lazy.config
-    return LoadedShard(stage, config, policy, weight_bytes, context_length(config), vocabulary(config), path, budget)
+    return LoadedShard(stage, lazy.config, policy, weight_bytes, path, budget)
 
 
 def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None:
@@ -232,14 +246,8 @@ def stored_layers(path: Path) -> int:
     try:
         config = upstream.read_config(path)
         return config_layers(config) or layer_count(build(config))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"cannot read the model in {path}: {error}") from error
-
-
-def vocabulary(config: dict[str, Any]) -> int:
-    """How many token ids there are; 0 where the configuration does not say."""
-    text = {**config, **(config.get("text_config") or {})}
-    return int(text.get("vocab_size") or 0)
+    except (OSError, ValueError, *_MISFITS) as error:
+        raise _cannot_load(path, error) from error
 
 
 def dtype_name(dtype: mx.Dtype) -> str:

@@ -90,7 +90,7 @@ def planned(
 
 
 def wanted_context(spec: EngineSpec, facts: ModelFacts) -> int:
-    return min(spec.context or CONTEXT, facts.context)
+    return facts.longest(spec.context) if spec.context else min(CONTEXT, facts.context)
 
 
 def workload(spec: EngineSpec, context: int) -> Workload:

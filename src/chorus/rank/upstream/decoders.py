@@ -28,6 +28,7 @@ from mlx_lm.models.cache import (
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
 from chorus.errors import ChorusError
+from chorus.models.architectures import why_unknown
 
 __all__ = [
     "ArraysCache",
@@ -82,9 +83,7 @@ def architecture_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != f"{_PACKAGE}.{name}":
             raise
-        raise UnknownArchitecture(
-            f"model type {name!r} is not in the installed mlx-lm: update mlx-lm or choose another model"
-        ) from None
+        raise UnknownArchitecture(why_unknown(name)) from None
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

@@ -19,7 +19,9 @@ from chorus.platform.filelimit import keep_file_limit
 with keep_file_limit():  # mlx_lm.utils lowers it for the whole process
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-    from mlx_lm.utils import _get_classes, load_config, load_model
+    from mlx_lm.utils import load_config, load_model
+
+    from chorus.rank.upstream.decoders import architecture_module, architecture_name
 
 Weights = dict[str, mx.array]
 
@@ -53,26 +55,32 @@ def load_lazily(
     names that were found are handed back for ours.
     """
     loaded: set[str] = set()
+    said = load_config(path)
+    overrides: dict[str, Any] = {}
     # Upstream would take a folder's own classes past the hook below.
-    own_code = load_config(path).get("model_file")
+    if own_code := said.get("model_file"):
+        overrides["model_file"] = None
+    # Upstream looks into it, unless it is missing.
+    if said.get("text_config", {}) is None:
+        overrides["text_config"] = {}
     if own_code and not trust_remote_code:
         raise ValueError(f"its architecture is code of its own ({own_code}): read it, then allow --trust-remote-code")
 
     def classes(config: dict[str, Any]) -> tuple[Callable[[Any], nn.Module], Any]:
-        model_class, arguments = _own_classes(path / own_code) if own_code else _get_classes(config)
+        module = _own_code(path / own_code) if own_code else architecture_module(architecture_name(config))
 
         def make(args: Any) -> nn.Module:
-            model = model_class(args)
+            model = module.Model(args)
             _observe(model, wanted, loaded, before_weights)
             return model
 
-        return make, arguments
+        return make, module.ModelArgs
 
     model, config = load_model(
         path,
         lazy=True,
         strict=False,
-        model_config={"model_file": None} if own_code else None,
+        model_config=overrides,
         get_model_classes=classes,
     )
     for hook in ("sanitize", "load_weights"):
@@ -80,14 +88,14 @@ def load_lazily(
     return LazyModel(model, config, frozenset(loaded))
 
 
-def _own_classes(file: Path) -> tuple[Callable[[Any], nn.Module], Any]:
-    """The classes that a model folder brings itself: its owner has said that they may run."""
+def _own_code(file: Path) -> types.ModuleType:
+    """The module that a model folder brings itself: its owner has said that it may run."""
     spec = importlib.util.spec_from_file_location("chorus_custom_model", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ValueError(f"config.json names {file.name} as the model's code, and it is not in {file.parent}")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Model, module.ModelArgs
+    return module
 
 
 def _observe(
