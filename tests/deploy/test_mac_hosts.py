@@ -47,7 +47,9 @@ def apples_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_host_is_asked_for_a_python_that_is_new_enough(apples_tools: Path) -> None:
-    host = SshHost(HostPlan("mini", "localhost", None, "python3", 0, 1, 2), LocalShell("mini"), "test")
+    shell = LocalShell("mini")
+    shell.own_python = None  # as it is on any other machine
+    host = SshHost(HostPlan("mini", "localhost", None, "", 0, 1, 2), shell, "test")
     assert asyncio.run(host.check()).python >= (3, 11)
     assert host.plan.python == "python3.12"
 

@@ -20,11 +20,13 @@ from chorus.cluster.logs import follow, tail
 from chorus.config.sections import DeviceConfig
 from chorus.deploy.services import agent_command
 from chorus.deploy.ssh import launch
+from chorus.deploy.ssh.cluster import HostsUnfit, check
 from chorus.deploy.ssh.connect import is_this_machine
-from chorus.deploy.ssh.hosts import Facts, HostPlan, plan_hosts, problems
+from chorus.deploy.ssh.hosts import Facts, HostPlan, SshHost, plan_hosts, problems
 from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
-from chorus.deploy.ssh.shell import Login
+from chorus.deploy.ssh.shell import LocalShell, Login
 from chorus.platform import service
+from chorus.platform.ports import free_port
 from chorus.platform.process.mark import mark
 from chorus.platform.process.output import RotatingLog
 from chorus.security.token import Token
@@ -78,6 +80,56 @@ def test_every_problem_of_a_host_is_named(change: dict[str, object], said: str) 
     found = problems(PLAN, replace(FACTS, **change), {"mlx": "0.32.4"})  # type: ignore[arg-type]
     assert len(found) == 1
     assert said in found[0]
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of one's own, and first on the PATH a `python3` that has none of the packages."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return python
+
+
+def local_host(**device: str) -> SshHost:
+    (plan,) = plan_hosts(
+        [DeviceConfig(device_id="mini", hostname="localhost", port=free_port("127.0.0.1"), **device)], 1, 1
+    )
+    return SshHost(plan, LocalShell("localhost"), "test")
+
+
+def test_on_its_own_machine_up_uses_its_own_interpreter_and_not_that_of_the_path(bare_python: Path) -> None:
+    host = local_host()
+    facts = asyncio.run(host.check())
+    assert host.plan.python == sys.executable
+    assert facts.missing == ()
+
+
+def test_a_python_that_a_device_names_is_used_on_ones_own_machine_too(bare_python: Path) -> None:
+    host = local_host(python="python3")
+    with pytest.raises(HostsUnfit) as unfit:
+        asyncio.run(check([host]))
+    assert host.plan.python == "python3"
+    assert unfit.value.rows[0].problems[0].startswith("python3 lacks mlx, mlx_lm, grpc, psutil")
+
+
+def test_what_fails_on_a_host_is_one_line_of_its_row(bare_python: Path, tmp_path: Path) -> None:
+    """Also where it was brought up before, with an interpreter that had all the packages."""
+    folder = tmp_path / ".chorus" / "test" / "mini"
+    (folder / "app" / "0").mkdir(parents=True)
+    (folder / "app" / "current").write_text("0")
+    (folder / "python").write_text("python3")
+    for python in ("python3", "/bin/echo", "/no/such/python"):
+        with pytest.raises(HostsUnfit) as unfit:
+            asyncio.run(check([local_host(python=python)]))
+        (problem,) = (text for text in unfit.value.rows[0].problems if "port" not in text)
+        assert "\n" not in problem
+        assert "Traceback" not in problem
+        assert python in problem
+        assert "give `python:`" in problem or "run there" in problem
 
 
 def test_ports_that_our_own_agent_has_are_no_problem() -> None:

@@ -14,8 +14,8 @@ from chorus.config.file import ConfigError
 from chorus.config.settings import Settings
 from chorus.deploy.ssh import package
 from chorus.deploy.ssh.connect import open_shell
-from chorus.deploy.ssh.hosts import COMMANDS, HostPlan, SshHost, local_versions, plan_hosts, problems
-from chorus.deploy.ssh.shell import HostFailed, Shell
+from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, local_versions, plan_hosts, problems
+from chorus.deploy.ssh.shell import HostFailed, Shell, last_line
 from chorus.errors import ChorusError
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
@@ -100,7 +100,6 @@ async def bring_up(
 async def take_down(cluster: SshCluster, purge: bool = False) -> dict[str, dict[str, int]]:
     """End everything that was started; answers what was ended on each host."""
     async with connected(cluster.plans(), cluster.name) as hosts:
-        await asyncio.gather(*(host.check() for host in hosts))
         return await stop(hosts, purge)
 
 
@@ -151,7 +150,7 @@ async def _status(host: SshHost, timeout: float) -> dict[str, Any]:
     try:
         if done.code == 0:
             return dict(json.loads(done.output))
-        told = _last_line(done.errors).removeprefix("error: ") or f"`chorus status` ended with {done.code} there"
+        told = last_line(done.errors).removeprefix("error: ") or f"`chorus status` ended with {done.code} there"
     except ValueError:
         told = "`chorus status` answered something else there: run `chorus up` again"
     return {"problems": {host.plan.device_id: told}}
@@ -160,18 +159,14 @@ async def _status(host: SshHost, timeout: float) -> dict[str, Any]:
 async def _state(host: SshHost, timeout: float) -> HostState:
     plan = host.plan
     state = HostState(plan.device_id, plan.ssh or plan.hostname, kind(host.shell))
-    done = await host.ask("chorus.deploy.ssh.launch", "running", ".", timeout=timeout)
+    done = await host.ask(LAUNCH, "running", ".", timeout=timeout)
     if done.code:
-        return replace(state, problem=_last_line(done.errors) or f"ended with {done.code}")
+        return replace(state, problem=last_line(done.errors) or f"ended with {done.code}")
     try:
-        running = {str(name): int(pid) for name, pid in json.loads(_last_line(done.output)).items()}
+        running = {str(name): int(pid) for name, pid in json.loads(last_line(done.output)).items()}
     except (ValueError, AttributeError, TypeError):
         return replace(state, problem="answers something else: run `chorus up` again")
     return replace(state, running=running, problem="" if running else "nothing of this cluster runs: run `chorus up`")
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
 
 
 def kind(shell: Shell) -> str:

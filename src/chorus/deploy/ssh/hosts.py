@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chorus.deploy.ssh.shell import CommandResult, HostFailed, Shell, write_file
+from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Shell, last_line, short, write_file
 from chorus.platform.install import install_hint
 
 MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")
@@ -19,10 +19,10 @@ MIN_PYTHON = (3, 11)
 MIN_DISK = 1 << 30
 NEWEST_PYTHON = (3, 14)
 ANY_PYTHON = "python3"
-"""What a device's `python` is unless somebody says otherwise."""
 PYTHON_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 """Not on the PATH of a command over SSH, where Homebrew and others put what they install."""
 COMMANDS = "chorus.cli"
+LAUNCH = "chorus.deploy.ssh.launch"
 NEVER_STARTED = 121
 """How a command in a host's folder ends where there is none."""
 
@@ -35,6 +35,7 @@ class HostPlan:
     hostname: str
     ssh: str | None
     python: str
+    """As the configuration names it; empty where it names none and the host has not been looked at yet."""
     rank: int
     door_port: int
     control_port: int
@@ -124,32 +125,41 @@ class SshHost:
         python = shlex.quote(self.plan.python)
         done = await self.shell.run(f"{python} - {shlex.quote(json.dumps(wanted))}", probe)
         if done.code:
-            reason = done.errors.strip().splitlines()[-1:] or [f"ended with {done.code}"]
-            raise HostFailed(f"{self.plan.device_id}: {self.plan.python} does not run there: {reason[0]}")
-        told = json.loads(done.output.strip().splitlines()[-1])
-        self.facts = Facts(
-            told["home"],
-            tuple(told["python"]),
-            tuple(told["modules"]),
-            told["versions"],
-            tuple(told["taken"]),
-            told["disk_free"],
-            told["writable"],
-            told["host"],
-        )
+            reason = last_line(done.errors) or f"ended with {done.code}"
+            raise HostFailed(
+                f"{self.plan.device_id}: {self.plan.python} does not run there: {reason}: give `python:` another path"
+            )
+        try:
+            told = json.loads(last_line(done.output))
+            self.facts = Facts(
+                told["home"],
+                tuple(told["python"]),
+                tuple(told["modules"]),
+                told["versions"],
+                tuple(told["taken"]),
+                told["disk_free"],
+                told["writable"],
+                told["host"],
+            )
+        except (ValueError, KeyError, TypeError):
+            raise HostFailed(
+                f"{self.plan.device_id}: {self.plan.python} answers {last_line(done.output)[:80]!r} there, which is no "
+                "Python: give `python:` the path of one"
+            ) from None
         self._app = await self._current_app()
         if self._app:
-            self.facts = Facts(**{**vars(self.facts), "running": await self.running()})
+            self.facts = replace(self.facts, running=await self._running())
         return self.facts
 
     async def _found_python(self) -> str:
-        """The interpreter that the configuration names. Where it names none, `python3` if that is new enough, or else
-        the newest that lies where people install them: the one of Apple's tools is 3.9.
+        """The interpreter that the configuration names. Where it names none: on this machine the one that runs us;
+        elsewhere `python3` if that is new enough, or else the newest that lies where people install them: the one of
+        Apple's tools is 3.9.
         """
-        if self.plan.python != ANY_PYTHON:
-            return self.plan.python
+        if found := self.plan.python or self.shell.own_python:
+            return found
         done = await self.shell.run(find_python())
-        return done.output.strip().splitlines()[-1] if done.code == 0 and done.output.strip() else self.plan.python
+        return (last_line(done.output) if done.code == 0 else "") or ANY_PYTHON
 
     async def sync(self, name: str, wheel: bytes, digest: str) -> bool:
         """Give the host our code unless it has it; answers whether anything was sent."""
@@ -177,7 +187,7 @@ class SshHost:
     async def start(self, name: str, arguments: Sequence[str], timeout: float) -> AsyncIterator[str]:
         """What a `chorus` command says until it is ready; raises HostFailed when it ends instead."""
         command = [self.plan.python, "-m", COMMANDS, *arguments, "--ready-file", f"{self.folder}/{name}.ready"]
-        launch = self._python("chorus.deploy.ssh.launch", "start", self.folder, name, *command)
+        launch = self._python(LAUNCH, "start", self.folder, name, *command)
         async for line in self.shell.lines(launch, timeout):
             yield line
 
@@ -187,30 +197,37 @@ class SshHost:
 
     async def stop(self) -> dict[str, int]:
         """End what we started; answers it by name, nothing where we have never been."""
-        if not self._app:
+        done = await self._run_in_folder(LAUNCH, ("stop", "."), COMMAND_SECONDS)
+        if done.code == NEVER_STARTED:
             return {}
-        done = await self._must(self._python("chorus.deploy.ssh.launch", "stop", self.folder))
-        return dict(json.loads(done.strip().splitlines()[-1])["ended"])
+        if done.code:
+            raise HostFailed(f"{self.plan.device_id}: cannot end what runs there: {last_line(done.errors)}")
+        return dict(json.loads(last_line(done.output))["ended"])
 
-    async def running(self) -> dict[str, int]:
-        done = await self._must(self._python("chorus.deploy.ssh.launch", "running", self.folder))
-        return dict(json.loads(done.strip().splitlines()[-1]))
+    async def _running(self) -> dict[str, int]:
+        """What runs there, as far as it can be told: where the interpreter of before is gone, nothing is known."""
+        done = await self._run_in_folder(LAUNCH, ("running", "."), COMMAND_SECONDS)
+        return dict(json.loads(last_line(done.output))) if done.code == 0 else {}
 
     async def purge(self) -> None:
         """Remove everything that was ever put here."""
-        parents = [shlex.quote(str(parent)) for parent in list(Path(self.folder).parents)[:2]]
-        empty = " && ".join(f"rmdir {parent}" for parent in parents)
-        await self._must(f"rm -rf {shlex.quote(self.folder)} && {{ {{ {empty}; }} 2>/dev/null || true; }}")
+        folder = Path(self._relative_folder)
+        empty = " && ".join(f"rmdir {shlex.quote(str(parent))}" for parent in list(folder.parents)[:2])
+        remove = f'cd "$HOME" && rm -rf {shlex.quote(str(folder))}'
+        await self._must(f"{remove} && {{ {{ {empty}; }} 2>/dev/null || true; }}")
 
     async def chorus(self, *arguments: str) -> str:
         return await self._must(self._python(COMMANDS, *arguments))
 
     async def ask(self, module: str, *arguments: str, timeout: float) -> CommandResult:
         """Run a module of ours in the folder as `up` left it, in one round trip and without a check before."""
-        done = await self.shell.run(in_folder(self._relative_folder, module, arguments), timeout=timeout)
+        done = await self._run_in_folder(module, arguments, timeout)
         if done.code == NEVER_STARTED:
             raise HostFailed(f"{self.plan.device_id}: nothing was ever started there: run `chorus up` first")
         return done
+
+    async def _run_in_folder(self, module: str, arguments: Sequence[str], timeout: float) -> CommandResult:
+        return await self.shell.run(in_folder(self._relative_folder, module, arguments), timeout=timeout)
 
     async def chorus_lines(self, *arguments: str, timeout: float) -> AsyncIterator[str]:
         """What a command of ours prints there; like `ask`, without a check before."""
@@ -241,7 +258,8 @@ class SshHost:
     async def _must(self, command: str) -> str:
         done = await self.shell.run(command)
         if done.code:
-            raise HostFailed(f"{self.plan.device_id}: {(done.errors or done.output).strip()[-500:]}")
+            told = last_line(done.errors) or last_line(done.output) or f"{short(command)} ended with {done.code}"
+            raise HostFailed(f"{self.plan.device_id}: {told}")
         return done.output
 
 
@@ -271,7 +289,7 @@ def plan_hosts(devices: Sequence[Any], first_door: int, doors_apart: int) -> lis
                 device.device_id,
                 hostname,
                 device.ssh,
-                device.python,
+                device.python if "python" in device.model_fields_set else "",
                 rank,
                 first_door + number * doors_apart,
                 device.port,

@@ -14,6 +14,8 @@ CONNECT_SECONDS = 20.0
 
 
 class SshShell:
+    own_python: str | None = None
+
     def __init__(self, host: str, connection: asyncssh.SSHClientConnection) -> None:
         self.host = host
         self._connection = connection

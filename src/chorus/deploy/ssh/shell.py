@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,8 @@ class CommandResult:
 
 class Shell(Protocol):
     host: str
+    own_python: str | None
+    """The interpreter that runs us, where the host is this machine."""
 
     async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult: ...
 
@@ -55,6 +58,7 @@ class Login:
 class LocalShell:
     def __init__(self, host: str) -> None:
         self.host = host
+        self.own_python: str | None = sys.executable
 
     async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult:
         process = await asyncio.create_subprocess_exec(
@@ -110,6 +114,11 @@ async def write_file(shell: Shell, path: str, data: bytes) -> None:
 def in_sh(command: str) -> str:
     """For hosts where somebody's own shell reads what we write: it may be fish, whose language is another one."""
     return f"/bin/sh -c {shlex.quote(command)}"
+
+
+def last_line(text: str) -> str:
+    """Where the reason of a failure stands, of a traceback too."""
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def short(command: str) -> str:
