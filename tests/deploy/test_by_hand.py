@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,6 +160,27 @@ def test_a_model_that_the_settings_name_is_served_and_without_one_localai_says_w
     (lead,) = started.localai
     assert (lead["engine"]["split"], lead["engine"]["transport"]) == ("3,1", "ring")
     assert lead["engine"]["start_timeout_seconds"] == by_hand.FOR_EVER_SECONDS
+
+
+def test_an_address_that_others_reach_needs_a_key_or_the_option_that_the_error_names(
+    started: Started, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CHORUS_KEYS_FILE", str(tmp_path / "keys.json"))
+    command = ("--rank", "0", "--model", str(model), "--addr")
+    result = worker(*command, "192.168.1.10:50051")
+    assert result.exit_code == 1
+    assert "or allow everybody with --insecure" in " ".join(result.output.split())
+    result = worker(*command, f"0.0.0.0:{listening_port()}", "--insecure")
+    assert (result.exit_code, len(started.specs)) == (0, 1), result.output
+    assert worker("--rank", "0", "--insecure").exit_code == 0
+    assert started.localai[-1]["flags"][-1] is True
+
+
+def test_a_port_that_is_taken_is_told_with_the_option_that_changes_it(started: Started, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = worker("--rank", "0", "--model", str(model), "--addr", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert result.exit_code == 1
+    assert "choose another with --addr" in " ".join(result.output.split())
 
 
 def test_a_follower_reads_what_concerns_it(started: Started) -> None:

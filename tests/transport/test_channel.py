@@ -57,7 +57,7 @@ def test_two_clusters_in_one_process_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_nothing_is_open_to_others_unless_it_was_asked_for() -> None:
-    with pytest.raises(NotPrivate, match="say --insecure"):
+    with pytest.raises(NotPrivate, match="`chorus join` has TLS"):
         open_server("0.0.0.0:0", 1)
     with pytest.raises(NotPrivate):
         open_channel("192.0.2.1:5000")

@@ -35,8 +35,10 @@ def mlx_distributed(
     backend: Annotated[
         str | None,
         typer.Option(
+            "--backend",
+            "--transport",
             help=f"{', '.join(catalog.by_hand())}: how tensors travel (MLX_DISTRIBUTED_BACKEND, "
-            f"{catalog.by_hand()[0]})."
+            f"{catalog.by_hand()[0]}).",
         ),
     ] = None,
     parallel: Annotated[
@@ -68,6 +70,13 @@ def mlx_distributed(
         float | None, typer.Option(min=0, help="Seconds to wait for the other ranks (600); 0: for ever.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this rank.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Rank 0: auto, float32, bfloat16, float16 or stored, on every rank.")
+    ] = None,
+    kv_bits: Annotated[int | None, typer.Option(help="Rank 0: keys and values in 8 or 4 bits, on every rank.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Rank 0: allow a non-loopback --addr without a key.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let models of this machine's store run their own Python.")
     ] = False,
@@ -87,6 +96,8 @@ def mlx_distributed(
         "split": split,
         "weights": weights,
         "threads": threads,
+        "dtype": dtype,
+        "kv_bits": kv_bits,
         "trust_remote_code": trust_remote_code or None,
         "start_timeout_seconds": start_timeout if start_timeout is None else start_timeout or FOR_EVER_SECONDS,
     }
@@ -107,14 +118,14 @@ def mlx_distributed(
     if hand.rank:
         follow(hand, START_SECONDS if start_timeout is None else start_timeout or None)
     elif hand.model is not None:
-        lead_with_api(hand, hand.model)
+        lead_with_api(hand, hand.model, insecure)
     else:
         from chorus.localai.launch import lead  # the whole LocalAI front end, which other ranks need not wait for
 
         if config:
             os.environ["CHORUS_CONFIG"] = str(config.resolve())  # for every model that LocalAI loads
         flags = {**engine, "transport": hand.settings.engine.transport}
-        lead(settings.cluster.address, None, hostfile, coordinator, engine=flags)
+        lead(settings.cluster.address, None, hostfile, coordinator, insecure, engine=flags)
 
 
 @app.command("p2p-mlx")

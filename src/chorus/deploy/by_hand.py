@@ -145,7 +145,7 @@ def lead_with_api(place: HandRank, model: str, insecure: bool = False) -> None:
     """Serve as rank 0 until stopped; raises GaveUp when a rank does not come in time."""
     access = find_access(place.settings, insecure)
     api = place.settings.api
-    with contextlib.closing(listen(api.host, api.port)) as listener:
+    with contextlib.closing(listen(api.host, api.port, "--addr")) as listener:
         found = find_model(model)
         divided = with_own_division(_with_proportions(place.settings, found), found)
         asyncio.run(_lead(replace(place, settings=divided), found, listener, access))

@@ -142,15 +142,18 @@ class Listener:
             each.close()
 
 
-def listen(host: str, port: int) -> Listener:
-    """Open the API's port on an address; `localhost` is both of its addresses, for clients try either first."""
+def listen(host: str, port: int, option: str = "--port") -> Listener:
+    """Open the API's port on an address; `localhost` is both of its addresses, for clients try either first.
+
+    `option` is where the command takes another port.
+    """
     try:
         if host == "localhost":
             return Listener(*_both_loopbacks(port))
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return Listener(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; choose another with {option}") from None
 
 
 def _both_loopbacks(port: int) -> list[socket.socket]:

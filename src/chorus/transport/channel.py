@@ -86,7 +86,7 @@ def open_server(address: str, threads: int, security: Security = PRIVATE) -> tup
 
 def _check_private(address: str, security: Security) -> None:
     if not security.plaintext and not is_private(address):
-        raise NotPrivate(f"{address} can be reached by others: join a cluster (--identity) or say --insecure")
+        raise NotPrivate(f"{address} can be reached by others and nothing would keep them out: `chorus join` has TLS")
 
 
 def is_private(address: str) -> bool:
