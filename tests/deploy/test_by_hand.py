@@ -35,6 +35,7 @@ class Started:
     specs: list[EngineSpec] = field(default_factory=list)
     front_ends: list[ApiSettings] = field(default_factory=list)
     followers: list[Sequence[str]] = field(default_factory=list)
+    patience: list[float | None] = field(default_factory=list)
     localai: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -55,8 +56,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     async def nothing(*_: Any) -> None:
         pass
 
-    async def follows(place: by_hand.HandRank, *_: Any) -> None:
+    async def follows(place: by_hand.HandRank, start_timeout: float | None) -> None:
         seen.followers.append(by_hand.rank_command(place))
+        seen.patience.append(start_timeout)
 
     monkeypatch.setattr(by_hand, "rank_programs", leader)
     monkeypatch.setattr(by_hand, "front_end_program", api)
@@ -190,6 +192,17 @@ def test_a_follower_reads_what_concerns_it(started: Started) -> None:
     command = " ".join(started.followers[-1])
     assert "--rank 1 --listen 127.0.0.1:5001 --own-store --insecure --log-level warning --log-json" in command
     assert "--threads 3 --trust-remote-code" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "patience"), [((), None), (("--start-timeout", "0"), None), (("--start-timeout", "12"), 12.0)]
+)
+def test_a_follower_waits_for_its_leader_as_long_as_it_takes_unless_it_is_told_otherwise(
+    started: Started, words: tuple[str, ...], patience: float | None
+) -> None:
+    """LocalAI's own start script passes no limit, and its leader comes when somebody asks for a model."""
+    assert worker("--rank", "1", *words, CHORUS_ENGINE__START_TIMEOUT_SECONDS="30").exit_code == 0
+    assert started.patience == [patience]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from chorus.config.hostfile import HostEntry
+from chorus.deploy import rendezvous
 from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
 from chorus.engine.followers import CannotForm
 from chorus.engine.group import form_group
@@ -260,6 +261,25 @@ def test_waiting_ends_as_soon_as_all_are_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         asyncio.run(wait_for_all({1: f"127.0.0.1:{port}"}, 30))
+
+
+def test_who_waits_without_a_limit_says_for_whom_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "REMIND_SECONDS", 0.01)
+    port = listening_port()
+
+    async def come_late() -> None:
+        waiting = asyncio.create_task(wait_for_all({0: f"127.0.0.1:{port}"}, None))
+        while len(caplog.records) < 3:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        with socket.create_server(("127.0.0.1", port)):
+            await waiting
+
+    with caplog.at_level("INFO", "chorus.worker"):
+        asyncio.run(come_late())
+    assert f"waiting for rank 0 at 127.0.0.1:{port}, " in caplog.text
 
 
 def test_a_knock_that_meets_itself_is_no_answer_and_leaves_the_port_free() -> None:

@@ -11,7 +11,7 @@ import typer
 from chorus.cli.output import fail
 from chorus.config.hostfile import BACKENDS
 from chorus.config.sources import load, use_cache_dir
-from chorus.deploy.by_hand import START_SECONDS, find_rank, follow
+from chorus.deploy.by_hand import find_rank, follow
 from chorus.localai.launch import lead
 from chorus.localai.plan import HOSTFILE_VARIABLE
 from chorus.platform.process import logs
@@ -56,4 +56,4 @@ def _follow(hostfile: Path | None, rank: int, trust_remote_code: bool) -> None:
     loaded = load(None, {"cluster": place, "engine": {"trust_remote_code": trust_remote_code or None}})
     logs.setup(loaded.settings.log.level, loaded.settings.log.json_lines)
     use_cache_dir(loaded.settings)
-    follow(find_rank(loaded), START_SECONDS)
+    follow(find_rank(loaded))

@@ -15,7 +15,7 @@ from chorus.cli.output import console, fail
 from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
 from chorus.config.sources import load, use_cache_dir
-from chorus.deploy.by_hand import FOR_EVER_SECONDS, START_SECONDS, find_rank, follow, lead_with_api
+from chorus.deploy.by_hand import FOR_EVER_SECONDS, find_rank, follow, lead_with_api
 from chorus.platform.process import logs
 from chorus.security.node_folder import DOOR_PORT
 from chorus.transport import catalog
@@ -67,7 +67,8 @@ def mlx_distributed(
         str | None, typer.Option(help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which.")
     ] = None,
     start_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds to wait for the other ranks (600); 0: for ever.")
+        float | None,
+        typer.Option(min=0, help="Seconds to wait for the other ranks (rank 0: 600; others: for ever); 0: for ever."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this rank.")] = None,
     dtype: Annotated[
@@ -116,7 +117,7 @@ def mlx_distributed(
     use_cache_dir(settings)
     hand = find_rank(loaded)
     if hand.rank:
-        follow(hand, START_SECONDS if start_timeout is None else start_timeout or None)
+        follow(hand, start_timeout or None)
     elif hand.model is not None:
         lead_with_api(hand, hand.model, insecure)
     else:

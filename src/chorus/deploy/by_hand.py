@@ -49,7 +49,6 @@ from chorus.transport.channel import is_private
 
 TUNNELS_FILE = "localai_mlx_hostfile.json"
 FOLLOWER_GRACE_SECONDS = 3.0
-START_SECONDS = 600.0
 FOR_EVER_SECONDS = 365 * 86400.0
 
 
@@ -199,7 +198,10 @@ def _threads_here(addresses: Sequence[str]) -> int:
 
 
 def follow(place: HandRank, start_timeout: float | None = None) -> None:
-    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time, None: never."""
+    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time, None: never.
+
+    It waits for its leader as a service waits for clients: LocalAI's may come when the first model is asked for.
+    """
     if not is_private(place.addresses[place.rank]):
         console.print(
             "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "

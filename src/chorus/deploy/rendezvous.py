@@ -20,7 +20,10 @@ log = logging.getLogger("chorus.worker")
 
 KNOCK_SECONDS = 2.0
 PAUSE_SECONDS = 0.3
+MOST_PAUSE_SECONDS = 5.0
 REMIND_SECONDS = 30.0
+"""After so long the log says for whom it waits; then after twice as long, and so on up to the most."""
+MOST_REMIND_SECONDS = 600.0
 
 
 class RanksMissing(ChorusError):
@@ -59,14 +62,18 @@ def _ipv4_of(name: str | None, rank: int) -> str:
 
 
 async def wait_for_all(addresses: Mapping[int, str], timeout: float | None) -> None:
-    """Wait until every rank's port has answered once; raises RanksMissing after `timeout` (None: never)."""
+    """Wait until every rank's port has answered once; raises RanksMissing after `timeout` (None: never).
+
+    Without a timeout nothing is held up: whoever waits is there for those that come.
+    """
     seen: set[int] = set()
     knocks = [asyncio.create_task(_until_open(rank, address, seen)) for rank, address in addresses.items()]
     loop = asyncio.get_running_loop()
-    deadline = None if timeout is None else loop.time() + timeout
+    began, remind = loop.time(), REMIND_SECONDS
+    deadline = None if timeout is None else began + timeout
     try:
         while len(seen) < len(addresses):
-            left = REMIND_SECONDS if deadline is None else min(REMIND_SECONDS, deadline - loop.time())
+            left = remind if deadline is None else min(remind, deadline - loop.time())
             waiting = [task for task in knocks if not task.done()]
             if left > 0:
                 await asyncio.wait(waiting, timeout=left)
@@ -74,7 +81,8 @@ async def wait_for_all(addresses: Mapping[int, str], timeout: float | None) -> N
             if missing and deadline is not None and loop.time() >= deadline:
                 raise RanksMissing(_explain(missing, timeout or 0.0))
             if missing:
-                log.info("waiting for %s", _named(missing))
+                log.info("waiting for %s, %.0f s so far", _named(missing), loop.time() - began)
+                remind = min(2 * remind, MOST_REMIND_SECONDS)
     finally:
         for task in knocks:
             task.cancel()
@@ -83,6 +91,7 @@ async def wait_for_all(addresses: Mapping[int, str], timeout: float | None) -> N
 
 async def _until_open(rank: int, address: str, seen: set[int]) -> None:
     host, port = split_address(address)
+    pause = PAUSE_SECONDS
     while True:
         with contextlib.suppress(OSError, TimeoutError):
             _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), KNOCK_SECONDS)
@@ -93,7 +102,8 @@ async def _until_open(rank: int, address: str, seen: set[int]) -> None:
             if somebody:
                 seen.add(rank)
                 return
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(1.2 * pause, MOST_PAUSE_SECONDS)
 
 
 def answered_by_another(writer: asyncio.StreamWriter) -> bool:
