@@ -143,6 +143,18 @@ def test_fields_of_the_request_are_used_and_options_go_over_them(tmp_path: Path)
     assert plan(tmp_path, TensorParallelSize=2).settings.engine.parallel == "tensor"
 
 
+@pytest.mark.parametrize("context", [0, -1, 4096])
+def test_a_context_that_the_model_file_does_not_give_is_the_models_own(tmp_path: Path, context: int) -> None:
+    """LocalAI sends 4096 where a model's file has no context_size; older ones send what is there, -1 for the most."""
+    assert plan(tmp_path, ContextSize=context).settings.engine.context is None
+    elsewhere = {"CHORUS_ENGINE__CONTEXT": "512"}
+    assert plan(tmp_path, ContextSize=context, environment=elsewhere).settings.engine.context == 512
+    for option in ("context:4096", "context_size:4096", "max_kv_size:4096"):
+        assert plan(tmp_path, option, ContextSize=context).settings.engine.context == 4096
+    assert plan(tmp_path, ContextSize=context, MaxModelLen=4096).settings.engine.context == 4096
+    assert plan(tmp_path, ContextSize=context, EngineArgs='{"context": 4096}').settings.engine.context == 4096
+
+
 def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
     options = ("max_cache_entries:10", "cache_memory:6GB", "cache_disk:20GB", "prompt_cache:false")
     cache = plan(tmp_path, *options).settings.cache
@@ -160,7 +172,7 @@ def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
         ({"EngineArgs": "[1]"}, "EngineArgs"),
         ({"EngineArgs": '{"max_batches": 8}'}, "engine.max_batches"),
         ({"Model": ""}, "Model is empty"),
-        ({"ContextSize": -1}, "ContextSize"),
+        ({"MaxModelLen": -1}, "MaxModelLen"),
     ],
 )
 def test_a_field_that_cannot_be_served_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], named: str) -> None:

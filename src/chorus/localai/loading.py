@@ -12,7 +12,7 @@ from pathlib import Path
 from chorus.config.sections import ApiConfig
 from chorus.localai.engine_host import EngineHost, EngineLaunch, HostState
 from chorus.localai.errors import LoadFailed
-from chorus.localai.plan import LoadPlan, Tree, plan_load
+from chorus.localai.plan import UNSAID_CONTEXT, LoadPlan, Tree, plan_load
 from chorus.messages.proto import engine_pb2
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.models import LocalModel, ModelError, resolve
@@ -111,6 +111,7 @@ class Models:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
+        _note_context(request.ContextSize, plan, description.context_length)
         return LoadedModel(plan, model.path, served, host, await capacity())
 
 
@@ -145,6 +146,17 @@ def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]
     other = copy.copy(tokenizer)
     other.eos_ids = tokenizer.eos_ids | set(ids)
     return other
+
+
+def _note_context(asked: int, plan: LoadPlan, served: int) -> None:
+    if asked == UNSAID_CONTEXT < served and plan.settings.engine.context is None:
+        log.info(
+            "the context is %d tokens: LocalAI sends context_size %d where a model's file has none, so that number "
+            "counts as not given; to serve no more than that, give the option context:%d",
+            served,
+            asked,
+            asked,
+        )
 
 
 def _shape(description: engine_pb2.Description) -> str:

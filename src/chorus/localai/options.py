@@ -160,6 +160,8 @@ _SETTINGS: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "weights": ("engine", "weights", _counts),
     "ranks": ("engine", "ranks", _count),
     "strategy": ("sharding", "strategy", _one_of(tuple(STRATEGIES))),
+    "context": ("engine", "context", _count),
+    "context_size": ("engine", "context", _count),
     "max_kv_size": ("engine", "context", _count),
     "prompt_cache": ("cache", "enabled", _bool),
     "cache_memory": ("cache", "memory", _text),

@@ -22,6 +22,9 @@ HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
 TUNNELS_FILE = "localai_mlx_hostfile.json"
 """What LocalAI's own p2p writes: the workers' tunnels, and not rank 0."""
 
+UNSAID_CONTEXT = 4096
+"""What LocalAI sends as ContextSize for a model whose file has no context_size, or one below zero: the model's own."""
+
 _FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
 
 _DISTRUSTED = (
@@ -114,10 +117,12 @@ def _model_name(request: wire.ModelOptions) -> str:
 
 def _fields(request: wire.ModelOptions) -> Tree:
     engine: dict[str, Any] = {}
-    if context := request.MaxModelLen or request.ContextSize:
-        if context < 0:
-            raise LoadFailed(f"ContextSize: expected a number of tokens, got {context}")
-        engine["context"] = context
+    if request.MaxModelLen < 0:
+        raise LoadFailed(f"MaxModelLen: expected a number of tokens, got {request.MaxModelLen}")
+    if request.MaxModelLen:
+        engine["context"] = request.MaxModelLen
+    elif request.ContextSize > 0 and request.ContextSize != UNSAID_CONTEXT:
+        engine["context"] = request.ContextSize
     if request.TrustRemoteCode:
         engine["trust_remote_code"] = True
     if request.TensorParallelSize > 1:
