@@ -14,6 +14,7 @@ import psutil
 from tests.support import failure_logs
 from tests.support.ports import listening_port
 
+BACKEND = Path(__file__).parents[2] / "backends" / "mlx-distributed"
 WORKER = [sys.executable, "-c", "from chorus.cli.worker import app; app()", "mlx-distributed"]
 
 
@@ -28,13 +29,22 @@ class Workers:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, rank: int) -> None:
+        self._start(rank, [*WORKER, "--hostfile", str(self.hostfile), "--rank", str(rank), "--threads", "1"])
+
+    def start_as_localai(self, rank: int) -> None:
+        """As `local-ai worker mlx-distributed --hostfile FILE --rank N` does."""
+        flags = ["--backend", "ring", "--hostfile", str(self.hostfile), "--rank", str(rank), "--worker"]
+        self._start(rank, [str(BACKEND / "run.sh"), *flags])
+
+    def _start(self, rank: int, command: list[str]) -> None:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self._log(rank).open("wb") as log:
             self._running[rank] = subprocess.Popen(
-                [*WORKER, "--hostfile", str(self.hostfile), "--rank", str(rank), "--threads", "1"],
+                command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **self._environment},
+                env={**os.environ, "PATH": path, **self._environment},
             )
         failure_logs.keep(f"worker {rank}", self._log(rank), self._running[rank])
 

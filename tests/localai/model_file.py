@@ -1,4 +1,4 @@
-"""A model's YAML as LocalAI's user writes it, and the LoadModel request that LocalAI's core/backend/options.go makes."""
+"""A model's YAML as LocalAI's user writes it, and the LoadModel request that its core/backend/options.go makes."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -112,9 +113,43 @@ def test_an_address_that_others_can_reach_needs_a_token_or_a_word(refusal: Calla
     assert "--insecure" in said
 
 
-def test_a_worker_needs_to_know_its_place(refusal: Callable[..., str]) -> None:
-    assert "--hostfile" in refusal("localai", "--worker")
-    assert "--rank" in refusal("localai", "--worker", "--hostfile", "h.json")
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ("--addr 127.0.0.1:1", "localai"),
+        ("--backend ring --hostfile hosts.json --rank 0 --addr localhost:50051", "localai"),
+        ("--backend ring --hostfile hosts.json --rank 1 --worker", "worker mlx-distributed"),
+        ("--worker --backend jaccl --hostfile d.json --rank 2 --coordinator 10.0.0.1:5555", "worker mlx-distributed"),
+        ("--worker --hostfile my\\ hosts.json --rank 1 --start-timeout 5 --threads 2", "worker mlx-distributed"),
+    ],
+)
+def test_the_backend_folder_starts_every_rank_as_localai_asks_for_it(tmp_path: Path, flags: str, command: str) -> None:
+    """What a worker is told reaches it, LocalAI's own flags and any that its user adds."""
+    folder, told = tmp_path / "mlx-distributed", shlex.split(flags)
+    shutil.copytree(FOLDER, folder)
+    stand_in = folder / "venv" / "bin" / "chorus"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    stand_in.chmod(0o755)
+    said = subprocess.run(
+        [str(folder / "run.sh"), *told], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert said.splitlines() == [*command.split(), *told]
+
+
+def test_the_other_ranks_have_a_command_of_their_own(refusal: Callable[..., str]) -> None:
+    said = refusal("localai", "--hostfile", "h.json", "--rank", "2")
+    assert "chorus worker mlx-distributed --hostfile h.json --rank 2" in said
+    assert "chorus worker mlx-distributed --hostfile hosts.json --rank N" in refusal("localai", "--worker")
+
+
+def test_a_worker_of_localais_p2p_is_told_what_to_use(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    """`local-ai worker p2p-mlx` starts every worker as rank 0, with whatever hostfile its environment names."""
+    hosts, tunnels = tmp_path / "hosts.json", tmp_path / "localai_mlx_hostfile.json"
+    for file in (hosts, tunnels):
+        file.write_text('["10.0.0.1:5555", "10.0.0.2:5555"]')
+        flags = ("--worker", "--backend", "ring", "--hostfile", str(file), "--rank", "0")
+        assert "chorus worker p2p-mlx" in refusal("worker", "mlx-distributed", *flags)
 
 
 def test_the_hostfile_of_localais_p2p_is_refused_when_a_model_is_loaded(tmp_path: Path, tiny_model: Path) -> None:

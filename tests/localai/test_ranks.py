@@ -205,7 +205,7 @@ def test_workers_of_users_are_lost_come_back_and_serve_the_next_load(
 ) -> None:
     with Workers(tmp_path, 3, CHORUS_CACHE=str(store)) as workers:
         workers.start(2)
-        workers.start(1)
+        workers.start_as_localai(1)
         backend.load(NAME, f"hostfile:{workers.hostfile}", "split:3,2,1")
         assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == alone
         assert len(backend.client.Status().memory.breakdown) == 3

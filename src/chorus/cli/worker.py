@@ -82,6 +82,7 @@ def mlx_distributed(
         bool, typer.Option("--trust-remote-code", help="Let models of this machine's store run their own Python.")
     ] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
 ) -> None:
     """Run one rank of a hostfile. Rank 0 leads and serves; the others wait for it, in any order.
 
@@ -116,6 +117,13 @@ def mlx_distributed(
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
     hand = find_rank(loaded)
+    if worker and hand.rank == 0:
+        # What LocalAI adds for every rank but 0, and its p2p for rank 0 too: no machine's place is known there.
+        fail(
+            "--worker --rank 0: rank 0 is the machine of LocalAI, and a worker's rank is its place in the hostfile: "
+            "local-ai worker mlx-distributed --hostfile FILE --rank 1; instead of local-ai worker p2p-mlx, which gives "
+            "every worker rank 0, use chorus worker p2p-mlx"
+        )
     if hand.rank:
         follow(hand, start_timeout or None)
     elif hand.model is not None:
