@@ -19,6 +19,10 @@ QUESTION = [
     {"role": "system", "content": "Answer in one word."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TOOLS = [
     {
         "type": "function",
@@ -38,12 +42,11 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shows in its template how it writes calls, and in its files that it is good for embeddings."""
+    """Its template has no place for tools; its files show that it is good for embeddings."""
     folder = tmp_path_factory.mktemp("model") / "caller"
     shutil.copytree(tiny_model, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{# <tool_call> #}" + settings["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
     modules = [{"type": "models.Pooling", "path": "pooling"}, {"type": "models.Normalize", "path": ""}]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "pooling").mkdir()
@@ -154,30 +157,60 @@ def test_log_probabilities_are_equal(loaded: Backend, server: ChorusServer) -> N
     assert [entry["logprob"] for entry in ours] == pytest.approx([entry["logprob"] for entry in theirs], abs=1e-4)
 
 
-def test_forced_tool_calls_are_equal(loaded: Backend, server: ChorusServer) -> None:
-    theirs = {
-        "messages": QUESTION,
-        "tools": TOOLS,
-        "tool_choice": "required",
-        "max_tokens": 400,
-        "temperature": 1,
-        "seed": 2,
-    }
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+CALLED = [
+    *QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "sunny", "tool_call_id": "call_1"},
+]
+
+
+def with_tools(
+    messages: list[dict[str, Any]], choice: Any, spelled: str, tokens: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same request over gRPC and over HTTP; LocalAI sends the client's JSON, or the bare word."""
+    theirs = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "max_tokens": tokens}
+    calls = [json.dumps(entry["tool_calls"]) if "tool_calls" in entry else "" for entry in messages]
     ours = {
-        "Messages": [message(**entry) for entry in QUESTION],
+        "Messages": [
+            message(**{**entry, "tool_calls": written}) for entry, written in zip(messages, calls, strict=True)
+        ],
         "UseTokenizerTemplate": True,
         "Tools": json.dumps(TOOLS),
-        "ToolChoice": "required",
-        "Tokens": 400,
-        "Temperature": 1.0,
-        "Seed": 2,
+        "ToolChoice": spelled,
+        "Tokens": tokens,
     }
+    return {**ours, "Temperature": 1.0, "Seed": 2}, {**theirs, "temperature": 1, "seed": 2}
+
+
+@pytest.mark.parametrize(
+    ("choice", "spelled"),
+    [("required", "required"), (NAMED, json.dumps(NAMED)), (NAMED, "weather")],
+    ids=["required", "named as JSON", "named"],
+)
+def test_forced_tool_calls_are_equal(loaded: Backend, server: ChorusServer, choice: Any, spelled: str) -> None:
+    ours, theirs = with_tools(QUESTION, choice, spelled, 400)
     calls = post(server, "chat/completions", theirs)["choices"][0]["message"]["tool_calls"]
     found = loaded.client.Predict(**ours).chat_deltas[0].tool_calls
     assert [(call.name, call.arguments) for call in found] == [
         (call["function"]["name"], call["function"]["arguments"]) for call in calls
     ]
     assert found[0].name == "weather"
+    assert json.loads(found[0].arguments)["city"] in ("Paris", "Rome")
+
+
+@pytest.mark.parametrize("messages", [QUESTION, CALLED], ids=["question", "after a call"])
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_model_without_a_place_for_tools_is_told_of_them_as_over_http(
+    loaded: Backend, server: ChorusServer, messages: list[dict[str, Any]], choice: str
+) -> None:
+    ours, theirs = with_tools(messages, choice, choice, 12)
+    answer, reply = post(server, "chat/completions", theirs), loaded.client.Predict(**ours)
+    assert reply.prompt_tokens == answer["usage"]["prompt_tokens"]
+    assert reply.chat_deltas[0].content == shown(answer["choices"][0]["message"]["content"])
+    untold = loaded.client.Predict(**{**ours, "Tools": ""})
+    assert (reply.prompt_tokens > untold.prompt_tokens) == (choice == "auto")
 
 
 def test_embeddings_are_equal(loaded: Backend, server: ChorusServer) -> None:
