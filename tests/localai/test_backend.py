@@ -309,7 +309,7 @@ def failing_load(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Pat
         case "cut off":
             yield {"Model": str(broken_model(tmp_path / "broken", tiny_model))}, "model.safetensors"
         case "malformed":
-            yield {"Model": str(tiny_model), "Options": ["temperature"]}, "'temperature'"
+            yield {"Model": str(tiny_model), "Options": ["temperature:hot"]}, "'hot'"
         case _:
             yield {"Model": str(tiny_model), "Options": ["eos_token:not one token"]}, "eos_token"
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.localai.hand_started import Workers
 from tests.localai.model_file import sent
 from tests.localai.process import Backend
 
@@ -51,6 +52,13 @@ parameters:
 """
 
 
+def test_what_upstreams_own_test_asks_is_answered_as_it_expects(backend: Backend, models: Path) -> None:
+    result = load(backend, models, PLAIN)
+    assert (result.success, result.message) == (True, "Model loaded successfully"), backend.log
+    sampled = {"TopP": 0.8, "Tokens": 50, "Temperature": 0.7, "TopK": 40, "MinP": 0.05, "Seed": 42}
+    assert backend.client.Predict(Prompt="The capital of France is", **sampled).message
+
+
 def test_a_model_without_context_size_has_its_own_context(backend: Backend, models: Path) -> None:
     """LocalAI sends 4096 for it; nobody asked for a cap, and upstream's backend has none."""
     assert load(backend, models, PLAIN).success, backend.log
@@ -63,3 +71,36 @@ def test_a_model_without_context_size_has_its_own_context(backend: Backend, mode
 def test_a_context_that_is_said_is_kept_to(backend: Backend, models: Path, said: str, context: int) -> None:
     assert load(backend, models, f"{PLAIN}\n{said}").success, backend.log
     assert longest(backend) == context
+
+
+def test_a_file_as_localais_importer_writes_it_is_loaded(backend: Backend, models: Path) -> None:
+    """With options for other backends, and one that is no key:value: upstream takes no notice, here the log has it."""
+    written = "options: [use_jinja, tool_parser:granite4, reasoning_parser:granite]"
+    assert load(backend, models, PLAIN + written).success, backend.log
+    for said in (
+        "option 'use_jinja' is skipped",
+        "option tool_parser is ignored",
+        "option reasoning_parser is ignored",
+    ):
+        assert said in backend.log
+
+
+@pytest.fixture(scope="module")
+def downloaded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a machine that has the model in Hugging Face's own cache."""
+    home, commit = tmp_path_factory.mktemp("huggingface"), "0" * 40
+    repository = home / "hub" / f"models--{NAME.replace('/', '--')}"
+    shutil.copytree(tiny_model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+
+
+def test_upstreams_example_of_a_ring_is_loaded_with_its_worker(tmp_path: Path, downloaded: dict[str, str]) -> None:
+    with Workers(tmp_path, 2, **downloaded) as workers, Backend(tmp_path, environment=downloaded) as backend:
+        workers.start_as_localai(1)
+        options = f'options:\n  - "hostfile:{workers.hostfile}"\n  - "distributed_backend:ring"\n'
+        result = load(backend, tmp_path / "models", PLAIN + options)
+        assert result.success, f"{result.message}\n{backend.log}\n{workers.logs()}"
+        assert backend.client.Predict(Prompt="The capital of France is", Tokens=4, IgnoreEOS=True).tokens == 4
+        assert sorted(backend.client.Status().memory.breakdown) == ["rank 0", "rank 1"]

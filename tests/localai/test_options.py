@@ -51,18 +51,74 @@ def test_sampling_options_are_read(tmp_path: Path) -> None:
 
 
 def test_unknown_options_are_ignored_and_noted(tmp_path: Path) -> None:
-    chosen = plan(tmp_path, "gpu_layers:99", "n_ubatch:10")
-    assert [note.split(" is ignored")[0] for note in chosen.notes] == ["option gpu_layers", "option n_ubatch"]
+    chosen = plan(tmp_path, "gpu_layers:99", "n_ubatch:10", "distributed_backed:ring")
+    assert [note.split(" is ignored")[0] for note in chosen.notes[:2]] == ["option gpu_layers", "option n_ubatch"]
+    assert "did you mean distributed_backend?" in chosen.notes[2]
+
+
+@pytest.mark.parametrize("option", ["hostfile", "use_jinja", ":5", ""])
+def test_an_option_without_a_key_and_a_colon_is_skipped_and_noted(tmp_path: Path, option: str) -> None:
+    """As upstream's backend skips it."""
+    chosen = plan(tmp_path, option, "top_k:7")
+    assert chosen.sampling.top_k == 7
+    assert chosen.notes == (f"option {option!r} is skipped: options are key:value, e.g. max_tokens:256",)
+
+
+def test_every_option_of_upstreams_backend_is_taken(tmp_path: Path) -> None:
+    """Those that its LoadModel and _build_generation_params read."""
+    chosen = plan(
+        tmp_path,
+        f"hostfile:{hostfile(tmp_path, 2)}",
+        "distributed_backend:ring",
+        *(f"{name}_token:<{name}>" for name in ("eos", "pad", "bos", "unk", "sep", "cls", "mask")),
+        *("max_cache_entries:10", "max_kv_size:2048", "max_tokens:128", "temp:0.5", "temperature:0.7", "top_p:0.9"),
+        *("min_p:0.05", "top_k:40", "xtc_threshold:0.1", "xtc_probability:0.2", "repetition_penalty:1.1"),
+        *("presence_penalty:0.5", "frequency_penalty:0.25", "seed:42"),
+    )
+    assert chosen.notes == ()
+    settings, sampling = chosen.settings, chosen.sampling
+    assert (settings.engine.transport, settings.engine.context, settings.cache.max_entries) == ("ring", 2048, 10)
+    assert len(chosen.special_tokens) == 7
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.min_p) == (128, 0.7, 0.9, 0.05)
+    assert (sampling.top_k, sampling.xtc_threshold, sampling.xtc_probability) == (40, 0.1, 0.2)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, 0.5, 0.25)
+    assert sampling.seed == 42
+
+
+def test_values_that_mean_off_elsewhere_mean_it_here(tmp_path: Path) -> None:
+    off = ("top_p:0", "repetition_penalty:0.0", "seed:-1", "max_tokens:0", "top_k:0", "min_p:0", "trust_remote_code:0")
+    sampling = plan(tmp_path, *off).sampling
+    assert (sampling.top_p, sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1, 1, 0, None)
+    assert (sampling.top_k, sampling.min_p) == (0, 0)
+    assert not plan(tmp_path, "max_cache_entries:0").settings.cache.enabled
+
+
+def test_what_localai_writes_for_other_backends_is_answered_with_why_it_does_nothing(tmp_path: Path) -> None:
+    written = ("tool_parser:granite4", "reasoning_parser:granite", "parallel:4", "cache_reuse:256")
+    notes = plan(tmp_path, *written).notes
+    assert [note.split(":")[0] for note in notes] == [f"option {each.split(':')[0]} is ignored" for each in written]
+    assert "chat template" in notes[0]
+    assert "max_batch" in notes[2]
+    for known in ("qwen3_xml", "hermes", "llama3_json", "openai"):
+        chosen = plan(tmp_path, f"tool_parser:{known}")
+        assert (chosen.settings.api.tool_parser, chosen.notes) == (known, ())
+
+
+def test_fields_for_other_backends_are_used_or_answered_with_why_not(tmp_path: Path) -> None:
+    used = plan(tmp_path, DType="half", GPUMemoryUtilization=0.9).settings.engine
+    assert (used.dtype, used.memory_fraction) == ("float16", 0.9)
+    with pytest.raises(LoadFailed, match=r"engine\.dtype"):
+        plan(tmp_path, DType="fp8")
+    notes = plan(tmp_path, MMProj="mmproj.gguf", RopeFreqBase=1e6, Overrides=["a=int:1"]).notes
+    assert [note.split(" is ignored")[0] for note in notes] == ["mmproj", "rope_freq_base", "overrides"]
 
 
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ("hostfile", "'hostfile' is not of the form key:value"),
-        (":5", "':5'"),
         ("temperature:hot", "option temperature"),
         ("temperature:true", "option temperature"),
-        ("top_p:0", "option top_p"),
+        ("top_p:-0.5", "option top_p"),
         ("top_k:1.5", "option top_k"),
         ("split:20,x", "option split"),
         ("split:0,30", "option split"),
@@ -72,7 +128,8 @@ def test_unknown_options_are_ignored_and_noted(tmp_path: Path) -> None:
         ("trust_remote_code:maybe", "option trust_remote_code"),
         ("hostfile:", "option hostfile"),
         ("max_kv_size:-1", "option max_kv_size"),
-        ("max_cache_entries:0", "option max_cache_entries"),
+        ("max_cache_entries:-1", "option max_cache_entries"),
+        ("tool_parser:", "option tool_parser"),
     ],
 )
 def test_a_malformed_option_is_named(tmp_path: Path, option: str, named: str) -> None:
@@ -166,8 +223,9 @@ def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"LoraAdapter": "adapter.bin"}, "LoraAdapter"),
-        ({"DraftModel": "small/model"}, "DraftModel"),
+        ({"LoraAdapter": "adapter.bin"}, "lora_adapter 'adapter.bin' is not supported"),
+        ({"LoraAdapters": ["a", "b"]}, "lora_adapters 'a, b' is not supported"),
+        ({"DraftModel": "small/model"}, "draft_model 'small/model' is not supported"),
         ({"EngineArgs": "{not json"}, "EngineArgs"),
         ({"EngineArgs": "[1]"}, "EngineArgs"),
         ({"EngineArgs": '{"max_batches": 8}'}, "engine.max_batches"),

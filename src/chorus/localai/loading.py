@@ -21,6 +21,7 @@ from chorus.serving.engine_client import EngineClient
 from chorus.serving.model import Capacity, ServedModel
 from chorus.serving.tokenizer import ServedTokenizer
 from chorus.text.errors import TokenizerError
+from chorus.text.parsers import ParserFamily, choose
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +130,13 @@ def _load_text(
         tokenizer = ServedTokenizer.load(model.path, trust_remote_code=plan.settings.engine.trust_remote_code)
         tokenizer = with_end_token(tokenizer, plan.special_tokens)
         api = plan.settings.api
-        return ServedModel(tokenizer, api, client, capacity, plan.tool_parser, client_rules=api.client_rules)
+        served = ServedModel(tokenizer, api, client, capacity, api.tool_parser, client_rules=api.client_rules)
+        _note_parser(choose(tokenizer.chat_template), served.answer_format.family, api.tool_parser)
+        return served
     except TokenizerError as error:
         raise LoadFailed(str(error)) from None
     except ValueError as error:
-        raise LoadFailed(f"option tool_parser: {error}") from None
+        raise LoadFailed(f"api.tool_parser: {error}") from None
 
 
 def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]) -> ServedTokenizer:
@@ -146,6 +149,16 @@ def with_end_token(tokenizer: ServedTokenizer, special_tokens: Mapping[str, str]
     other = copy.copy(tokenizer)
     other.eos_ids = tokenizer.eos_ids | set(ids)
     return other
+
+
+def _note_parser(shown: ParserFamily, used: ParserFamily, named: str | None) -> None:
+    """LocalAI's importer names a parser by the model's name alone."""
+    if named and shown.calls is not None and shown.name != used.name:
+        log.warning(
+            "tool_parser:%s goes over what the chat template shows, %s: leave it out if calls come back as text",
+            named,
+            shown.name,
+        )
 
 
 def _note_context(asked: int, plan: LoadPlan, served: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import Field, ValidationError
@@ -13,6 +14,7 @@ from chorus.config.hostfile import BACKENDS
 from chorus.config.sampling import SamplingOptions
 from chorus.config.strategies import STRATEGIES
 from chorus.localai.errors import LoadFailed
+from chorus.text.parsers import is_known
 
 Value = bool | int | float | str
 
@@ -37,8 +39,6 @@ class Options:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The part that is Chorus's own configuration, as a tree of overrides."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    tool_parser: str | None = None
-    """How the model writes tool calls; None: as its chat template shows."""
     notes: tuple[str, ...] = ()
     """What was not used, and why: for the log."""
 
@@ -48,9 +48,10 @@ def parse_options(lines: Sequence[str]) -> Options:
     for line in lines:
         key, colon, text = line.partition(":")
         key, text = key.strip(), text.strip()
-        if not colon or not key:
-            raise LoadFailed(f"option {line!r} is not of the form key:value")
-        options = _take(options, key, text)
+        if colon and key:
+            options = _take(options, key, text)
+        else:
+            options = _noted(options, f"option {line!r} is skipped: options are key:value, e.g. max_tokens:256")
     return options
 
 
@@ -69,6 +70,10 @@ def typed(text: str) -> Value:
 def _take(options: Options, key: str, text: str) -> Options:
     if key in _SAMPLING:
         return replace(options, sampling=options.sampling.model_copy(update=_fixed(key, typed(text))))
+    if reason := _unused(key, text):
+        return _noted(options, f"option {key} is ignored: {reason}")
+    if (key, text) == ("max_cache_entries", "0"):
+        key, text = "prompt_cache", "false"
     if key in _SETTINGS:
         section, name, read = _SETTINGS[key]
         known = options.settings.get(section, {})
@@ -76,9 +81,23 @@ def _take(options: Options, key: str, text: str) -> Options:
         return replace(options, settings=tree)
     if key in SPECIAL_TOKENS:
         return replace(options, special_tokens={**options.special_tokens, key: text})
-    if key == "tool_parser":
-        return replace(options, tool_parser=_text(key, text))
-    return replace(options, notes=(*options.notes, f"option {key} is ignored: no such option"))
+    near = get_close_matches(key, (*_SAMPLING, *_SETTINGS, *SPECIAL_TOKENS), 1)
+    return _noted(options, f"option {key} is ignored: no such option" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _noted(options: Options, note: str) -> Options:
+    return replace(options, notes=(*options.notes, note))
+
+
+def _unused(key: str, text: str) -> str | None:
+    """Why an option that LocalAI writes by itself, or that models have for another backend, does nothing here."""
+    if key == "tool_parser" and text and not is_known(text):
+        return f"no parser is called {text!r} here, so calls are read as the model's chat template shows them"
+    if key == "reasoning_parser":
+        return "how the model thinks is read from its chat template"
+    if key == "parallel" and text.isdecimal():
+        return "requests share a batch; max_batch in engine_args bounds how many run at once"
+    return None
 
 
 _SAMPLING = {"temp": "temperature"} | {
@@ -87,10 +106,21 @@ _SAMPLING = {"temp": "temperature"} | {
 """Which option fixes what."""
 
 
+_OFF: Mapping[tuple[str, Value], Value | None] = {
+    ("top_p", 0): 1.0,
+    ("repetition_penalty", 0): 1.0,
+    ("seed", -1): 0,
+    ("max_tokens", 0): None,
+    ("max_tokens", -1): None,
+}
+"""What mlx-lm and LocalAI take for "off", where we have another value for it."""
+
+
 def _fixed(key: str, value: Value) -> dict[str, Any]:
     name = _SAMPLING[key]
+    meant = value if isinstance(value, bool) else _OFF.get((name, value), value)
     try:
-        return FixedSampling.model_validate({name: value}, strict=True).model_dump(include={name})
+        return FixedSampling.model_validate({name: meant}, strict=True).model_dump(include={name})
     except ValidationError:
         raise LoadFailed(f"option {key}: expected {_expected(name)}, got {value!r}") from None
 
@@ -115,9 +145,9 @@ def _text(key: str, text: str) -> str:
 
 def _bool(key: str, text: str) -> bool:
     value = typed(text)
-    if not isinstance(value, bool):
+    if value not in (True, False):  # 1 and 0 are equal to them
         raise LoadFailed(f"option {key}: expected true or false, got {text!r}")
-    return value
+    return bool(value)
 
 
 def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
@@ -168,4 +198,5 @@ _SETTINGS: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "cache_disk": ("cache", "disk", _text),
     "max_cache_entries": ("cache", "max_entries", _count),
     "trust_remote_code": ("engine", "trust_remote_code", _bool),
+    "tool_parser": ("api", "tool_parser", _text),
 }

@@ -25,6 +25,19 @@ TUNNELS_FILE = "localai_mlx_hostfile.json"
 UNSAID_CONTEXT = 4096
 """What LocalAI sends as ContextSize for a model whose file has no context_size, or one below zero: the model's own."""
 
+_REFUSED = {"LoraAdapter": "lora_adapter", "LoraAdapters": "lora_adapters", "DraftModel": "draft_model"}
+"""Fields of LoadModel without which the model would answer as another one, and the keys of the model's file."""
+_UNUSED = {
+    "MMProj": "mmproj is ignored: images are not served",
+    "Quantization": "quantization is ignored: weights are served as they are stored",
+    "LoadFormat": "load_format is ignored: weights are read from safetensors or GGUF files",
+    "Tokenizer": "tokenizer is ignored: it is the one in the model's folder",
+    "RopeScaling": "rope_scaling is ignored: it is what the model's config.json says",
+    "RopeFreqBase": "rope_freq_base is ignored: it is what the model's config.json says",
+    "RopeFreqScale": "rope_freq_scale is ignored: it is what the model's config.json says",
+    "Overrides": "overrides is ignored: it is for GGUF files in llama.cpp",
+}
+_DTYPES = {"half": "float16", "float": "float32"}
 _FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
 
 _DISTRUSTED = (
@@ -46,7 +59,6 @@ class LoadPlan:
     """Control addresses in rank order, from the hostfile; empty where every rank is started here."""
     sampling: FixedSampling
     special_tokens: Mapping[str, str]
-    tool_parser: str | None
     embeddings: bool
     """The owner says that this model is for embeddings, whatever its files say."""
     notes: tuple[str, ...]
@@ -89,7 +101,6 @@ def plan_load(
         ranks=_addresses(settings, hostfile),
         sampling=options.sampling,
         special_tokens=options.special_tokens,
-        tool_parser=options.tool_parser,
         embeddings=request.Embeddings,
         notes=(
             *loaded.warnings,
@@ -102,9 +113,10 @@ def plan_load(
 
 
 def _refuse_unserved(request: wire.ModelOptions) -> None:
-    for name in ("LoraAdapter", "DraftModel"):
-        if value := getattr(request, name):
-            raise LoadFailed(f"{name} {value!r} is not supported: leave it out of the model's configuration")
+    for field, key in _REFUSED.items():
+        if value := getattr(request, field):
+            shown = value if isinstance(value, str) else ", ".join(value)
+            raise LoadFailed(f"{key} {shown!r} is not supported: leave it out of the model's file")
 
 
 def _model_name(request: wire.ModelOptions) -> str:
@@ -123,6 +135,11 @@ def _fields(request: wire.ModelOptions) -> Tree:
         engine["context"] = request.MaxModelLen
     elif request.ContextSize > 0 and request.ContextSize != UNSAID_CONTEXT:
         engine["context"] = request.ContextSize
+    if request.DType:
+        engine["dtype"] = _DTYPES.get(request.DType, request.DType)
+    if request.GPUMemoryUtilization:
+        # As it was written: a float of the wire has seven figures.
+        engine["memory_fraction"] = float(f"{request.GPUMemoryUtilization:.7g}")
     if request.TrustRemoteCode:
         engine["trust_remote_code"] = True
     if request.TensorParallelSize > 1:
@@ -167,7 +184,7 @@ def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
 
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:
-    return [
+    return [note for field, note in _UNUSED.items() if getattr(request, field)] + [
         f"{name} {value!r} is ignored: for keys and values in 8 or 4 bits give kv_bits in engine_args"
         for name in ("CacheTypeKey", "CacheTypeValue")
         if (value := getattr(request, name)).lower() not in _FULL_PRECISION_CACHE

@@ -51,7 +51,9 @@ class BackendService(localai_pb2_grpc.BackendServicer):
         except LoadFailed as error:
             log.error("cannot load %s: %s", request.Model, error)
             return wire.Result(success=False, message=str(error))
-        return wire.Result(success=True, message=f"{request.Model} is loaded")
+        return wire.Result(
+            success=True, message="Model loaded successfully"
+        )  # word for word what LocalAI's tests expect
 
     async def Free(self, request: wire.HealthMessage, context: grpc.aio.ServicerContext) -> wire.Result:
         await self._models.free()

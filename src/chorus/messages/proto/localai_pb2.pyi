@@ -16,36 +16,58 @@ class MetricsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelOptions(_message.Message):
-    __slots__ = ("Model", "ContextSize", "Embeddings", "ModelFile", "LoraAdapter", "DraftModel", "TrustRemoteCode", "MaxModelLen", "TensorParallelSize", "ModelPath", "Options", "CacheTypeKey", "CacheTypeValue", "EngineArgs")
+    __slots__ = ("Model", "ContextSize", "Embeddings", "RopeFreqBase", "RopeFreqScale", "ModelFile", "Tokenizer", "LoraAdapter", "DraftModel", "Quantization", "MMProj", "RopeScaling", "GPUMemoryUtilization", "TrustRemoteCode", "MaxModelLen", "TensorParallelSize", "LoadFormat", "ModelPath", "LoraAdapters", "Options", "CacheTypeKey", "CacheTypeValue", "DType", "Overrides", "EngineArgs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CONTEXTSIZE_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ROPEFREQBASE_FIELD_NUMBER: _ClassVar[int]
+    ROPEFREQSCALE_FIELD_NUMBER: _ClassVar[int]
     MODELFILE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     LORAADAPTER_FIELD_NUMBER: _ClassVar[int]
     DRAFTMODEL_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    MMPROJ_FIELD_NUMBER: _ClassVar[int]
+    ROPESCALING_FIELD_NUMBER: _ClassVar[int]
+    GPUMEMORYUTILIZATION_FIELD_NUMBER: _ClassVar[int]
     TRUSTREMOTECODE_FIELD_NUMBER: _ClassVar[int]
     MAXMODELLEN_FIELD_NUMBER: _ClassVar[int]
     TENSORPARALLELSIZE_FIELD_NUMBER: _ClassVar[int]
+    LOADFORMAT_FIELD_NUMBER: _ClassVar[int]
     MODELPATH_FIELD_NUMBER: _ClassVar[int]
+    LORAADAPTERS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     CACHETYPEKEY_FIELD_NUMBER: _ClassVar[int]
     CACHETYPEVALUE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     ENGINEARGS_FIELD_NUMBER: _ClassVar[int]
     Model: str
     ContextSize: int
     Embeddings: bool
+    RopeFreqBase: float
+    RopeFreqScale: float
     ModelFile: str
+    Tokenizer: str
     LoraAdapter: str
     DraftModel: str
+    Quantization: str
+    MMProj: str
+    RopeScaling: str
+    GPUMemoryUtilization: float
     TrustRemoteCode: bool
     MaxModelLen: int
     TensorParallelSize: int
+    LoadFormat: str
     ModelPath: str
+    LoraAdapters: _containers.RepeatedScalarFieldContainer[str]
     Options: _containers.RepeatedScalarFieldContainer[str]
     CacheTypeKey: str
     CacheTypeValue: str
+    DType: str
+    Overrides: _containers.RepeatedScalarFieldContainer[str]
     EngineArgs: str
-    def __init__(self, Model: _Optional[str] = ..., ContextSize: _Optional[int] = ..., Embeddings: bool = ..., ModelFile: _Optional[str] = ..., LoraAdapter: _Optional[str] = ..., DraftModel: _Optional[str] = ..., TrustRemoteCode: bool = ..., MaxModelLen: _Optional[int] = ..., TensorParallelSize: _Optional[int] = ..., ModelPath: _Optional[str] = ..., Options: _Optional[_Iterable[str]] = ..., CacheTypeKey: _Optional[str] = ..., CacheTypeValue: _Optional[str] = ..., EngineArgs: _Optional[str] = ...) -> None: ...
+    def __init__(self, Model: _Optional[str] = ..., ContextSize: _Optional[int] = ..., Embeddings: bool = ..., RopeFreqBase: _Optional[float] = ..., RopeFreqScale: _Optional[float] = ..., ModelFile: _Optional[str] = ..., Tokenizer: _Optional[str] = ..., LoraAdapter: _Optional[str] = ..., DraftModel: _Optional[str] = ..., Quantization: _Optional[str] = ..., MMProj: _Optional[str] = ..., RopeScaling: _Optional[str] = ..., GPUMemoryUtilization: _Optional[float] = ..., TrustRemoteCode: bool = ..., MaxModelLen: _Optional[int] = ..., TensorParallelSize: _Optional[int] = ..., LoadFormat: _Optional[str] = ..., ModelPath: _Optional[str] = ..., LoraAdapters: _Optional[_Iterable[str]] = ..., Options: _Optional[_Iterable[str]] = ..., CacheTypeKey: _Optional[str] = ..., CacheTypeValue: _Optional[str] = ..., DType: _Optional[str] = ..., Overrides: _Optional[_Iterable[str]] = ..., EngineArgs: _Optional[str] = ...) -> None: ...
 
 class PredictOptions(_message.Message):
     __slots__ = ("Prompt", "Seed", "Tokens", "TopK", "Temperature", "Penalty", "StopPrompts", "IgnoreEOS", "FrequencyPenalty", "PresencePenalty", "LogitBias", "PromptCacheAll", "PromptCacheRO", "Grammar", "TopP", "PromptCachePath", "EmbeddingTokens", "Embeddings", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Logprobs", "TopLogprobs", "Metadata", "MinP", "ModelIdentity")

@@ -1,6 +1,6 @@
 """Streaming output parsers: a model's text in, in any cuts; content, reasoning and tool calls out."""
 
-from chorus.text.parsers.registry import FAMILIES, choose
+from chorus.text.parsers.registry import FAMILIES, choose, is_known
 from chorus.text.parsers.toolkit.family import ParserFamily
 from chorus.text.parsers.toolkit.pieces import (
     Content,
@@ -22,5 +22,6 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallStart",
     "choose",
+    "is_known",
     "merged",
 ]

@@ -107,5 +107,5 @@ FAMILY = ParserFamily(
     signs=((_CHANNEL, _MESSAGE),),
     needs_special_tokens=True,
     reasoning=(f"{_CHANNEL}analysis{_MESSAGE}", _END),
-    aliases=("gpt_oss",),
+    aliases=("gpt_oss", "openai"),
 )

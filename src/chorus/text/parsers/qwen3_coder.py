@@ -48,4 +48,5 @@ FAMILY = ParserFamily(
     calls=repeated(_call, between="\n"),
     signs=((_FUNCTION, _TAGS.parameter),),
     needs_special_tokens=False,
+    aliases=("qwen3_xml",),
 )

@@ -59,12 +59,16 @@ _REASONING = (
 _BY_NAME = {name: family for family in FAMILIES for name in (family.name, *family.aliases)}
 
 
+def is_known(name: str) -> bool:
+    return name in _BY_NAME
+
+
 def choose(template: str | None, name: str | None = None) -> ParserFamily:
     """The family of a model. The name decides if there is one; the template also shows how the model thinks."""
     template = template or ""
     if name is None:
         family = next((family for family in FAMILIES if _shows(template, family)), plain.FAMILY)
-    elif name in _BY_NAME:
+    elif is_known(name):
         family = _BY_NAME[name]
     else:
         raise ValueError(f"no output parser is called {name!r}: use one of {', '.join(sorted(_BY_NAME))}")
