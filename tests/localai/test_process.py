@@ -137,10 +137,15 @@ def test_the_backend_folder_starts_every_rank_as_localai_asks_for_it(tmp_path: P
     assert said.splitlines() == [*command.split(), *told]
 
 
-def test_the_other_ranks_have_a_command_of_their_own(refusal: Callable[..., str]) -> None:
+def test_the_other_ranks_have_a_command_of_their_own(
+    tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = refusal("localai", "--hostfile", "h.json", "--rank", "2")
-    assert "chorus worker mlx-distributed --hostfile h.json --rank 2" in said
-    assert "chorus worker mlx-distributed --hostfile hosts.json --rank N" in refusal("localai", "--worker")
+    assert "--rank says 2: start that with chorus worker mlx-distributed --hostfile h.json --rank 2" in said
+    assert "chorus worker mlx-distributed --hostfile FILE --rank N" in refusal("localai", "--worker")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLX_RANK", "1")
+    assert "environment: MLX_RANK says 1: start that with chorus worker mlx-distributed" in refusal("localai")
 
 
 def test_a_worker_of_localais_p2p_is_told_what_to_use(tmp_path: Path, refusal: Callable[..., str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.localai.errors import BadRequest
@@ -56,6 +57,18 @@ def test_what_the_models_options_fix_goes_over_the_request() -> None:
     fixed = FixedSampling(temperature=0.2, top_k=5, seed=9)
     chosen = sampling(fixed, Temperature=0.9, TopK=50, TopP=0.5, Seed=3)
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.seed) == (0.2, 5, 0.5, 9)
+
+
+def test_what_the_settings_call_usual_holds_where_a_request_says_nothing() -> None:
+    usual = DefaultSampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1)
+    silent = sampling_of(wire.PredictOptions(), FixedSampling(), 100, LIMITS, usual)
+    assert (silent.top_p, silent.top_k, silent.min_p, silent.repetition_penalty) == (0.9, 40, 0.05, 1.1)
+    assert silent.temperature == 0, "LocalAI says a temperature with every request, so zero is one"
+    asked = wire.PredictOptions(TopP=0.5, TopK=-1, MinP=0.25, Penalty=1.5)
+    chosen = sampling_of(asked, FixedSampling(top_p=0.25), 100, LIMITS, usual)
+    assert (chosen.top_p, chosen.top_k, chosen.min_p, chosen.repetition_penalty) == (0.25, 0, 0.25, 1.5)
+    assert asked_tokens(wire.PredictOptions(), FixedSampling(), room=90, usual=30) == 30
+    assert asked_tokens(wire.PredictOptions(Tokens=40), FixedSampling(), room=90, usual=30) == 40
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def mlx_distributed(
         if config:
             os.environ["CHORUS_CONFIG"] = str(config.resolve())  # for every model that LocalAI loads
         flags = {**engine, "transport": hand.settings.engine.transport}
-        lead(settings.cluster.address, None, hostfile, coordinator, insecure, engine=flags)
+        lead(settings.cluster.address, None, hostfile, coordinator, insecure, engine=flags, rank=0)
 
 
 @app.command("p2p-mlx")

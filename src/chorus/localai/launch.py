@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorus.config.hostfile import BACKENDS, split_address
-from chorus.config.sources import load_settings
+from chorus.config.sources import load, use_cache_dir
 from chorus.deploy.front_end import CannotServe
 from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs
 from chorus.localai.access import TOKEN_VARIABLE
@@ -19,6 +19,7 @@ from chorus.localai.engine_host import EngineLaunch
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
 from chorus.localai.server import ServerSettings, serve
+from chorus.localai.settings import without_effect
 from chorus.models import LocalModel
 from chorus.platform import cores
 from chorus.platform.process import logs
@@ -31,20 +32,27 @@ WARM_UP_SECONDS = 120.0
 
 
 def lead(
-    addr: str,
+    addr: str | None,
     backend: str | None,
     hostfile: Path | None,
     coordinator: str | None,
     insecure: bool = False,
     trust_remote_code: bool = False,
     engine: Mapping[str, Any] | None = None,
+    rank: int | None = None,
 ) -> None:
     """Serve LocalAI until stopped. What its model options do not say is taken from these flags, `engine` more of the
     engine's settings among them; what those do not say, from the settings.
     """
+    if rank:
+        raise _other_rank(rank, "--rank", hostfile)
     # The environment's hostfile is LocalAI's to set, and a bad one is told when a model is loaded.
     environment = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
-    settings = load_settings(None, {"cluster": {"hostfile": str(hostfile) if hostfile else None}}, environment)
+    place = {"hostfile": str(hostfile) if hostfile else None, "address": addr, "rank": rank}
+    loaded = load(None, {"cluster": place}, environment)
+    settings, addr = loaded.settings, loaded.settings.cluster.address
+    if settings.cluster.rank:
+        raise _other_rank(settings.cluster.rank, loaded.origins["cluster.rank"], hostfile)
     host, _ = split_address(addr)
     if not insecure and needs_keys(host) and not os.environ.get(TOKEN_VARIABLE):
         raise CannotServe(
@@ -52,12 +60,22 @@ def lead(
             "LocalAI, or say --insecure if everybody there may use the model"
         )
     logs.setup(settings.log.level, settings.log.json_lines)
+    for warning in (*loaded.warnings, *without_effect(loaded)):
+        log.warning("%s", warning)
+    use_cache_dir(settings)
     flags: dict[str, dict[str, Any]] = {
         "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},
         "engine": {**(engine or {}), **({"transport": BACKENDS[backend]} if backend else {})},
     }
     trusted = trust_remote_code or settings.engine.trust_remote_code or bool((engine or {}).get("trust_remote_code"))
     asyncio.run(serve(ServerSettings(addr, flags, trusted), launch))
+
+
+def _other_rank(rank: int, said: str, hostfile: Path | None) -> CannotServe:
+    command = f"chorus worker mlx-distributed --hostfile {hostfile or 'FILE'} --rank {rank}"
+    return CannotServe(
+        f"this command is rank 0, which LocalAI talks to, and {said} says {rank}: start that with {command}"
+    )
 
 
 def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> EngineLaunch:
@@ -70,9 +88,8 @@ def launch(plan: LoadPlan, model: LocalModel, folder: Path) -> EngineLaunch:
         programs = rank_programs(spec)
     except CannotLaunch as error:
         raise LoadFailed(str(error)) from None
-    if plan.ranks:
-        leader = programs[0]
-        programs = [replace(leader, environment={**leader.environment, **settings.cluster.env})]
+    here = programs[:1] if plan.ranks else programs
+    programs = [replace(each, environment={**each.environment, **settings.cluster.env}) for each in here]
     # The ranks' own deadline holds for meeting and then for loading.
     start_seconds = 2 * settings.engine.start_timeout_seconds + WARM_UP_SECONDS
     return EngineLaunch(spec.address, programs, start_seconds, settings.watch)

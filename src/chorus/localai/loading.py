@@ -38,6 +38,11 @@ class LoadedModel:
     capacity: Capacity
 
     @property
+    def embeddings(self) -> bool | None:
+        """Whether this model is for embeddings; None: as its files say."""
+        return self.plan.embeddings or self.plan.settings.api.embeddings
+
+    @property
     def limits(self) -> ApiConfig:
         """What a request may hold is what it may hold over HTTP."""
         return self.plan.settings.api

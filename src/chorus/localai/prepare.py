@@ -51,11 +51,11 @@ def is_chat(request: wire.PredictOptions) -> bool:
 
 def generation_request(loaded: LoadedModel, request: wire.PredictOptions, label: str) -> GenerationRequest:
     logprobs, top_logprobs = wanted_logprobs(request)
-    fixed, capacity = loaded.plan.sampling, loaded.capacity
+    fixed, settings, capacity = loaded.plan.sampling, loaded.plan.settings, loaded.capacity
     return replace(
         prompt_of(loaded, request),
-        sampling=sampling_of(request, fixed, capacity.vocabulary, loaded.limits),
-        max_tokens=asked_tokens(request, fixed, capacity.context_length),
+        sampling=sampling_of(request, fixed, capacity.vocabulary, loaded.limits, settings.sampling),
+        max_tokens=asked_tokens(request, fixed, capacity.context_length, settings.api.max_tokens),
         cut_to_fit=True,
         stops=stop_strings(request, loaded.limits),
         ignore_eos=request.IgnoreEOS,

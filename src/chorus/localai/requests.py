@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from chorus.config.sampling import given
+from chorus.config.sampling import DefaultSampling, given
 from chorus.localai.errors import BadRequest
 from chorus.localai.options import FixedSampling
 from chorus.messages.engine import Sampling
@@ -19,10 +19,18 @@ from chorus.serving.sampling import XTC_THRESHOLD, draw_seed
 from chorus.serving.sharing import LONGEST_NAME
 
 MOST_TOP_LOGPROBS = 20
+NOTHING_USUAL = DefaultSampling()
 
 
-def sampling_of(request: wire.PredictOptions, fixed: FixedSampling, vocabulary: int, limits: Amounts) -> Sampling:
-    """What the model's options fix goes over what the request says; temperature 0 is greedy."""
+def sampling_of(
+    request: wire.PredictOptions,
+    fixed: FixedSampling,
+    vocabulary: int,
+    limits: Amounts,
+    usual: DefaultSampling = NOTHING_USUAL,
+) -> Sampling:
+    """What the model's options fix goes over what the request says, and that over what is usual; temperature 0 is
+    greedy."""
     for name in ("Temperature", "TopP", "MinP", "Penalty", "PresencePenalty", "FrequencyPenalty"):
         value = getattr(request, name)
         if not math.isfinite(value) or (value < 0 and name not in ("PresencePenalty", "FrequencyPenalty")):
@@ -32,10 +40,10 @@ def sampling_of(request: wire.PredictOptions, fixed: FixedSampling, vocabulary: 
             raise BadRequest(f"{name}: expected a number from 0 to 1, got {getattr(request, name):g}")
     asked = Sampling(
         temperature=request.Temperature,
-        top_p=request.TopP or 1.0,
-        top_k=max(request.TopK, 0),
-        min_p=request.MinP,
-        repetition_penalty=request.Penalty or 1.0,
+        top_p=request.TopP or usual.top_p or 1.0,
+        top_k=max(request.TopK or usual.top_k or 0, 0),
+        min_p=request.MinP or usual.min_p or 0.0,
+        repetition_penalty=request.Penalty or usual.repetition_penalty or 1.0,
         presence_penalty=request.PresencePenalty,
         frequency_penalty=request.FrequencyPenalty,
         logit_bias=logit_bias(request.LogitBias, vocabulary, limits),
@@ -47,9 +55,9 @@ def sampling_of(request: wire.PredictOptions, fixed: FixedSampling, vocabulary: 
     return chosen if chosen.seed else replace(chosen, seed=draw_seed())
 
 
-def asked_tokens(request: wire.PredictOptions, fixed: FixedSampling, room: int) -> int:
-    """0 and less mean the rest of the context; the model's own ceiling holds either way."""
-    asked = request.Tokens if request.Tokens > 0 else room
+def asked_tokens(request: wire.PredictOptions, fixed: FixedSampling, room: int, usual: int | None = None) -> int:
+    """0 and less mean what is usual, or the rest of the context; the model's own ceiling holds either way."""
+    asked = request.Tokens if request.Tokens > 0 else usual or room
     return min(asked, room, fixed.max_tokens or room)
 
 

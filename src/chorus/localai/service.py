@@ -96,7 +96,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
         async with _outcomes(context):
             loaded = await self._loaded(request.ModelIdentity, context)
             try:
-                embedding = embedding_of(loaded.path, loaded.plan.embeddings or None)
+                embedding = embedding_of(loaded.path, loaded.embeddings, loaded.limits.pooling)
             except NoEmbeddings as error:
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, error)
             tokens = await loaded.model.workers.run(request.ByteSize(), lambda: embedding_tokens(loaded, request))
