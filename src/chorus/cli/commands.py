@@ -11,6 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from chorus.cli.older_flags import older_flag
 from chorus.cli.output import fail, warn
 from chorus.config.variables import strays
 from chorus.errors import ChorusError
@@ -120,7 +121,13 @@ class LateCommand(TyperCommand):
         self.entry = entry
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        return load(self.entry).make_context(*arguments, **options)
+        try:
+            return load(self.entry).make_context(*arguments, **options)
+        except Exception as error:
+            # Typer brings its own copy of click or uses the one that is installed: its class has no fixed place.
+            if told := older_flag(self.entry.name, getattr(error, "option_name", "")):
+                fail(told)
+            raise
 
 
 def load(entry: CommandEntry) -> Any:

@@ -65,6 +65,8 @@ _AS_HERE: Mapping[str, Any] = {
     "sharding.allow_partial_layers": False,
     "sharding.cache_shards": True,
     "inference.enable_streaming": True,
+    "monitoring.log_performance": True,
+    "monitoring.trace_requests": False,
     "devices.grpc_options": {},
 }
 """What is so here anyway: nobody needs to hear of it."""

@@ -14,6 +14,7 @@ from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, is_hostfil
 from chorus.config.origins import Given, Values
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+WORKERS = "WORKER_HOSTS"
 PROVIDERS = ("huggingface", "hf", "mlx-community", "local", "catalog")
 
 
@@ -193,8 +194,8 @@ def translate_variables(variables: Mapping[str, str], source: str, folder: Path)
         found = read_hostfile(path, source, "MLX_DISTRIBUTED_HOSTFILE")
         found.pop("engine.transport", None) if "engine.transport" in result.values else None
         result.values |= found
-    elif "WORKER_HOSTS" in given:
-        result.values["devices"] = Given(_workers(given, source), source, "WORKER_HOSTS")
+    elif WORKERS in given:
+        result.values["devices"] = Given(_workers(given, source), source, WORKERS)
     elif "WORKER_SSH" in given:
         result.warnings.append(f"{source}: WORKER_SSH has no effect: there is no WORKER_HOSTS for it to log in to")
     return result
@@ -202,7 +203,7 @@ def translate_variables(variables: Mapping[str, str], source: str, folder: Path)
 
 def _workers(given: Mapping[str, str], source: str) -> list[dict[str, Any]]:
     """This machine leads; the hosts named are its workers, whether or not it is listed among them."""
-    hosts = [host.strip() for host in given["WORKER_HOSTS"].split(",") if host.strip()]
+    hosts = [host.strip() for host in given[WORKERS].split(",") if host.strip()]
     logins = [login.strip() for login in given.get("WORKER_SSH", "").split(",") if login.strip()]
     if logins and len(logins) != len(hosts):
         raise ConfigError(

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from chorus.config.file import ConfigError, read_file, user_path
-from chorus.config.older_projects import Translation, read_hostfile, translate_file, translate_variables
+from chorus.config.older_projects import WORKERS, Translation, read_hostfile, translate_file, translate_variables
 from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
 from chorus.config.sections import (
     Capabilities,
@@ -67,13 +67,12 @@ def load(
     folder = folder or Path.cwd()
     environment = os.environ if environment is None else environment
     dotenv = _dotenv(folder / ".env")
-    file = file or _configured_file({**dotenv, **environment}, folder)
-    sources = [
-        _of_file(file) if file else Translation(),
-        _of_variables(dotenv, ".env", folder),
-        _of_variables(environment, "environment", folder),
-        _of_command_line(overrides or {}, folder),
-    ]
+    named, file = file, file or _configured_file({**dotenv, **environment}, folder)
+    of_file = _of_file(file) if file else Translation()
+    variables = [_of_variables(dotenv, ".env", folder), _of_variables(environment, "environment", folder)]
+    if named and "devices" in of_file.values:
+        _prefer_named_devices(str(named), variables)
+    sources = [of_file, *variables, _of_command_line(overrides or {}, folder)]
     values: Values = {}
     for source in sources:
         _forget_ranks_of_replaced_devices(values, source.values)
@@ -165,6 +164,15 @@ def _from_text(key: str, text: str) -> Any:
         except yaml.YAMLError:
             return text
     return [part.strip() for part in text.split(",")]
+
+
+def _prefer_named_devices(file: str, variables: list[Translation]) -> None:
+    """Who names a hostfile means its hosts, with their cables: WORKER_HOSTS lists the same machines with less."""
+    for source in variables:
+        given = source.values.get("devices")
+        if given and given.spelled == WORKERS:
+            del source.values["devices"]
+            source.warnings.append(f"{given.place} has no effect: the devices are those of {file}")
 
 
 def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
