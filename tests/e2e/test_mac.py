@@ -9,20 +9,27 @@ import plistlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from chorus.security.node_folder import DOOR_PORT
+from tests.support.door import usual_door
 from tests.support.fake_mac import FakeMac
-from tests.support.ports import is_free, listening_port
+from tests.support.ports import listening_port
 from tests.support.server import ChorusServer
 
 
 @pytest.fixture
 def mac(tmp_path: Path) -> FakeMac:
     return FakeMac(tmp_path / "mac")
+
+
+@pytest.fixture
+def door() -> Iterator[None]:
+    with usual_door():
+        yield
 
 
 def chorus(mac: FakeMac, *arguments: str) -> str:
@@ -92,9 +99,8 @@ def test_join_installs_an_agent_then_a_daemon_in_its_place_and_removes_it(mac: F
     assert mac.loaded() == []
 
 
+@pytest.mark.usefixtures("door")
 def test_up_starts_a_cluster_that_answers_and_down_ends_it(mac: FakeMac, tmp_path: Path, tiny_model: Path) -> None:
-    if not is_free(DOOR_PORT):
-        pytest.skip(f"port {DOOR_PORT} is taken on this machine")
     config = tmp_path / "one.json"
     devices = [{"device_id": "mini", "hostname": "localhost", "port": listening_port()}]
     settings = {"model": str(tiny_model), "api": {"port": listening_port()}, "devices": devices}
