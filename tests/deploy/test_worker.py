@@ -18,7 +18,7 @@ import pytest
 
 from chorus.config.hostfile import HostEntry
 from chorus.deploy import rendezvous
-from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, rank_addresses, wait_for_all
+from chorus.deploy.rendezvous import NoAddress, RanksMissing, answered_by_another, log, rank_addresses, wait_for_all
 from chorus.engine.followers import CannotForm
 from chorus.engine.group import form_group
 from chorus.platform.process.losses import Cause, Loss, last_loss
@@ -277,7 +277,7 @@ def test_who_waits_without_a_limit_says_for_whom_now_and_then(
         with socket.create_server(("127.0.0.1", port)):
             await waiting
 
-    with caplog.at_level("INFO", "chorus.worker"):
+    with caplog.at_level("INFO", log.name):
         asyncio.run(come_late())
     assert f"waiting for rank 0 at 127.0.0.1:{port}, " in caplog.text
 

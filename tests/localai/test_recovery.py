@@ -12,6 +12,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import ApiConfig, RecoveryConfig
 from chorus.localai.loading import LoadedModel, Models
 from chorus.localai.options import FixedSampling
@@ -70,7 +71,7 @@ def with_backend(
 
         plan = SimpleNamespace(
             identity="tiny",
-            settings=SimpleNamespace(api=limits),
+            settings=SimpleNamespace(api=limits, sampling=DefaultSampling()),
             sampling=FixedSampling(),
             special_tokens={},
             embeddings=True,

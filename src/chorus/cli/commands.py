@@ -41,7 +41,7 @@ ENTRIES = (
     CommandEntry(
         "localai",
         "localai:localai",
-        "Serve LocalAI's backend protocol; the model and its options come from LocalAI.",
+        "Serve LocalAI's backend protocol; the model and its options come from LocalAI, the rest from the settings.",
     ),
     CommandEntry(
         "up",

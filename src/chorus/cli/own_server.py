@@ -223,7 +223,7 @@ def unanswered(target: Target, error: httpx.HTTPError) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
             f"{target} shows a certificate that this machine does not trust: set SSL_CERT_FILE to the authority's file "
-            f"(on the machine that serves with --https it is {authority_file()})"
+            f"(where `chorus serve --https` runs it is {authority_file()})"
         )
     if target.url.startswith("https:") and "SSL" in text:
         return f"{target} does not speak HTTPS: ask {target.url.replace('https:', 'http:', 1)} instead"
