@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 CODE = ("src", "tests", "benchmarks", "scripts")
 TEXTS = ("Dockerfile", "Makefile", "pyproject.toml", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
 TEXTS += (".ci/*", "backends/*/*", "scripts/*", "src/**/*.proto")
-# They tell of names that are no more (CHANGELOG.md, which is not in the list above, the script of the move, this file) or
-# that are of other projects.
+# They tell of names that are no more (CHANGELOG.md, which is not in the list above, the script of the move, this file)
+# or that are of other projects.
 HISTORY = (ROOT / "scripts/reshape.py", Path(__file__), ROOT / "docs/coming-from.md")
 
 OURS = "(?:chorus|tests|benchmarks)"
