@@ -121,8 +121,8 @@ def mlx_distributed(
         # What LocalAI adds for every rank but 0, and its p2p for rank 0 too: no machine's place is known there.
         fail(
             "a worker cannot be rank 0: that is the machine of LocalAI, and a worker's rank is its place in the "
-            "hostfile: local-ai worker mlx-distributed --hostfile FILE --rank 1; instead of local-ai worker p2p-mlx, which gives "
-            "every worker rank 0, use chorus worker p2p-mlx"
+            "hostfile: local-ai worker mlx-distributed --hostfile FILE --rank 1; instead of local-ai worker p2p-mlx, "
+            "which gives every worker rank 0, use chorus worker p2p-mlx"
         )
     if hand.rank:
         follow(hand, start_timeout or None)
