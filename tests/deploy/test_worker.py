@@ -164,7 +164,7 @@ def group(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[Gro
         workers[0] = hosts.worker(0)
         workers[0].wait_for("loading: loading")
         workers[1] = hosts.worker_by_variables(1)
-        workers[1].wait_for(f"rank 1 waits for its leader on 127.0.0.1:{hosts.ports[1]}")
+        workers[1].wait_for(f"rank 1 at 127.0.0.1:{hosts.ports[1]} waits for its leader")
         url = url_of(workers[0])
         yield Group(hosts, workers, url, complete(url))
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from chorus.platform.process.losses import Cause, Loss, last_loss
+from tests.support.plain_words import grpcs_words
 from tests.support.server import ChorusServer, answered, running
 
 PROMPT = "The quick brown fox"
@@ -108,6 +109,29 @@ def test_a_killed_engine_is_started_again_and_requests_meanwhile_wait_for_it(alo
     assert alone.text(PROMPT) == text
 
 
+def test_an_engine_that_is_killed_again_while_it_starts_is_told_of_in_plain_words(alone: ChorusServer) -> None:
+    """Whatever is asked meanwhile, and in the log."""
+    before = alone.process_named("chorus.engine")
+    before.send_signal(signal.SIGKILL)
+    before.wait(60)
+    told: list[str] = []
+
+    def starts() -> bool:
+        told.append(httpx.get(f"{alone.url}/health/ready", timeout=60).text)
+        return bool(running(alone.processes(), "chorus.engine"))
+
+    assert eventually(starts)
+    alone.process_named("chorus.engine").send_signal(signal.SIGKILL)
+
+    def serves() -> bool:
+        told.extend(httpx.get(alone.url + path, timeout=60).text for path in ("/health/ready", "/cluster/status"))
+        return answers(alone)
+
+    assert eventually(serves)
+    assert any('"unreachable"' in text for text in told), told
+    assert not grpcs_words("\n".join([*told, alone.log]))
+
+
 PARTS = ["chorus.engine", "chorus.rank --rank 1", "chorus.rank --rank 2", "chorus.api"]
 
 
@@ -142,6 +166,11 @@ def test_only_a_process_that_died_or_stands_still_is_replaced_and_told_so_and_re
     assert loss is not None
     assert loss.told.startswith(told)
     assert loss.cause is (Cause.FAULT if number is signal.SIGSEGV else Cause.OUTSIDE)
+
+
+def test_what_was_told_of_these_losses_is_in_plain_words(three: ChorusServer) -> None:
+    assert not grpcs_words(json.dumps(three.get("/cluster/status")))
+    assert not grpcs_words(three.log)
 
 
 def test_a_ring_that_loses_a_rank_comes_back_with_its_streams_and_ends_them_in_bounded_time(

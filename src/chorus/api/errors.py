@@ -79,7 +79,7 @@ def unavailable(message: str, code: str, extra: Mapping[str, Any] | None = None)
 
 
 def from_engine(error: EngineError) -> ApiError:
-    message = _sentence(str(error))
+    message = sentence(str(error))
     if isinstance(error, EngineOverloaded):
         return ApiError(
             429, message, type="rate_limit_error", code="engine_overloaded", retry_after=RETRY_AFTER_SECONDS
@@ -105,7 +105,7 @@ def from_serving(error: Exception) -> ApiError:
         case BadField():
             return invalid(f"{error}.", error.field, error.code)
         case Busy():
-            return unavailable(_sentence(str(error)), "too_busy")
+            return unavailable(sentence(str(error)), "too_busy")
         case ContextExceeded():
             return from_context(error)
         case EngineError():
@@ -183,6 +183,6 @@ def _plain_http(method: str, path: str, error: HTTPException) -> ApiError:
             return ApiError(status, str(error.detail))
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 import chorus
-from chorus.api.errors import ApiError, unavailable
+from chorus.api.errors import ApiError, sentence, unavailable
 from chorus.api.server.lifetime import Lifetimes
 from chorus.config.front_end import ApiSettings
 from chorus.messages.proto import engine_pb2 as pb
@@ -120,8 +120,9 @@ def fingerprint(model_id: str, description: pb.Description) -> str:
 def not_ready(view: EngineView) -> ApiError:
     doing = f": {view.detail}" if view.detail else ""
     percent = f" ({view.progress:.0%})" if view.state == "loading" else ""
+    told = f"the engine is {view.state}{percent}{doing}" if view.description else view.detail
     return unavailable(
-        f"The engine is {view.state}{percent}{doing}.",
+        sentence(told),
         "engine_not_ready",
         {"state": view.state, "progress": view.progress, "detail": view.detail},
     )

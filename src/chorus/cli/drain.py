@@ -11,7 +11,7 @@ import typer
 
 from chorus.cli.logs import find_nodes
 from chorus.cli.up import on_first_host
-from chorus.cluster.coordinator.calls import CannotCall, agent_at
+from chorus.cluster.coordinator.calls import agent_at, cannot_call
 from chorus.messages.proto import agent_pb2 as wire
 
 CALL_SECONDS = 30.0
@@ -39,4 +39,4 @@ async def _drain(address: tuple[str, int], draining: bool) -> wire.Node:
         try:
             return await agent.Drain(wire.DrainRequest(draining=draining), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise CannotCall(f"{address[0]}: {error.details() or 'refused our call'}") from None
+            raise cannot_call(address[0], error) from None

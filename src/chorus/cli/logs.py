@@ -15,7 +15,7 @@ from chorus.cli.output import fail
 from chorus.cli.own_server import find_own
 from chorus.cli.up import on_first_host
 from chorus.cluster import status as cluster_status
-from chorus.cluster.coordinator.calls import CannotCall, agent_at
+from chorus.cluster.coordinator.calls import agent_at, cannot_call
 from chorus.messages.proto import agent_pb2 as wire
 
 FOLLOW_SECONDS = 7 * 86400.0
@@ -72,7 +72,7 @@ async def _print(name: str | None, address: tuple[str, int], follow: bool, lines
                 for line in whole:
                     _write(name, line)
         except grpc.aio.AioRpcError as error:
-            raise CannotCall(f"{name or address[0]}: {error.details() or 'refused our call'}") from None
+            raise cannot_call(name or address[0], error) from None
     if rest:
         _write(name, rest)
 

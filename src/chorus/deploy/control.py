@@ -19,6 +19,7 @@ import grpc.aio
 from chorus.cluster.servers import Server, record
 from chorus.deploy.handover import FrontEnd
 from chorus.errors import ChorusError
+from chorus.messages.calls import own_words, why_failed
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto import control_pb2_grpc
 
@@ -105,4 +106,4 @@ async def ask(server: Path, call: Callable[[control_pb2_grpc.ControlStub], Await
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise NotControlled("the server did not answer in time; its log says what it does") from None
-            raise NotControlled(error.details() or f"the server refused with {error.code().name}") from None
+            raise NotControlled(own_words(error) or f"the server does not answer: {why_failed(error)}") from None

@@ -17,6 +17,7 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.engine.patience import StepPatience
 from chorus.errors import ChorusError
+from chorus.messages.calls import own_words, why_failed
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.protocol import PROTOCOL, misfit
@@ -28,7 +29,7 @@ from chorus.platform.process.losses import Cause, Loss, cause_of, exit_code, gra
 from chorus.platform.process.timing import WatchTimes
 from chorus.rank.load import LoadError
 from chorus.rank.parallel import LeadingSide
-from chorus.security.names import split_member
+from chorus.security.names import located
 from chorus.transport import catalog
 from chorus.transport.channel import open_channel
 from chorus.transport.grpc_link import session_metadata
@@ -98,7 +99,7 @@ class Follower:
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank} at {split_member(self.address)[1]}"
+        return located(f"rank {self.rank}", self.address)
 
     def greet(self, timeout: float) -> None:
         own = rank_pb2.HelloRequest(version=__version__, protocol=PROTOCOL)
@@ -112,7 +113,7 @@ class Follower:
                 if error.code() is grpc.StatusCode.UNAVAILABLE and error.details() and time.monotonic() < deadline:
                     continue  # it ended in this very moment: the next one may come
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise CannotForm(f"{self.name} refused the leader: {error.details()}") from None
+                    raise CannotForm(f"{self.name} refused the leader: {_told(error)}") from None
                 raise CannotForm(
                     f"{self.name} did not answer within {timeout:g} s: is it started, and does a firewall let us "
                     "through?"
@@ -129,7 +130,7 @@ class Follower:
                 progress(message.done_bytes, message.total_bytes)
                 self.loaded = message.loaded or self.loaded
         except grpc.RpcError as error:
-            raise CannotForm(f"{self.name} cannot load: {error.details()}") from None
+            raise CannotForm(f"{self.name} cannot load: {_told(error)}") from None
 
     def start(self, on_loss: Callable[[], None]) -> None:
         metadata = (*session_metadata(self._session), *WatchTimes.told().metadata())
@@ -155,7 +156,7 @@ class Follower:
                         self.disk_news.put(done)
                     self.traffic = Traffic(done.tensor_bytes, done.sent_bytes)
             except grpc.RpcError as error:
-                loss = Loss(Cause.OUTSIDE, f"{self.name} is gone: {error.details()}")
+                loss = Loss(Cause.OUTSIDE, f"{self.name} is gone: {why_failed(error)}")
             self.lose(loss)
 
         threading.Thread(target=read, name=f"rank-{self.rank}", daemon=True).start()
@@ -178,7 +179,7 @@ class Follower:
         try:
             self._stub.Leave(rank_pb2.LeaveRequest(session=self._session), timeout=LEAVE_SECONDS)
         except grpc.RpcError as error:
-            log.info("%s was asked to leave: %s", self.name, error.details())
+            log.info("%s was asked to leave: %s", self.name, why_failed(error))
 
     def send(self, message: rank_pb2.Step, timeout: float) -> None:
         try:
@@ -360,7 +361,7 @@ def unload_all(followers: Sequence[Follower]) -> None:
         try:
             call.result()
         except grpc.RpcError as error:
-            log.info("%s has not said that it let go of the model: %s", follower.name, error.details())
+            log.info("%s has not said that it let go of the model: %s", follower.name, why_failed(error))
 
 
 OTHERS_SECONDS = 5.0
@@ -406,3 +407,7 @@ def load_all(
     if failures:
         unload_all(followers)
         raise CannotForm("; ".join(failures[rank] for rank in sorted(failures)))
+
+
+def _told(error: grpc.RpcError) -> str:
+    return own_words(error) or f"{why_failed(error)}; its own log says more"

@@ -15,6 +15,7 @@ from typing import Protocol
 import grpc.aio
 
 from chorus.engine.leader import Cancel, ClearCache, Command, Submit
+from chorus.messages.calls import why_failed
 from chorus.messages.engine import (
     Finish,
     Progress,
@@ -175,7 +176,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
                 else:
                     self._cancel(session, command.cancel.id)
         except grpc.aio.AioRpcError as error:
-            log.info("session %d ended: %s", session.number, error.code())
+            log.info("session %d ended: %s", session.number, why_failed(error))
         finally:
             with contextlib.suppress(asyncio.QueueFull):
                 session.events.put_nowait(None)

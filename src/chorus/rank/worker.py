@@ -20,6 +20,7 @@ import grpc
 import mlx.core as mx
 
 from chorus import __version__
+from chorus.messages.calls import why_failed
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.protocol import PROTOCOL
@@ -38,6 +39,7 @@ from chorus.rank.join import connect
 from chorus.rank.load import LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
 from chorus.rank.parallel import FollowingSide, Part, rejoin, take_part
+from chorus.security.names import located
 from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import session_of, tensor_service
@@ -155,7 +157,7 @@ class RankService(rank_pb2_grpc.RankServicer):
                 for message in requests:
                     self._commands.put(Run(session, step_from_wire(message), answers))
             except grpc.RpcError as error:
-                log.info("the leader is gone: %s", error)
+                log.info("the leader is gone: %s", why_failed(error))
             finally:
                 # The main thread may wait for tensors, and whoever was to send them may be gone too.
                 self._inbox.close("the leader is gone", session)
@@ -247,7 +249,7 @@ class Worker:
     def serve(self) -> int:
         """Follow until stopped; the exit code says whether somebody should start this rank again."""
         self._server.start()
-        log.info("rank %d waits for its leader on %s", self._rank, self.address)
+        log.info("%s waits for its leader", located(f"rank {self._rank}", self.address))
         beats.enter(Phase.SERVING)
         code = 0
         while True:

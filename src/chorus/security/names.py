@@ -23,3 +23,9 @@ def split_member(address: str) -> tuple[str, str]:
         return "", address
     node_id, _, place = address.rpartition("@")
     return node_id, place
+
+
+def located(what: str, address: str) -> str:
+    """For people; the socket of a process on this machine tells them nothing."""
+    _, place = split_member(address)
+    return what if place.startswith("unix:") else f"{what} at {place}"

@@ -20,6 +20,7 @@ from dataclasses import replace
 import grpc
 
 from chorus.config.sections import RecoveryConfig
+from chorus.messages.calls import own_words, why_failed
 from chorus.messages.engine import (
     Finish,
     Pooling,
@@ -77,7 +78,7 @@ class EngineClient:
         try:
             seen = await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise EngineLost(f"the engine at {self.address} does not answer: {_reason(error)}") from None
+            raise EngineLost(_unanswered(error)) from None
         self.recovery.note(seen)
         return seen
 
@@ -92,7 +93,7 @@ class EngineClient:
                     reply = await self._stub().Embed(embedding_to_wire(prompt, pooling), timeout=timeout)
                     return tuple(reply.values)
                 except grpc.aio.AioRpcError as error:
-                    refusal = _refusal(error, self.address)
+                    refusal = _refusal(error)
                     late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                     if late or not isinstance(refusal, EngineLost) or not self.recovery.lose(str(refusal), case):
                         raise refusal from None
@@ -104,17 +105,17 @@ class EngineClient:
         try:
             reply = await self._stub().ClearCache(pb.ClearCacheRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise _refusal(error, self.address) from None
+            raise _refusal(error) from None
         return reply.entries, reply.bytes
 
     def generate(self, request: Request) -> EngineStream:
         """Nothing is submitted before the first item is asked for."""
         return EngineStream(self, replace(request, id=f"{next(self._numbers)}:{request.id}"))
 
-    async def close(self, reason: str = "the front end closed it") -> None:
-        self.recovery.give_up(reason)
+    async def close(self, why: str = "the front end closed it") -> None:
+        self.recovery.give_up(why)
         if self._session:
-            self._session.end(reason)
+            self._session.end(why)
         if self._channel:
             await self._channel.close()
 
@@ -132,9 +133,7 @@ class EngineClient:
                     self._session = await self._connect()
                 return self._session
         except TimeoutError:
-            raise EngineLost(
-                f"the engine at {self.address} could not be reached within {self._connect_timeout:g} s"
-            ) from None
+            raise EngineLost(f"the engine could not be reached within {self._connect_timeout:g} s; {_SEE}") from None
 
     async def _connect(self) -> _Session:
         stub = self._stub()
@@ -178,11 +177,11 @@ class _Session:
     def forget(self, stream: EngineStream) -> None:
         self._streams.pop(stream.id, None)
 
-    def end(self, reason: str) -> None:
+    def end(self, why: str) -> None:
         """Whatever is open has lost its engine; the first reason stands."""
         if self.broken:
             return
-        self.broken = f"the session with the engine ended: {reason}"
+        self.broken = f"the session with the engine ended: {why}"
         streams = list(self._streams.values())
         self._streams.clear()
         if not streams:
@@ -231,7 +230,7 @@ class _Session:
             while True:
                 await self._call.write(await self._outbox.get())
         except grpc.aio.AioRpcError as error:
-            self.end(_reason(error))
+            self.end(why_failed(error))
         except asyncio.InvalidStateError:
             self.end("the engine closed it")
 
@@ -243,7 +242,7 @@ class _Session:
                     self._dispatch(progress)
             self.end("the engine closed it")
         except grpc.aio.AioRpcError as error:
-            self.end(_reason(error))
+            self.end(why_failed(error))
         except asyncio.CancelledError:
             self.end("the front end closed it")
             raise
@@ -419,19 +418,26 @@ def _failure(progress: Progress, cancel_wanted: bool) -> EngineError | None:
             return None
 
 
-def _refusal(error: grpc.aio.AioRpcError, address: str) -> EngineError:
+_SEE = "it is started again by itself where it has ended, and the server's log says why"
+
+
+def _unanswered(error: grpc.aio.AioRpcError) -> str:
+    if said := own_words(error):
+        return said
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "the engine has not answered in time; if it stays so, the server's log says what it does"
+    return f"the engine does not answer; {_SEE}"
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> EngineError:
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.UNIMPLEMENTED:
-            return RequestRejected(_reason(error))
+            return RequestRejected(why_failed(error))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return EngineOverloaded(_reason(error))
+            return EngineOverloaded(why_failed(error))
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
-            return EngineLost(f"the engine at {address} does not answer: {_reason(error)}")
+            return EngineLost(_unanswered(error))
         case grpc.StatusCode.CANCELLED:
-            return EngineLost(_reason(error))
+            return EngineLost(why_failed(error))
         case _:
-            return RequestFailed(_reason(error))
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    return error.details() or error.code().name
+            return RequestFailed(why_failed(error))

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 import grpc
 import mlx.core as mx
 
-from chorus.security.names import split_member
+from chorus.messages.calls import why_failed
+from chorus.security.names import located
 from chorus.transport import frames
 from chorus.transport.channel import is_private, open_channel
 from chorus.transport.links import Inbox, LinkLost, TokenPath, Traffic
@@ -65,7 +66,7 @@ class FrameSender:
         compression: Compression = "off",
         session: int = 0,
     ) -> None:
-        _, self._address = split_member(address)
+        self._next = located("the next stage", address)
         self._timeout = timeout
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
         self._packer = Packer(compression, is_private(address))
@@ -87,10 +88,8 @@ class FrameSender:
                 return
             except queue.Full:
                 if time.monotonic() > deadline:
-                    raise LinkLost(
-                        f"the next stage at {self._address} took no tensors for {self._timeout:g} s"
-                    ) from None
-        raise LinkLost(f"the next stage at {self._address} closed the link: {self._call.details()}")
+                    raise LinkLost(f"{self._next} took no tensors for {self._timeout:g} s") from None
+        raise LinkLost(f"{self._next} is gone: {why_failed(self._call)}")
 
     def send_arrays(self, step: int, arrays: Sequence[mx.array]) -> None:
         nbytes = sum(array.nbytes for array in arrays)

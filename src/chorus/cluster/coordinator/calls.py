@@ -9,6 +9,7 @@ import grpc.aio
 
 from chorus.cluster.agent import peers
 from chorus.errors import ChorusError
+from chorus.messages.calls import own_words, why_failed
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
@@ -18,6 +19,12 @@ from chorus.security.node_folder import own_name, state_dir
 
 class CannotCall(ChorusError):
     """The node does not answer us: names its address and why."""
+
+
+def cannot_call(who: str, error: grpc.aio.AioRpcError) -> CannotCall:
+    """A node that answered before and refuses a call, or is gone now."""
+    told = own_words(error) or f"{why_failed(error, 'it refused our call')}; is its agent running?"
+    return CannotCall(f"{who}: {told}")
 
 
 @contextlib.asynccontextmanager

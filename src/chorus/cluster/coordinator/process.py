@@ -24,6 +24,7 @@ from chorus.cluster.agent.peers import Met, Registry
 from chorus.cluster.discovery import Announcement, Listener
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.errors import ChorusError
+from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.messages.protocol import misfit
@@ -467,7 +468,7 @@ class Nodes:
         try:
             await node.stub.Renew(wire.RenewRequest(certificate=certificate), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            log.warning("%s did not accept its new certificate: %s", node.name, error.details())
+            log.warning("%s did not accept its new certificate: %s", node.name, why_failed(error))
             return False
         log.info("%s has a new certificate", node.name)
         return True
@@ -496,7 +497,7 @@ async def still_here(timing: WatchTimes, session: str = "") -> AsyncIterator[wir
 
 def _reason(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or "it refused our call: were we expelled?"
+        return why_failed(error, "it refused our call: were we expelled?")
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there: is `chorus join` running?"
     if isinstance(error, TimeoutError):

@@ -12,6 +12,7 @@ import grpc.aio
 from chorus.cluster.coordinator.process import CALL_SECONDS, ConnectedNode
 from chorus.cluster.transfer.share import SharedFile
 from chorus.cluster.transfer.sources import FileSource, choose_sources
+from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 
 log = logging.getLogger("chorus.coordinator")
@@ -77,7 +78,7 @@ async def _offered(node: ConnectedNode, model: str, share: str, files: Iterable[
     try:
         reply = await node.stub.Offer(request, timeout=CALL_SECONDS)
     except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-        log.warning("%s does not say which model files it has: %s", node.name, error)
+        log.warning("%s does not say which model files it has: %s", node.name, why_failed(error, "its agent is gone"))
         return FileSource(node.door, frozenset())
     return FileSource(node.door, frozenset(reply.files))
 

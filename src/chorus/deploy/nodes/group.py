@@ -22,6 +22,7 @@ from chorus.cluster.transfer.sources import FileSource
 from chorus.deploy.nodes.links import NoWay, Routes
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program
+from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
@@ -610,5 +611,4 @@ _GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError)
 
 
 def _details(error: Exception) -> str:
-    told = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
-    return told or "its agent is gone"
+    return why_failed(error, "its agent is gone")

@@ -19,6 +19,7 @@ from chorus.cluster.coordinator.process import ConnectedNode
 from chorus.cluster.discovery import own_addresses
 from chorus.cluster.profile.links import Door, Probe, measure_all, reach_member
 from chorus.errors import ChorusError
+from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.planning.layout import Layout, shape
 from chorus.platform.links import KINDS, Address, Kind, slower
@@ -188,8 +189,7 @@ def place_of(node: ConnectedNode) -> Place:
         try:
             reply = await node.stub.Probe(request, timeout=PROBE_SECONDS)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            told = error.details() if isinstance(error, grpc.aio.AioRpcError) else ""
-            return [Probe(f"{node.name} did not try it: {told or 'its agent is gone'}")] * len(doors)
+            return [Probe(f"{node.name} did not try it: {why_failed(error, 'its agent is gone')}")] * len(doors)
         found = [_probe_of(entry) for entry in reply.addresses[: len(doors)]]
         return found + [Probe("not tried")] * (len(doors) - len(found))
 

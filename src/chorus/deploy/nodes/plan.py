@@ -19,6 +19,7 @@ from chorus.config.strategies import STRATEGIES
 from chorus.deploy.nodes.links import Routes
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.supervisor import GaveUp
+from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule
 from chorus.planning.costs import ETHERNET, METAL_SUM_SECONDS, Links, LinkSpeed, Machine, Workload
@@ -57,8 +58,8 @@ async def plan_for(
     try:
         machines = await _measured(nodes, spec.memory_fraction)
     except (ProfileError, grpc.aio.AioRpcError) as error:
-        told = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-        log.warning("the layers are divided evenly: %s", told)
+        told = why_failed(error, "an agent is gone") if isinstance(error, grpc.aio.AioRpcError) else error
+        log.warning("the layers are divided evenly, for want of figures from every node: %s", told)
         return None
     links = links_between(nodes, spec.transport, routes or {}, machines)
     made = planned(machines, links, facts, spec, sharding, fit)
