@@ -10,7 +10,6 @@ import httpx
 import pytest
 from llguidance import LLTokenizer
 
-from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import ApiProcess, settings_for
 from tests.api.grammar_engine import obey
@@ -114,15 +113,6 @@ def test_one_call_at_a_time_ends_the_answer_before_the_second(
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert choice["finish_reason"] == "tool_calls"
-
-
-def test_a_call_cut_off_by_the_limit_says_so(
-    tool_http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
-) -> None:
-    engine.next(say(tokenizer.encode(CALL[:50], special=False), pb.LENGTH))
-    choice = ask(tool_http)
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"cit'
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -122,9 +122,8 @@ def test_a_forced_call_comes_out_as_a_call_over_two_ranks(two: Backend) -> None:
     parts = [part for delta in deltas for part in delta.tool_calls if part.index == 0]
     assert [part.name for part in parts if part.name] == ["look_up"]
     assert json.loads("".join(part.arguments for part in parts))["city"] in ("Paris", "Rome")
-    # The limit may cut the last call off inside its closing mark, and what is no mark is text.
     content = "".join(delta.content for delta in deltas)
-    assert not any(mark in content for mark in ("<tool_call>", "</tool_call>"))
+    assert not any(mark in content for mark in ("<tool", "</tool"))
 
 
 def test_a_cancelled_stream_makes_room_over_two_ranks(two: Backend, alone: str) -> None:

@@ -49,6 +49,11 @@ class WholeAnswer:
         if decided := self._text_tokens.take(delta):
             self.text_tokens[self.blocks.all[-1].number] += decided
 
+    def finish(self, end: AnswerEnd) -> None:
+        self.end = end
+        if end.reason == "length":
+            self.blocks.cut_off()
+
     @property
     def ended(self) -> AnswerEnd:
         assert self.end is not None
@@ -159,7 +164,7 @@ class GenerationResponse(Response):
         answers = [WholeAnswer() for _ in range(len(self._generation))]
         async for item in self._generation:
             if isinstance(item, AnswerEnd):
-                answers[item.choice].end = item
+                answers[item.choice].finish(item)
             else:
                 _note_first(record, item)
                 answers[item.choice].take(item)

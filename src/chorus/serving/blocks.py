@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic_core import from_json
+
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 BlockKind = Literal["text", "reasoning", "call"]
@@ -23,6 +25,17 @@ class Block:
     def text(self) -> str:
         """For a call: its arguments."""
         return "".join(self._texts)
+
+    @property
+    def half_a_call(self) -> bool:
+        """Its arguments have not come to their end."""
+        if self.kind != "call":
+            return False
+        try:
+            from_json(self.text, allow_inf_nan=False)
+        except ValueError:
+            return True
+        return False
 
     def grow(self, text: str) -> None:
         self._texts.append(text)
@@ -74,6 +87,11 @@ class Blocks:
         if self._open:
             yield Closed(self._open)
             self._open = None
+
+    def cut_off(self) -> None:
+        """The answer ended here by its limit: half a command must not be taken for a whole one, so it is none."""
+        if self.all and self.all[-1].half_a_call:
+            self.all.pop()
 
     def of_kind(self, kind: BlockKind) -> list[Block]:
         return [block for block in self.all if block.kind == kind]

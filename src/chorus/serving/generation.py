@@ -181,7 +181,10 @@ async def _answer(
         # A stop token is counted by the engine and by nobody else.
         generated = max(text.used, timing.generated_tokens if timing else 0)
     timing = timing or clock.timing(prompt_tokens, text.used)
-    if last := reader.flush():
+    # What a parser holds back may yet become markup: where the limit cut the answer off, it is the beginning of a mark
+    # or of a call, and nothing for people.
+    last = () if reason == "length" else reader.flush()
+    if last:
         yield AnswerDelta(number, last, ())
     if choice.keep and finished is Finish.STOP and not text.stopped and not reader.full:
         choice.keep(tokens, (*pieces, *last))

@@ -135,8 +135,7 @@ def _complete(block: Block) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call that was cut off has no input: half of one could be taken for the whole. Nor has one that a client could
-    not send back, nested too deep to be read."""
+    """One that a client could not send back, since it is no JSON or nested too deep to be read, is none."""
     try:
         value = from_json(arguments, allow_inf_nan=False)
     except ValueError:

@@ -136,7 +136,8 @@ class ResponsesFormat:
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             body["completed_at"] = int(time.time())
-        self.finished(body, blocks.all)
+        # A stream has told of the half call already; whoever goes on from here goes on without it.
+        self.finished(body, [block for block in blocks.all if not (cut_off and block.half_a_call)])
         return body
 
     def _resource(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,10 +46,10 @@ class OutputParser(Protocol):
         """The parts that this text completes; only what may still become markup is held back."""
 
     def flush(self) -> list[Piece]:
-        """The text has ended. What was held back comes out.
+        """The model has ended its text here. What was held back comes out; a text that was cut off is not flushed.
 
-        A call cut off after its name keeps the arguments it has: they are not closed, so that nobody takes half a
-        command for a whole one. Cut off before its name was known, its text becomes Content, without the markers.
+        A call that ends after its name keeps the arguments it has: they are not closed, so that nobody takes half a
+        command for a whole one. Ended before its name was known, its text becomes Content, without the markers.
         """
 
 
