@@ -50,6 +50,20 @@ def test_the_pins_are_read_from_our_own_metadata() -> None:
     assert {"mlx", "mlx-lm"} <= set(checks.pinned_versions(importlib.metadata.requires("mlx-chorus") or []))
 
 
+def test_a_folder_of_sources_that_was_never_installed_is_examined_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PYTHONPATH=src python -m chorus.cli doctor` in a checkout."""
+
+    def unknown(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", unknown)
+    monkeypatch.setattr(checks.device, "installed", {"mlx": "0.32.4", "mlx-lm": "0.32.2"}.get)
+    found = {finding.name: finding for finding in checks.examine(PROBE)}
+    assert "not installed: run from" in found["chorus"].value
+    assert "in a checkout of Chorus: pip install" in found["chorus"].fix
+    assert (found["mlx"].value, found["mlx"].status) == ("0.32.4", "ok")
+
+
 @pytest.mark.parametrize(
     ("installed", "status", "fix"),
     [

@@ -27,6 +27,7 @@ from chorus.config.sections import DeviceConfig
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings
 from chorus.models import resolve
+from chorus.platform.mlx_import import require_mlx
 from chorus.platform.rdma import look
 from chorus.transport import catalog
 
@@ -132,6 +133,7 @@ def verdict(findings: list[Finding]) -> str:
 
 def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> None:
     """Compare in a process of its own: memory is given back, and MLX sees the right BLAS from its start."""
+    require_mlx()
     path = resolve(model).path
     command = [sys.executable, "-m", "chorus.rank.parity", str(path), "--ranks", str(ranks)]
     with Console(stderr=True).status(f"Running {model} whole, then in stages"):

@@ -39,6 +39,7 @@ from chorus.models import LocalModel
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import read_facts
 from chorus.platform import cores
+from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import Restarts, describe_exit, python
@@ -202,6 +203,7 @@ def follow(place: HandRank, start_timeout: float | None = None) -> None:
 
     It waits for its leader as a service waits for clients: LocalAI's may come when the first model is asked for.
     """
+    require_mlx()
     if not is_private(place.addresses[place.rank]):
         console.print(
             "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "

@@ -31,6 +31,7 @@ from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.parts import resolve_description
 from chorus.models.servable import check_servable
 from chorus.platform.files import write_if_possible
+from chorus.platform.mlx_import import require_mlx
 from chorus.platform.paths import run_prefix, state_dir
 from chorus.platform.terminal import console
 from chorus.security.key_file import default_key_file, load_keys
@@ -169,7 +170,10 @@ def _both_loopbacks(port: int) -> list[socket.socket]:
 
 
 def find_model(name: str, for_nodes: bool = False) -> LocalModel:
-    """Find a model or download what is missing of it; `for_nodes` without weights, which each node fetches itself."""
+    """Find a model or download what is missing of it; `for_nodes` without weights, which each node fetches itself.
+    Raises an error of ours where it could not be served, before anything is fetched or started.
+    """
+    require_mlx()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"finding {name}", total=None)

@@ -10,7 +10,9 @@ import sys
 
 from chorus import platform
 from chorus.config.engine import EngineSpec
+from chorus.errors import ChorusError
 from chorus.platform.files import read_told
+from chorus.platform.mlx_import import explain
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import EXIT_CANNOT_START, cannot_start
 from chorus.platform.process.losses import cause_of, exit_code
@@ -28,6 +30,8 @@ def main() -> int:
         lean.install()
         from chorus.engine.process import run
     except ImportError as error:
+        return cannot_start(explain(str(error)), spec.failure_file)
+    except ChorusError as error:
         return cannot_start(f"rank 0: {error}", spec.failure_file)
     try:
         code = run(spec)

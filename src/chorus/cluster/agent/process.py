@@ -34,6 +34,7 @@ from chorus.errors import ChorusError
 from chorus.platform import network
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.files import write_if_possible
+from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.looks import Looks
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -306,7 +307,8 @@ async def _follow_addresses(facts: NodeFacts, host: str) -> None:
 
 
 def run_agent(options: AgentOptions) -> None:
-    """Run an agent until a signal stops it; raises AgentCannotRun."""
+    """Run an agent until a signal stops it; raises AgentCannotRun, or NoMlx where it could run no rank."""
+    require_mlx()
     raise_file_limit()
 
     async def run() -> None:

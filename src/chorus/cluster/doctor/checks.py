@@ -20,6 +20,7 @@ from chorus.platform import cgroup, cores, device, dtype, memory, mpi, system
 from chorus.platform.blas import INSTALL_FIX
 from chorus.platform.chip import chip
 from chorus.platform.install import install_hint
+from chorus.platform.mlx_import import remedy
 from chorus.platform.paths import models_dir
 from chorus.transport import catalog
 
@@ -42,13 +43,13 @@ class Finding:
 
 def examine(probe: Probe | str) -> list[Finding]:
     """Everything about this machine, in reading order. `probe` is what MLX said, or why it said nothing."""
-    pins = pinned_versions(importlib.metadata.requires(DISTRIBUTION) or [])
+    pins = pinned_versions(requirements())
     backend = device.backend()
     found = [
         Finding("system", system.description()),
         Finding("chip", chip()),
         python(sys.version_info[:3]),
-        Finding("chorus", chorus.__version__),
+        own(device.installed(DISTRIBUTION)),
         package("mlx", device.installed("mlx"), pins.get("mlx")),
         package("mlx-lm", device.installed("mlx-lm"), pins.get("mlx-lm")),
         platform_wheel(system.name(), {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}),
@@ -73,6 +74,21 @@ def examine(probe: Probe | str) -> list[Finding]:
 
 def can_run(findings: list[Finding]) -> bool:
     return all(finding.status != "missing" for finding in findings)
+
+
+def requirements() -> list[str]:
+    """Our own metadata; none where Chorus runs from a folder that was never installed."""
+    try:
+        return importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def own(installed: str | None) -> Finding:
+    if installed is None:
+        value = f"{chorus.__version__}, not installed: run from {Path(chorus.__file__).parent}"
+        return Finding("chorus", value, "warn", install_hint())
+    return Finding("chorus", chorus.__version__)
 
 
 def pinned_versions(requirements: list[str]) -> dict[str, str]:
@@ -114,10 +130,7 @@ def platform_wheel(system_name: str, wheels: Mapping[str, str | None]) -> Findin
 
 def mlx(probe: Probe | str) -> Finding:
     if isinstance(probe, str):
-        fix = install_hint(options="--force-reinstall")
-        if "CHORUS_BLAS" in probe:
-            fix = "correct or unset CHORUS_BLAS"
-        return Finding("mlx works", probe, "missing", fix)
+        return Finding("mlx works", probe, "missing", remedy(probe))
     return Finding("mlx works", f"on {probe.device}")
 
 

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
+from chorus.errors import ChorusError
 from chorus.platform import mpi, prepare
 from chorus.platform.blas import set_threads
 from chorus.platform.memory import device_memory
@@ -98,4 +99,7 @@ def _gflops(mx: ModuleType) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_measure())))
+    try:
+        print(json.dumps(asdict(_measure())))
+    except ChorusError as error:
+        sys.exit(str(error))

@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
+from chorus.errors import ChorusError
 from chorus.platform import mpi, prepare
 from chorus.platform.memory import own_device_memory
+from chorus.platform.mlx_import import explain
 from chorus.transport import catalog
 
 _SECONDS_EACH = 0.4
@@ -140,7 +143,13 @@ def _best(action: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=None)
-    print(json.dumps(asdict(measure(parser.parse_args().threads))))
+    threads = parser.parse_args().threads
+    try:
+        print(json.dumps(asdict(measure(threads))))
+    except ImportError as error:
+        sys.exit(explain(str(error)))
+    except ChorusError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
