@@ -95,9 +95,8 @@ def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def local_host(**device: str) -> SshHost:
-    (plan,) = plan_hosts(
-        [DeviceConfig(device_id="mini", hostname="localhost", port=free_port("127.0.0.1"), **device)], 1, 1
-    )
+    port = free_port("127.0.0.1")
+    (plan,) = plan_hosts([DeviceConfig(device_id="mini", hostname="localhost", port=port, **device)], 1, 1)
     return SshHost(plan, LocalShell("localhost"), "test")
 
 
@@ -129,7 +128,7 @@ def test_what_fails_on_a_host_is_one_line_of_its_row(bare_python: Path, tmp_path
         assert "\n" not in problem
         assert "Traceback" not in problem
         assert python in problem
-        assert "give `python:`" in problem or "run there" in problem
+        assert "give `python:`" in problem or "-m pip install" in problem
 
 
 def test_ports_that_our_own_agent_has_are_no_problem() -> None:
