@@ -85,6 +85,31 @@ def test_a_file_as_localais_importer_writes_it_is_loaded(backend: Backend, model
         assert said in backend.log
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("gone/", [], "There is no model gone/"),
+        ("gone.gguf", [], "There is no file gone.gguf; check the path. Nor is there "),
+        (NAME, ["hostfile:/etc/no/hosts.json"], "option hostfile: /etc/no/hosts.json: cannot be read"),
+        (NAME, ["distributed_backend:carrier-pigeon"], "option distributed_backend: expected one of"),
+        (NAME, ["split:20,10"], "split 20,10 adds up to 30 layers where the model has 6"),
+        (NAME, ["transport:nccl", "ranks:2"], "use option transport:grpc for pipelines"),
+    ],
+)
+def test_a_load_that_cannot_be_says_what_is_wrong_and_what_to_do(
+    backend: Backend, models: Path, model: str, options: list[str], said: str
+) -> None:
+    """LocalAI shows its user LoadModel's message; a request that comes all the same is told it too."""
+    result = load(backend, models, PLAIN.replace(NAME, model) + f"options: {json.dumps(options)}")
+    assert not result.success
+    assert said in result.message
+    assert not any(internal in result.message for internal in ("Traceback", "unix:", "UNAVAILABLE", "command line"))
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.client.Predict(Prompt="Hi")
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.details() == f"no model is loaded, for the last one failed: {result.message}"
+
+
 @pytest.fixture(scope="module")
 def downloaded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a machine that has the model in Hugging Face's own cache."""

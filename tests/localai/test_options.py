@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorus.localai.errors import LoadFailed
+from chorus.localai.errors import LoadFailed, in_options
 from chorus.localai.options import parse_options, typed
 from chorus.localai.plan import LoadPlan, plan_load
 from chorus.messages.proto import localai_pb2 as wire
@@ -19,6 +19,13 @@ def plan(
 ) -> LoadPlan:
     request = wire.ModelOptions(**{"Model": "some/model", **fields}, Options=options)
     return plan_load(request, flags or {}, environment or {}, folder)
+
+
+def refused(folder: Path, *options: str, **more: Any) -> str:
+    with pytest.raises(LoadFailed) as caught:
+        plan(folder, *options, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def hostfile(folder: Path, ranks: int, name: str = "hosts.json") -> Path:
@@ -153,7 +160,7 @@ def test_a_hostfile_gives_the_ranks_in_order(tmp_path: Path) -> None:
 
 def test_options_win_over_flags_and_flags_over_the_environment(tmp_path: Path) -> None:
     files = [hostfile(tmp_path, ranks, f"{ranks}.json") for ranks in (2, 3, 4)]
-    environment = {"MLX_DISTRIBUTED_HOSTFILE": str(files[0]), "MLX_DISTRIBUTED_BACKEND": "jaccl"}
+    environment = {"MLX_DISTRIBUTED_HOSTFILE": str(files[0]), "MLX_DISTRIBUTED_BACKEND": "grpc"}
     assert len(plan(tmp_path, environment=environment).ranks) == 2
     flags = {"cluster": {"hostfile": str(files[1])}, "engine": {"transport": "ring"}}
     by_flag = plan(tmp_path, environment=environment, flags=flags)
@@ -163,7 +170,9 @@ def test_options_win_over_flags_and_flags_over_the_environment(tmp_path: Path) -
 
 
 def test_jaccl_means_tensor_parallel_unless_told_otherwise(tmp_path: Path) -> None:
-    file = f"hostfile:{hostfile(tmp_path, 2)}"
+    cables = [{"ips": ["127.0.0.1:5555"], "rdma": [None, "a"]}, {"ips": ["127.0.0.1:5556"], "rdma": ["a", None]}]
+    (tmp_path / "cables.json").write_text(json.dumps(cables))
+    file = f"hostfile:{tmp_path}/cables.json"
     assert plan(tmp_path, file, "distributed_backend:jaccl").settings.engine.served_parallel == "tensor"
     assert plan(tmp_path, file, "distributed_backend:ring").settings.engine.served_parallel == "pipeline"
     chosen = plan(tmp_path, file, "distributed_backend:jaccl", "parallel:pipeline")
@@ -216,7 +225,7 @@ def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
     options = ("max_cache_entries:10", "cache_memory:6GB", "cache_disk:20GB", "prompt_cache:false")
     cache = plan(tmp_path, *options).settings.cache
     assert (cache.max_entries, cache.memory, cache.disk, cache.enabled) == (10, 6 * 10**9, 20 * 10**9, False)
-    with pytest.raises(LoadFailed, match=r"model options: cache\.disk: must be a number of bytes"):
+    with pytest.raises(LoadFailed, match=r"option cache_disk: must be a number of bytes"):
         plan(tmp_path, "cache_disk:much")
 
 
@@ -228,7 +237,7 @@ def test_the_cache_is_set_by_options(tmp_path: Path) -> None:
         ({"DraftModel": "small/model"}, "draft_model 'small/model' is not supported"),
         ({"EngineArgs": "{not json"}, "EngineArgs"),
         ({"EngineArgs": "[1]"}, "EngineArgs"),
-        ({"EngineArgs": '{"max_batches": 8}'}, "engine.max_batches"),
+        ({"EngineArgs": '{"max_batches": 8}'}, r"model's file: engine\.max_batches: no such setting; did you mean"),
         ({"Model": ""}, "Model is empty"),
         ({"MaxModelLen": -1}, "MaxModelLen"),
     ],
@@ -248,19 +257,55 @@ def test_a_strategy_that_needs_figures_says_what_to_give_instead(tmp_path: Path)
         plan(tmp_path, file, "strategy:custom")
 
 
-def test_a_missing_hostfile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadFailed, match=r"nowhere\.json"):
-        plan(tmp_path, f"hostfile:{tmp_path}/nowhere.json")
+def test_a_hostfile_that_is_missing_or_malformed_is_named_with_what_it_is(tmp_path: Path) -> None:
+    assert refused(tmp_path, "hostfile:/etc/nowhere.json") == (
+        "option hostfile: /etc/nowhere.json: cannot be read: No such file or directory; it lists the addresses of all "
+        'ranks: ["192.168.1.10:5555", "192.168.1.11:5555"]'
+    )
+    by_flag = refused(tmp_path, flags={"cluster": {"hostfile": "/etc/nowhere.json"}})
+    assert by_flag.startswith("--hostfile: /etc/nowhere.json: cannot be read")
+    (tmp_path / "bad.json").write_text("[oops")
+    assert "bad.json: line 1, column 2: no JSON here" in refused(tmp_path, f"hostfile:{tmp_path}/bad.json")
+    (tmp_path / "bad.json").write_text('["127.0.0.1:5555", "no-such-host.invalid:5555"]')
+    said = refused(tmp_path, f"hostfile:{tmp_path}/bad.json")
+    assert said.startswith(f"hostfile {tmp_path}/bad.json: rank 1: no-such-host.invalid has no IPv4 address")
+    assert "check the name" in said
 
 
-@pytest.mark.parametrize("option", ["ranks:3", "split:10,10,10"])
-def test_a_hostfile_with_the_wrong_number_of_ranks_is_named(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("ranks:3", "option ranks: expected 2, the number of devices, got 3"),
+        ("split:10,10,10", "option split: split 10,10,10 has 3 entries"),
+    ],
+)
+def test_a_hostfile_with_the_wrong_number_of_ranks_is_named(tmp_path: Path, option: str, named: str) -> None:
     file = hostfile(tmp_path, 2)
-    with pytest.raises(LoadFailed) as caught:
-        plan(tmp_path, f"hostfile:{file}", option)
-    assert str(file) in str(caught.value)
-    assert "3" in str(caught.value)
-    assert "2" in str(caught.value)
+    said = refused(tmp_path, f"hostfile:{file}", option)
+    assert said.startswith(named)
+    assert str(file) in said
+
+
+def test_a_division_without_numbers_says_which_option_gives_them(tmp_path: Path) -> None:
+    said = in_options(refused(tmp_path, f"hostfile:{hostfile(tmp_path, 2)}", "strategy:custom"))
+    assert said.startswith("option strategy: custom needs")
+
+
+def test_rdma_without_devices_or_addresses_says_what_to_write(tmp_path: Path) -> None:
+    """Upstream's example is the bare matrix of devices; Chorus's ranks meet by addresses."""
+    form = '{"ips": ["192.168.1.10:5555"], "rdma": [null, "rdma_en5"]}'
+    addresses = refused(tmp_path, f"hostfile:{hostfile(tmp_path, 2)}", "distributed_backend:jaccl")
+    assert "jaccl needs the RDMA devices of every rank" in addresses
+    assert form in addresses
+    (tmp_path / "devices.json").write_text('[[null, "rdma_thunderbolt0"], ["rdma_thunderbolt0", null]]')
+    matrix = refused(tmp_path, f"hostfile:{tmp_path}/devices.json", "distributed_backend:jaccl")
+    assert matrix.startswith(f"hostfile {tmp_path}/devices.json: rank 0 has RDMA devices and no address")
+    assert form in matrix
+
+
+def test_a_flag_in_a_message_is_told_as_the_option_that_it_is() -> None:
+    told = "nccl cannot pass activations from stage to stage: use --transport grpc for pipelines, or --split"
+    assert in_options(told).endswith("use option transport:grpc for pipelines, or option split")
 
 
 def test_the_tunnels_of_localais_own_p2p_are_refused_with_what_to_use(tmp_path: Path) -> None:

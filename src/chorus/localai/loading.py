@@ -103,7 +103,7 @@ class Models:
         plan = await asyncio.to_thread(plan_load, request, self._flags, trust_remote_code=self._trust_remote_code)
         for note in plan.notes:
             log.warning("%s", note)
-        model = await asyncio.to_thread(_find, plan.model)
+        model = await asyncio.to_thread(_find, plan.model, request.ModelFile)
         host = EngineHost(lambda folder: self._launch(plan, model, folder), recovery=plan.settings.recovery)
 
         async def capacity() -> Capacity:
@@ -121,11 +121,13 @@ class Models:
         return LoadedModel(plan, model.path, served, host, await capacity())
 
 
-def _find(name: str) -> LocalModel:
+def _find(name: str, file: str) -> LocalModel:
+    """`file` is where LocalAI's models folder would have it."""
     try:
         return check_servable(resolve(name))
     except ModelError as error:
-        raise LoadFailed(str(error)) from None
+        elsewhere = f" Nor is there {file}." if file not in ("", name) else ""
+        raise LoadFailed(f"{error}{elsewhere}") from None
 
 
 def _load_text(

@@ -38,6 +38,8 @@ class Options:
     sampling: FixedSampling = NOTHING_FIXED
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The part that is Chorus's own configuration, as a tree of overrides."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By the full key of a setting, the option that gave it."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What was not used, and why: for the log."""
@@ -78,7 +80,7 @@ def _take(options: Options, key: str, text: str) -> Options:
         section, name, read = _SETTINGS[key]
         known = options.settings.get(section, {})
         tree = {**options.settings, section: {**known, name: read(key, text)}}
-        return replace(options, settings=tree)
+        return replace(options, settings=tree, names={**options.names, f"{section}.{name}": key})
     if key in SPECIAL_TOKENS:
         return replace(options, special_tokens={**options.special_tokens, key: text})
     near = get_close_matches(key, (*_SAMPLING, *_SETTINGS, *SPECIAL_TOKENS), 1)

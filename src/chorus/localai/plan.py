@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -37,6 +38,9 @@ _UNUSED = {
     "RopeFreqScale": "rope_freq_scale is ignored: it is what the model's config.json says",
     "Overrides": "overrides is ignored: it is for GGUF files in llama.cpp",
 }
+_NO_FILE = os.strerror(errno.ENOENT)
+_HOSTFILE_FORM = '["192.168.1.10:5555", "192.168.1.11:5555"]'
+_RDMA_FORM = 'e.g. [{"ips": ["192.168.1.10:5555"], "rdma": [null, "rdma_en5"]}, …]'
 _DTYPES = {"half": "float16", "float": "float32"}
 _FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
 
@@ -87,7 +91,8 @@ def plan_load(
     try:
         loaded = load(None, overrides, environment, folder)
     except ConfigError as error:
-        raise LoadFailed(_explain(error, hostfile)) from None
+        names = {**_flag_names(flags), **{key: f"option {name}" for key, name in options.names.items()}}
+        raise LoadFailed(_explain(str(error), names, hostfile)) from None
     settings = loaded.settings
     distrusted = settings.engine.trust_remote_code and not trust_remote_code
     if distrusted:
@@ -167,20 +172,35 @@ def _merged(*trees: Tree) -> dict[str, dict[str, Any]]:
     return merged
 
 
-def _explain(error: ConfigError, hostfile: str | None) -> str:
-    message = str(error).replace("command line: ", "model options: ", 1)
-    return message if not hostfile or str(hostfile) in message else f"{message} (hostfile {hostfile})"
+def _flag_names(flags: Tree) -> dict[str, str]:
+    given = [(section, name) for section, values in flags.items() for name in values if values[name] is not None]
+    return {f"{section}.{name}": "--backend" if name == "transport" else f"--{name}" for section, name in given}
+
+
+def _explain(problem: str, names: Mapping[str, str], hostfile: str | None) -> str:
+    """What options and flags gave is called by the names it has there; the rest is the model's file."""
+    for key, name in names.items():
+        problem = problem.replace(f"command line: {key}", name, 1)
+    problem = problem.replace("command line: ", "model's file: ", 1)
+    if problem.endswith(_NO_FILE) and hostfile:
+        return f"{problem}; it lists the addresses of all ranks: {_HOSTFILE_FORM}"
+    return problem if not hostfile or str(hostfile) in problem else f"{problem} (hostfile {hostfile})"
 
 
 def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
     if len(settings.devices) < 2:
         return ()
-    if refusal := catalog.hostfile_refusal(settings.engine.transport):
+    transport = settings.engine.transport
+    if refusal := catalog.hostfile_refusal(transport):
         raise LoadFailed(refusal)
+    where = f"hostfile {hostfile}" if hostfile else "devices"
+    if transport == catalog.over_rdma().name and settings.rdma_devices is None:
+        raise LoadFailed(f"{where}: {transport} needs the RDMA devices of every rank, {_RDMA_FORM}")
     try:
         return rank_addresses(settings.devices)
     except NoAddress as error:
-        raise LoadFailed(f"{hostfile}: {error}" if hostfile else str(error)) from None
+        form = f", {_RDMA_FORM}" if settings.rdma_devices else ""
+        raise LoadFailed(f"{where}: {str(error).removeprefix('hostfile: ')}{form}") from None
 
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:
@@ -193,10 +213,8 @@ def _unused_fields(request: wire.ModelOptions) -> list[str]:
 
 def _unused_strategy(options: Options) -> list[str]:
     strategy = options.settings.get("sharding", {}).get("strategy", "auto")
-    if strategy in ("auto", "uniform") or "split" in options.settings.get("engine", {}):
+    if strategy in ("auto", "uniform", "custom") or "split" in options.settings.get("engine", {}):
         return []
-    if strategy == "custom":
-        raise LoadFailed("option strategy: custom needs the option split, e.g. split:20,7,3")
     return [
         f"option strategy:{strategy} is ignored, layers are divided evenly: a hostfile tells nothing of the machines' "
         "memory and speed; take the split that `chorus plan --nodes` prints, and give it as split"

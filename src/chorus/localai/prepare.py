@@ -39,7 +39,7 @@ async def prepare(loaded: LoadedModel, request: wire.PredictOptions, label: str)
     except ContextExceeded as error:
         raise BadRequest(f"Prompt: {error}") from None
     except NoCalls as error:
-        raise BadRequest(f"{error}; use auto") from None
+        raise BadRequest(f"{error}: use auto, or say how it does with the model's option tool_parser") from None
     except Unsupported as error:
         raise BadRequest(f"Tools: {error.problem}") from None
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import grpc
 
 from chorus.localai.engine_host import HostState
-from chorus.localai.errors import BadRequest, LoadFailed, NotServing
+from chorus.localai.errors import BadRequest, LoadFailed, NotServing, in_options
 from chorus.localai.loading import LoadedModel, Models
 from chorus.localai.prepare import check_tokens, embedding_tokens, is_chat, prepare, prompt_tokens
 from chorus.localai.replies import ReplyWriter, whole
@@ -50,7 +50,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
             await self._models.load(request)
         except LoadFailed as error:
             log.error("cannot load %s: %s", request.Model, error)
-            return wire.Result(success=False, message=str(error))
+            return wire.Result(success=False, message=in_options(str(error)))
         return wire.Result(
             success=True, message="Model loaded successfully"
         )  # word for word what LocalAI's tests expect
@@ -167,8 +167,7 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> LoadedModel:
         loaded = self._models.current
         if loaded is None:
-            what = "the model is still loading" if self._models.loading else "no model is loaded"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{what}: call LoadModel first")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._why_none())
         assert loaded is not None
         if identity and identity != loaded.plan.identity:
             await context.abort(
@@ -176,6 +175,13 @@ class BackendService(localai_pb2_grpc.BackendServicer):
                 f"model identity mismatch: {loaded.plan.identity!r} is loaded here, the request is for {identity!r}",
             )
         return loaded
+
+    def _why_none(self) -> str:
+        if self._models.loading:
+            return "the model is still loading: try again when Status says READY"
+        if self._models.failure is not None:
+            return f"no model is loaded, for the last one failed: {in_options(self._models.failure)}"
+        return "no model is loaded: call LoadModel first"
 
 
 @asynccontextmanager

@@ -228,12 +228,12 @@ def _clear_errors(model_id: str, revision: str | None, files: Sequence[str] = ()
         part = f"{lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''} of " if lacking else ""
         raise ModelError(
             f"Cannot get {part}{wanted} from {constants.ENDPOINT} ({_reason(error)}); check the network, HF_ENDPOINT "
-            "and proxy settings, then run the same command again: files that are complete are kept."
+            "and proxy settings, then try again: files that are complete are kept."
         ) from error
     except OSError as error:
         raise ModelError(
             f"Cannot store {wanted} in {constants.HF_HUB_CACHE} ({_reason(error)}); "
-            "run the same command again: files that are complete are kept."
+            "try again: files that are complete are kept."
         ) from error
     except NOT_AN_ANSWER as error:
         raise ModelError(
