@@ -250,7 +250,7 @@ def test_a_field_that_cannot_be_served_is_refused_by_name(tmp_path: Path, fields
 def test_a_strategy_that_needs_figures_says_what_to_give_instead(tmp_path: Path) -> None:
     file = f"hostfile:{hostfile(tmp_path, 2)}"
     (note,) = plan(tmp_path, file, "strategy:memory_proportional").notes
-    assert "give it as split" in note
+    assert "give it as option split" in note
     assert plan(tmp_path, file, "strategy:uniform").notes == ()
     assert plan(tmp_path, file, "strategy:custom", "split:20,10").notes == ()
     with pytest.raises(LoadFailed, match="custom"):

@@ -9,7 +9,13 @@ import grpc
 import pytest
 
 from chorus.config.sources import load
+from chorus.localai.division import divided
+from chorus.localai.errors import LoadFailed, in_options
+from chorus.localai.plan import LoadPlan, plan_load
 from chorus.localai.settings import without_effect
+from chorus.messages.proto import localai_pb2 as wire
+from chorus.models import LocalModel
+from chorus.models.preshard.write import write_preshard
 from tests.localai.process import Backend
 from tests.support.tiny_model import write_store_entry
 
@@ -25,6 +31,38 @@ def test_settings_that_cannot_hold_behind_localai_are_named_with_where_they_were
     assert "option temperature" in temperature
     assert "cache_salt" in per_key
     assert list(without_effect(load(None, {}, {}, tmp_path / "elsewhere"))) == []
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> LocalModel:
+    return LocalModel("tiny", "tiny", tiny_model)
+
+
+def asked(folder: Path, settings: str, *options: str) -> LoadPlan:
+    (folder / "chorus.yaml").write_text(settings)
+    return plan_load(wire.ModelOptions(Model="tiny", Options=options), {}, {}, folder)
+
+
+def test_proportions_in_the_settings_divide_the_layers(tmp_path: Path, model: LocalModel) -> None:
+    shares = "engine: {ranks: 2}\nsharding: {custom_proportions: [0.7, 0.3]}\n"
+    engine = divided(asked(tmp_path, shares), model).settings.engine
+    assert (engine.ranks, engine.split) == (2, (4, 2))
+    with pytest.raises(LoadFailed, match=r"custom_proportions divides layers: .* --weights") as caught:
+        divided(asked(tmp_path, shares, "parallel:tensor"), model)
+    assert in_options(str(caught.value)).endswith("give option weights")
+    seven = "engine: {ranks: 7}\nsharding: {custom_proportions: [0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]}\n"
+    with pytest.raises(LoadFailed, match="7 ranks cannot share 6 layers"):
+        divided(asked(tmp_path, seven), model)
+
+
+def test_a_presharded_folder_says_itself_how_it_is_divided(tmp_path: Path, model: LocalModel) -> None:
+    """As in `chorus serve ./parts`; another division is refused with what the folder was made for."""
+    write_preshard(model, (4, 2), tmp_path / "parts")
+    parts = LocalModel("parts", "tiny", tmp_path / "parts")
+    engine = divided(asked(tmp_path, "{}"), parts).settings.engine
+    assert (engine.ranks, engine.split) == (2, (4, 2))
+    with pytest.raises(LoadFailed, match="was made for"):
+        divided(asked(tmp_path, "{}", "split:3,3"), parts)
 
 
 def test_the_file_the_variables_and_dotenv_of_serve_hold_behind_localai(tmp_path: Path, tiny_model: Path) -> None:

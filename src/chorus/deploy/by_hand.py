@@ -147,11 +147,11 @@ def lead_with_api(place: HandRank, model: str, insecure: bool = False) -> None:
     api = place.settings.api
     with contextlib.closing(listen(api.host, api.port, "--addr")) as listener:
         found = find_model(model)
-        divided = with_own_division(_with_proportions(place.settings, found), found)
+        divided = with_own_division(with_proportions(place.settings, found), found)
         asyncio.run(_lead(replace(place, settings=divided), found, listener, access))
 
 
-def _with_proportions(settings: Settings, model: LocalModel) -> Settings:
+def with_proportions(settings: Settings, model: LocalModel) -> Settings:
     """The settings with a split that follows from the proportions, where those are what was asked for."""
     shares, engine = settings.sharding.custom_proportions, settings.engine
     if not shares or settings.sharding.strategy != "custom" or engine.split or engine.weights:
@@ -159,9 +159,11 @@ def _with_proportions(settings: Settings, model: LocalModel) -> Settings:
     if engine.served_parallel != "pipeline":
         raise ConfigError("sharding.custom_proportions divides layers: for tensor parallelism give --weights")
     layers = len(read_facts(model.path, model.id).layers)
-    names = [device.device_id for device in settings.devices]
+    if len(shares) > layers:
+        raise ConfigError(f"sharding.custom_proportions: {len(shares)} ranks cannot share {layers} layers")
+    names = [device.device_id for device in settings.devices] or [f"rank {rank}" for rank in range(len(shares))]
     split = apportion(shares, layers, names)
-    return settings.model_copy(update={"engine": engine.model_copy(update={"split": split})})
+    return settings.model_copy(update={"engine": engine.model_copy(update={"split": split, "ranks": len(split)})})
 
 
 async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: Access) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.config.sections import ApiConfig
+from chorus.localai.division import divided
 from chorus.localai.engine_host import EngineHost, EngineLaunch, HostState
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import UNSAID_CONTEXT, LoadPlan, Tree, plan_load
@@ -104,6 +105,7 @@ class Models:
         for note in plan.notes:
             log.warning("%s", note)
         model = await asyncio.to_thread(_find, plan.model, request.ModelFile)
+        plan = await asyncio.to_thread(divided, plan, model)
         host = EngineHost(lambda folder: self._launch(plan, model, folder), recovery=plan.settings.recovery)
 
         async def capacity() -> Capacity:

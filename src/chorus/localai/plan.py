@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from chorus.config.file import ConfigError
+from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
-from chorus.config.sources import load
+from chorus.config.sources import LoadedSettings, load
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
-from chorus.localai.options import FixedSampling, Options, parse_options
+from chorus.localai.options import FixedSampling, parse_options
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.transport import catalog
 
@@ -110,7 +111,7 @@ def plan_load(
         notes=(
             *loaded.warnings,
             *_unused_fields(request),
-            *_unused_strategy(options),
+            *_unused_strategy(loaded),
             *options.notes,
             *([_DISTRUSTED] if distrusted else []),
         ),
@@ -211,11 +212,14 @@ def _unused_fields(request: wire.ModelOptions) -> list[str]:
     ]
 
 
-def _unused_strategy(options: Options) -> list[str]:
-    strategy = options.settings.get("sharding", {}).get("strategy", "auto")
-    if strategy in ("auto", "uniform", "custom") or "split" in options.settings.get("engine", {}):
+def _unused_strategy(loaded: LoadedSettings) -> list[str]:
+    settings, origin = loaded.settings, loaded.origins["sharding.strategy"]
+    strategy = settings.sharding.strategy
+    if not settings.devices or settings.engine.split or origin.partition(":")[0] == DEFAULT:
+        return []
+    if strategy in ("auto", "uniform", "custom"):
         return []
     return [
-        f"option strategy:{strategy} is ignored, layers are divided evenly: a hostfile tells nothing of the machines' "
-        "memory and speed; take the split that `chorus plan --nodes` prints, and give it as split"
+        f"strategy {strategy} is ignored, layers are divided evenly: a hostfile tells nothing of the machines' memory "
+        "and speed; take the split that `chorus plan --nodes` prints, and give it as option split"
     ]
