@@ -16,37 +16,15 @@ import chorus.config.sources as sources
 from chorus.cli import app
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings
+from tests.readers.hub_folder import write_hub
 from tests.readers.tables import HERE
-from tests.support.tiny_model import write_tiny_model
 
-MODELS = {
-    "mlx-community/Qwen3-14B-4bit": 6,
-    "mlx-community/Qwen3-1.7B-8bit": 28,
-    "mlx-community/MiniMax-M2.1-4bit": 62,
-    "mlx-community/Llama-3.2-1B-Instruct-4bit": 6,
-}
-"""The models of the examples, and how many layers those that stand for them have: as many as the real ones where a line
-counts them."""
-REVISION = "a" * 40
 TOKEN = "chorus2-3coqfzf2lhibjyamchfs7qklpul6p3kvkphdp5n233ztg3luhmqdc4sikm-yslt"
 
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder (HF_HOME) in which tiny models have the names of those in the examples."""
-    home = tmp_path_factory.mktemp("hf")
-    for name, layers in MODELS.items():
-        folder = home / "hub" / f"models--{name.replace('/', '--')}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs" / "main").write_text(REVISION)
-        write_tiny_model(
-            folder / "snapshots" / REVISION,
-            "llama",
-            vocab_size=512,
-            num_hidden_layers=layers,
-            max_position_embeddings=4096,
-        )
-    return home
+    return write_hub(tmp_path_factory.mktemp("hf"))
 
 
 @dataclass(frozen=True)

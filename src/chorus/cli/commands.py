@@ -11,7 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from chorus.cli.older_flags import older_flag
+from chorus.cli.older_words import older_command, older_flag
 from chorus.cli.output import fail, warn
 from chorus.config.variables import strays
 from chorus.errors import ChorusError
@@ -100,6 +100,11 @@ class Commands(TyperGroup):
         super().__init__(**options)
         for entry in ENTRIES:
             self.add_command(LateCommand(entry))
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        if told := older_command(arguments[0]):
+            fail(told)
+        return super().resolve_command(context, arguments)
 
     def invoke(self, context: Any) -> Any:
         """Run the command; an error of ours becomes one line here, and nowhere else, as does a variable of ours that

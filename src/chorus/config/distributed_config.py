@@ -80,6 +80,11 @@ _DESCRIBED = {
 
 def take_over(tree: dict[str, Any], source: str) -> tuple[dict[str, Any], Values, list[str]]:
     """The tree without these keys, what they mean in our own, and what of them has no effect and why."""
+    if "device_list" in tree:
+        raise ConfigError(
+            f"{source}: device_list: the form from before gRPC; expected devices, each with device_id, hostname, port "
+            "and role, and model with name and provider"
+        )
     values: Values = {}
     idle: dict[str, list[str]] = {}
 

@@ -34,6 +34,8 @@ def translate_file(file: Path, content: Any) -> tuple[dict[str, Any], Translatio
     if is_hostfile(content):
         result.values |= hostfile_values(_parsed(content, source), source, "hosts")
         return {}, result
+    if file.name == ".env":
+        raise ConfigError(f"{source}: holds variables: `chorus config show` in its folder reads and checks them")
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: expected a mapping of settings at the top, got a {type(content).__name__}")
     tree, taken, told = take_over(dict(content), source)

@@ -28,7 +28,7 @@ from chorus.config.variables import key_of, strays
 from chorus.platform.process.timing import BadTiming
 from chorus.platform.terminal import warn
 
-DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json")
+DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json", "distributed_config.json")
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,11 @@ class Host:
         return self.folder / f"python-of-host-{self.number}"
 
     @property
+    def commands(self) -> Path:
+        """First on the PATH of whoever comes by SSH."""
+        return self.folder / f"bin-of-host-{self.number}"
+
+    @property
     def source(self) -> Path:
         """Chorus itself, for the first command on the first host; the others must get it from there."""
         return self.folder / "source"
@@ -190,6 +195,9 @@ def _make_user(host: Host) -> None:
         f'#!/bin/sh\nexport PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{PACKAGES}"\nexec {interpreter()} "$@"\n'
     )
     host.python.chmod(0o755)
+    # What `python3` is there, for whoever names no interpreter.
+    host.commands.mkdir()
+    (host.commands / "python3").symlink_to(host.python)
 
 
 def _exchange_keys(hosts: list[Host]) -> None:
@@ -216,6 +224,7 @@ def _start_sshd(host: Host) -> None:
     config.write_text(
         f"Port 22\nListenAddress 0.0.0.0\nHostKey {host.folder}/hostkey-{host.number}\nPidFile none\nUsePAM no\n"
         "PasswordAuthentication no\nAuthorizedKeysFile .ssh/authorized_keys\nStrictModes no\n"
+        f"SetEnv PATH={host.commands}:/usr/bin:/bin\n"
     )
     process = subprocess.Popen(
         ["ip", "netns", "exec", host.namespace, "/usr/sbin/sshd", "-D", "-e", "-f", str(config)],

@@ -1,4 +1,4 @@
-"""Flags that people know from `mlx_lm.server`, `mlx.launch` and launch scripts, and what to type here."""
+"""Commands and flags that people know from mlx-lm, `mlx.launch`, LocalAI and launch scripts, and what to type here."""
 
 from __future__ import annotations
 
@@ -60,6 +60,21 @@ OLDER_FLAGS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By command: what to do where one of these was typed."""
+
+
+OLDER_COMMANDS: Mapping[str, str] = {
+    "start": "chorus up",
+    "stop": "chorus down",
+    "launch": "chorus up MODEL -c HOSTFILE, or chorus serve MODEL --ranks 2 on one machine",
+    "run": "chorus serve MODEL",
+    "server": "chorus serve MODEL",
+}
+
+
+def older_command(command: str) -> str | None:
+    """The one line for a command that there is not; None where nobody knows it."""
+    instead = OLDER_COMMANDS.get(command)
+    return f"there is no command {command}: say {instead}" if instead else None
 
 
 def older_flag(command: str, flag: str) -> str | None:
