@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,13 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from chorus.cli import app
 from chorus.cluster.agent.process import AgentOptions
 from chorus.cluster.logs import follow, tail
 from chorus.config.sections import DeviceConfig
 from chorus.deploy.services import agent_command
 from chorus.deploy.ssh import launch
-from chorus.deploy.ssh.cluster import HostsUnfit, check
+from chorus.deploy.ssh.cluster import HostsUnfit, check, cluster_name
 from chorus.deploy.ssh.connect import is_this_machine
 from chorus.deploy.ssh.hosts import Facts, HostPlan, SshHost, plan_hosts, problems
 from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
@@ -29,6 +32,7 @@ from chorus.platform import service
 from chorus.platform.ports import free_port
 from chorus.platform.process.mark import mark
 from chorus.platform.process.output import RotatingLog
+from chorus.security.node_folder import BadName
 from chorus.security.token import Token
 from tests.cluster.harness import eventually
 
@@ -242,3 +246,68 @@ def test_logs_are_rotated_and_followed_across(tmp_path: Path) -> None:
 
     log.write(b"y" * 60 + b"\n")
     assert asyncio.run(asyncio.wait_for(read_three(), 20)).count(b"\n") >= 3
+
+
+def test_every_hosts_json_is_a_cluster_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one name in two folders, as readers have them, neither share state nor end each other."""
+    names = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        names += [cluster_name(Path("hosts.json")), cluster_name(tmp_path / place / "hosts.json")]
+    assert names[0] == names[1] != names[2] == names[3]
+    assert names[0].startswith("hosts-")
+    (tmp_path / "linked").symlink_to(tmp_path / "one")
+    assert cluster_name(tmp_path / "linked" / "hosts.json") == names[0]
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", cluster_name(Path("my $(hosts) file.json")))
+
+
+def test_a_door_that_another_cluster_has_is_not_waited_for_and_ones_own_stays() -> None:
+    devices = [DeviceConfig(device_id=f"d{n}", hostname="a", port=5000 + n) for n in range(2)]
+    first, second = plan_hosts(devices, 100, 16)
+    assert not {first.door_port, *first.other_doors} & {second.door_port, *second.other_doors}
+    assert first.with_door("", ()).door_port == 100
+    assert first.with_door("", (101,)).door_port == first.other_doors[0]
+    assert first.with_door("132", (132, 133)).door_port == 132, "what was started there has it"
+
+
+def test_a_device_id_that_no_folder_could_have_is_refused() -> None:
+    with pytest.raises(BadName, match="cannot name a node"):
+        plan_hosts([DeviceConfig(device_id="../mini", hostname="a")], 100, 16)
+
+
+def test_logs_say_where_they_lie_by_device_id(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    devices = [
+        {"device_id": "mini1", "hostname": "localhost"},
+        {"device_id": "mini2", "hostname": "b", "ssh": "anna@b"},
+    ]
+    file.write_text(json.dumps({"devices": devices}))
+    name = cluster_name(file)
+    shown = CliRunner().invoke(app, ["logs", "-c", str(file), "--paths"])
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        ["mini1", f"localhost:.chorus/{name}/mini1/logs/api_server.log"],
+        ["mini2", f"anna@b:.chorus/{name}/mini2/logs/mini2_server.log"],
+    ]
+    wrong = CliRunner().invoke(app, ["logs", "mini3", "-c", str(file)])
+    assert wrong.exit_code == 1
+    assert "no device mini3, did you mean mini" in wrong.stderr
+
+
+def test_logs_are_read_by_device_id_where_nothing_runs_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "hosts.json"
+    devices = [{"device_id": f"mini{n}", "hostname": "localhost", "port": 5000 + n} for n in (1, 2, 3)]
+    file.write_text(json.dumps({"devices": devices}))
+    for device, log in (("mini1", "api_server.log"), ("mini2", "mini2_server.log")):
+        folder = tmp_path / ".chorus" / cluster_name(file) / device / "logs"
+        folder.mkdir(parents=True)
+        (folder / log).write_text(f"older\n{device} ended\n")
+    every = CliRunner().invoke(app, ["logs", "-c", str(file), "-n", "1"])
+    assert sorted(every.stdout.splitlines()) == ["mini1: mini1 ended", "mini2: mini2 ended"]
+    assert every.exit_code == 1
+    assert "mini3: there is no log at ~/.chorus/" in every.stderr
+    for name in ("mini1", "coordinator"):
+        assert CliRunner().invoke(app, ["logs", name, "-c", str(file), "-n", "1"]).stdout == "mini1 ended\n"

@@ -64,7 +64,11 @@ ENTRIES = (
         "status:status",
         "Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.",
     ),
-    CommandEntry("logs", "logs:logs", "Print the logs of the nodes; with several, each line says whose it is."),
+    CommandEntry(
+        "logs",
+        "logs:logs",
+        "Print the logs of the nodes and of the coordinator; with several, each line says whose it is.",
+    ),
     CommandEntry(
         "drain",
         "drain:drain",

@@ -9,7 +9,8 @@ from typing import Annotated
 import grpc.aio
 import typer
 
-from chorus.cli.logs import find_nodes
+from chorus.cli.logs import find_node
+from chorus.cli.own_server import PortOption
 from chorus.cli.up import on_first_host
 from chorus.cluster.coordinator.calls import agent_at, cannot_call
 from chorus.messages.proto import agent_pb2 as wire
@@ -20,6 +21,7 @@ CALL_SECONDS = 30.0
 def drain(
     node: Annotated[str, typer.Argument(help="Name of the node, or its host:port.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it work again.")] = False,
+    port: PortOption = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="In the cluster of this file, by SSH.")] = None,
 ) -> None:
     """End a node's ranks and give it no more; what is served goes on over the others.
@@ -29,7 +31,7 @@ def drain(
     if config:
         on_first_host(config, ["drain", node, *(["--undo"] if undo else [])], CALL_SECONDS * 2)
         return
-    ((name, address),) = find_nodes(node).items()
+    name, address = find_node(node, port)
     state = asyncio.run(_drain(address, not undo))
     typer.echo(f"{name} is {'draining' if state.draining else 'at work'}")
 

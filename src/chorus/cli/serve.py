@@ -162,7 +162,8 @@ def serve(
     if not cluster:
         serve_here(settings, insecure, environment, ready_file)
         return
-    _serve_over_nodes(settings, insecure, peer or [], nodes, environment, door, log_dir, leader_port, ready_file)
+    logged = log_dir or paths.log_dir(), log_file
+    _serve_over_nodes(settings, insecure, peer or [], nodes, environment, door, logged, leader_port, ready_file)
 
 
 def _serve_over_nodes(
@@ -172,7 +173,7 @@ def _serve_over_nodes(
     nodes: int | None,
     environment: dict[str, str],
     listen: str,
-    log_dir: Path | None,
+    logged: tuple[Path, Path | None],
     leader_port: int | None,
     ready_file: Path | None,
 ) -> None:
@@ -188,7 +189,9 @@ def _serve_over_nodes(
         environment={**settings.cluster.env, **environment},
         host=host,
         port=port,
-        logs=log_dir or paths.log_dir(),
+        logs=logged[0],
+        log_file=logged[1],
+        name=settings.devices[0].device_id if settings.devices else "",
         start_timeout_seconds=settings.engine.start_timeout_seconds,
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
         coordinator=settings.cluster.coordinator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from chorus.cli.output import console, fail
 from chorus.cli.own_server import find_own
-from chorus.config.sources import load_settings, without_none
+from chorus.config.sources import configured_file, load_settings, without_none
 from chorus.deploy.control import ask
 from chorus.deploy.handover import START_SECONDS
 from chorus.deploy.ssh import cluster as ssh
@@ -26,6 +26,7 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Devic
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 LOOK_SECONDS = 60.0
+FOLLOW_SECONDS = 7 * 86400.0
 RESTART_SECONDS = START_SECONDS + 30.0
 
 Answer = TypeVar("Answer")
@@ -115,6 +116,18 @@ def on_first_host(config: Path, arguments: Sequence[str], timeout: float) -> Non
     _run(ssh.run_on_first(_cluster(config), arguments, timeout, typer.echo))
 
 
+def log_files(config: Path, device: str | None) -> dict[str, str]:
+    """Where the logs of the devices of a file lie, as scp and ssh write it."""
+    return ssh.log_files(_cluster(config), device)
+
+
+def read_logs(
+    config: Path, device: str | None, lines: int, follow: bool, write: Callable[[str, str], None]
+) -> dict[str, str]:
+    """Read the logs of the devices of a file; answers why some could not be read."""
+    return asyncio.run(ssh.read_logs(_cluster(config), device, lines, follow, FOLLOW_SECONDS, write))
+
+
 def look_at_hosts(config: Path) -> dict[str, Any]:
     """The status of the cluster of a file, asked of all its hosts at once."""
     found, hosts = asyncio.run(ssh.look(_cluster(config), LOOK_SECONDS))
@@ -122,7 +135,8 @@ def look_at_hosts(config: Path) -> dict[str, Any]:
 
 
 def _cluster(config: Path | None, overrides: dict[str, Any] | None = None) -> SshCluster:
-    return SshCluster(config.stem if config else "chorus", load_settings(config, without_none(overrides or {})))
+    settings = load_settings(config, without_none(overrides or {}))
+    return SshCluster(ssh.cluster_name(config or configured_file() or Path("chorus")), settings)
 
 
 def _up(cluster: SshCluster, timeout: float, insecure: bool) -> tuple[str, Phases]:

@@ -30,9 +30,10 @@ class Server:
     certificate: str | None = None
     key: str | None = field(default=None, repr=False)
     """Where the API asks for keys, the one for commands of its own user."""
+    name: str | None = None
+    """Of a server over nodes: what the machine that leads them is called."""
     log_file: str | None = None
-    """Where a copy of all that it prints goes."""
-    over_nodes: bool = False
+    """Of a server over nodes: where what it prints is kept."""
 
     @property
     def port(self) -> int:

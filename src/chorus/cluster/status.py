@@ -45,6 +45,7 @@ def node_status(node: ConnectedNode) -> dict[str, Any]:
         "memory_total": state.memory_total,
         "memory_available": state.memory_available,
         "disk_free": state.disk_free,
+        "log_file": state.log_file,
         "draining": state.draining,
         "round_trip_ms": round(node.round_trip_ms, 2),
         "bandwidth_bytes_per_second": round(node.bandwidth) if node.bandwidth else None,

@@ -110,6 +110,12 @@ def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
+def configured_file(folder: Path | None = None) -> Path | None:
+    """The file that is read in a folder where the command line names none."""
+    folder = folder or Path.cwd()
+    return _configured_file({**_dotenv(folder / ".env"), **os.environ}, folder)
+
+
 def _configured_file(variables: Mapping[str, str], folder: Path) -> Path | None:
     if named := variables.get("CHORUS_CONFIG"):
         return user_path(named)

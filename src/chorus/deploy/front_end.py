@@ -227,9 +227,14 @@ def _responses_file(host: str, port: int) -> Path | None:
 
 
 def server_record(
-    folder: Path, listener: Listener, access: Access, model: LocalModel, over_nodes: bool = False
+    folder: Path,
+    listener: Listener,
+    access: Access,
+    model: LocalModel,
+    name: str | None = None,
+    log_file: Path | None = None,
 ) -> Server:
-    """What other commands of this user are to know of this server."""
+    """What other commands of this user are to know of this server; a name is for one over nodes."""
     return Server(
         str(folder),
         access.url(listener),
@@ -237,7 +242,8 @@ def server_record(
         str(state_dir().resolve()),
         certificate=str(access.certificate) if access.certificate else None,
         key=access.own_key if access.keys_file else None,
-        over_nodes=over_nodes,
+        name=name,
+        log_file=str(log_file.absolute()) if log_file else None,
     )
 
 

@@ -75,6 +75,8 @@ class AgentOptions:
     """For nodes that call this one."""
     ready_file: Path | None = None
     """Written when the door is open: whoever started the agent waits for it."""
+    log_name: str = ""
+    """What its log is called by; empty: by its name."""
     lock: bool = True
     """False for the door that a coordinator opens beside an agent of the same machine: it does not own its process."""
 
@@ -123,7 +125,8 @@ class Agent:
             self._door = cleanup.enter_context(contextlib.closing(AgentDoor(options.host, options.port)))
             if lock is not None:
                 _say_where(lock, options.host, self._door.port)
-            output = cleanup.enter_context(contextlib.closing(RotatingLog(device_log(options.logs, options.name))))
+            log_file = device_log(options.logs, options.log_name or options.name)
+            output = cleanup.enter_context(contextlib.closing(RotatingLog(log_file)))
             cleanup.enter_context(copied_output(output) if options.lock else _logged_to(output))
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
             ranks = Ranks(options.host, self._rank_ports(), output)

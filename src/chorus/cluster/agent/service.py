@@ -276,6 +276,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             ranks=self._ranks.states(),
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
             models_folder=str(self._disk.folder),
+            log_file=str(self._facts.log_file.absolute()),
             addresses=[wire.NodeAddress(**vars(address)) for address in self._facts.addresses],
             certificate_request=self._renewal() if self._identity.is_due(self._facts.name) else b"",
         )

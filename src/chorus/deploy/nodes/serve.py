@@ -14,6 +14,7 @@ from chorus.cluster import status
 from chorus.cluster.agent.process import Agent, AgentOptions
 from chorus.cluster.coordinator.parts import OwnParts
 from chorus.cluster.coordinator.process import Address, ConnectedNode, Nodes
+from chorus.cluster.logs import device_log
 from chorus.cluster.transfer.share import SharedFile, SharedModel, share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
@@ -72,6 +73,10 @@ class ClusterOptions:
     port: int = DOOR_PORT
     discover: bool = True
     logs: Path = Path("logs")
+    name: str = ""
+    """What this machine is called among the devices; empty: by its host name."""
+    log_file: Path | None = None
+    """Where a copy of all that is printed goes; None: logs has what this process itself says."""
     start_timeout_seconds: float = 600.0
     nodes_choose_transport: bool = False
     """Where this side has no preference, the one that all nodes were started with holds."""
@@ -133,7 +138,10 @@ async def _serve(
             report,
         ) as ranks:
             supervisor = Supervisor(ranks, front_end)
-            control = Control(server_record(folder, listener, access, model, over_nodes=True), front_end, ranks.replan)
+            name = options.name or own_name()
+            log_file = options.log_file or device_log(options.logs, name)
+            record = server_record(folder, listener, access, model, name, log_file)
+            control = Control(record, front_end, ranks.replan)
             async with access.kept():
                 await run_announced(supervisor, control, address, model, url, ready_file)
     finally:
@@ -159,6 +167,7 @@ async def ranks_on_nodes(
             name=own_name(),
             state=state,
             logs=options.logs,
+            log_name=options.name,
             host=options.host,
             port=_free_door(options.host, options.port),
             announce=False,

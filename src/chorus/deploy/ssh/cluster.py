@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
+import re
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from chorus.cluster.logs import device_log
 from chorus.config.file import ConfigError
 from chorus.config.settings import Settings
+from chorus.config.sources import find_device
 from chorus.deploy.ssh import package
 from chorus.deploy.ssh.connect import open_shell
-from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, local_versions, plan_hosts, problems
+from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, folder_of, local_versions, plan_hosts, problems
 from chorus.deploy.ssh.shell import HostFailed, Shell, last_line
 from chorus.errors import ChorusError
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
@@ -22,6 +28,7 @@ from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 AGENT_SECONDS = 60.0
 COORDINATOR = "coordinator"
 DOORS_APART = RANK_PORTS + 2
+API_LOG = "api_server.log"
 
 Report = Callable[[str], None]
 
@@ -57,6 +64,15 @@ class Phases:
             yield
         finally:
             self.seconds[name] = round(time.perf_counter() - started, 3)
+
+
+def cluster_name(config: Path) -> str:
+    """What the folders of a cluster are called on its hosts: after its file, and after where that lies, so that every
+    `hosts.json` is a cluster of its own.
+    """
+    place = hashlib.sha256(str(config.resolve()).encode()).hexdigest()[:8]
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", config.stem)[:32]
+    return f"{plain}-{place}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,59 @@ async def run_on_first(cluster: SshCluster, arguments: Sequence[str], timeout: f
     async with connected(cluster.plans()[:1], cluster.name) as hosts:
         async for line in hosts[0].chorus_lines(*arguments, timeout=timeout):
             write(line)
+
+
+def _log_file(cluster: str, plan: HostPlan) -> str:
+    """Where a device keeps its log, below its home: the first one that of the coordinator, with rank 0 and the API."""
+    file = API_LOG if plan.rank == 0 else device_log(Path(), plan.device_id).name
+    return f"{folder_of(cluster, plan.device_id)}/logs/{file}"
+
+
+def log_files(cluster: SshCluster, device: str | None = None) -> dict[str, str]:
+    """Where each device keeps its log, or one of them, as scp and ssh write it."""
+    return {
+        plan.device_id: f"{plan.ssh or plan.hostname}:{_log_file(cluster.name, plan)}"
+        for plan in _chosen(cluster, device)
+    }
+
+
+def _chosen(cluster: SshCluster, device: str | None) -> list[HostPlan]:
+    plans = cluster.plans()
+    if device is None:
+        return plans
+    return [plans[0 if device == COORDINATOR else find_device(cluster.settings, device)[0]]]
+
+
+async def read_logs(
+    cluster: SshCluster,
+    device: str | None,
+    lines: int,
+    follow: bool,
+    timeout: float,
+    write: Callable[[str, str], None],
+) -> dict[str, str]:
+    """Pass on the last lines of every device's log, with whose they are; also where nothing runs any more. Answers why
+    some could not be read.
+    """
+
+    async def one(plan: HostPlan) -> str:
+        file = shlex.quote(_log_file(cluster.name, plan))
+        tail = f"tail -n {lines}{' -F' if follow else ''}"
+        try:
+            async with connected([plan], cluster.name) as (host,):
+                if (await host.shell.run(f"cd && test -f {file}")).code:
+                    return f"there is no log at ~/{_log_file(cluster.name, plan)}: run `chorus up` first"
+                async for line in host.shell.lines(f"cd && exec {tail} {file} 2>/dev/null", timeout):
+                    write(plan.device_id, line)
+        except HostsUnfit as error:
+            return error.rows[0].problems[0]
+        except HostFailed as error:
+            return str(error)
+        return ""
+
+    plans = _chosen(cluster, device)
+    problems = await asyncio.gather(*(one(plan) for plan in plans))
+    return {plan.device_id: problem for plan, problem in zip(plans, problems, strict=True) if problem}
 
 
 @dataclass(frozen=True)
@@ -256,7 +325,7 @@ async def start_coordinator(hosts: Sequence[SshHost], report: Report, timeout: f
     arguments = ["serve", "--cluster", "--config", f"{first.folder}/config.json"]
     arguments += ["--listen", f"0.0.0.0:{plan.door_port}", "--leader-port", str(plan.control_port)]
     arguments += ["--nodes", str(len(hosts) - 1), "--log-dir", f"{first.folder}/logs"]
-    arguments += ["--log-file", f"{first.folder}/logs/api_server.log"]
+    arguments += ["--log-file", f"{first.folder}/logs/{API_LOG}"]
     for host in hosts[1:]:
         arguments += ["--peer", f"{host.plan.hostname}:{host.plan.door_port}"]
     if insecure:

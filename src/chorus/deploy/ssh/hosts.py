@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Shell, last_line, short, write_file
 from chorus.platform.install import install_hint
+from chorus.security.node_folder import check_name
 
 MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")
 SAME_VERSION = ("mlx", "mlx-lm")
@@ -23,6 +25,7 @@ PYTHON_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 """Not on the PATH of a command over SSH, where Homebrew and others put what they install."""
 COMMANDS = "chorus.cli"
 LAUNCH = "chorus.deploy.ssh.launch"
+OTHER_DOORS = 4
 NEVER_STARTED = 121
 """How a command in a host's folder ends where there is none."""
 
@@ -41,9 +44,19 @@ class HostPlan:
     control_port: int
     """The port of its rank, as the configuration says."""
 
+    other_doors: tuple[int, ...] = ()
+    """Where its door may be instead, when somebody else has the usual one: another cluster perhaps."""
+
     @property
     def ports(self) -> list[int]:
         return [self.door_port, self.door_port + 1, self.control_port]
+
+    def with_door(self, recorded: str, taken: Collection[int]) -> HostPlan:
+        """The same with the door that it had before, or with the first that is free."""
+        if recorded.isdigit():
+            return replace(self, door_port=int(recorded))
+        doors = (self.door_port, *self.other_doors)
+        return replace(self, door_port=next((d for d in doors if not {d, d + 1} & set(taken)), self.door_port))
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,11 @@ def local_versions() -> dict[str, str | None]:
     return found
 
 
+def folder_of(cluster: str, device_id: str) -> str:
+    """Where a device keeps everything that was put there, below the home."""
+    return f".chorus/{cluster}/{device_id}"
+
+
 class SshHost:
     def __init__(self, plan: HostPlan, shell: Shell, cluster: str) -> None:
         self.plan = plan
@@ -116,12 +134,13 @@ class SshHost:
 
     @property
     def _relative_folder(self) -> str:
-        return f".chorus/{self._cluster}/{self.plan.device_id}"
+        return folder_of(self._cluster, self.plan.device_id)
 
     async def check(self) -> Facts:
         self.plan = replace(self.plan, python=await self._found_python())
         probe = Path(__file__).with_name("probe.py").read_bytes()
-        wanted = {"modules": MODULES, "packages": SAME_VERSION, "ports": self.plan.ports}
+        doors = [port for door in self.plan.other_doors for port in (door, door + 1)]
+        wanted = {"modules": MODULES, "packages": SAME_VERSION, "ports": [*self.plan.ports, *doors]}
         python = shlex.quote(self.plan.python)
         done = await self.shell.run(f"{python} - {shlex.quote(json.dumps(wanted))}", probe)
         if done.code:
@@ -146,9 +165,11 @@ class SshHost:
                 f"{self.plan.device_id}: {self.plan.python} answers {last_line(done.output)[:80]!r} there, which is no "
                 "Python: give `python:` the path of one"
             ) from None
-        self._app = await self._current_app()
-        if self._app:
-            self.facts = replace(self.facts, running=await self._running())
+        self._app, door = await self._recorded()
+        self.plan = self.plan.with_door(door, self.facts.taken)
+        running = await self._running() if self._app else {}
+        taken = tuple(port for port in self.facts.taken if port in self.plan.ports)
+        self.facts = replace(self.facts, running=running, taken=taken)
         return self.facts
 
     async def _found_python(self) -> str:
@@ -176,6 +197,7 @@ class SshHost:
             )
         await write_file(self.shell, f"{self.folder}/app/current", digest.encode())
         await write_file(self.shell, f"{self.folder}/python", self.plan.python.encode())
+        await write_file(self.shell, f"{self.folder}/door", str(self.plan.door_port).encode())
         self._app = app
         return not present
 
@@ -250,10 +272,12 @@ class SshHost:
         ]
         return " ".join(shlex.quote(word) for word in words)
 
-    async def _current_app(self) -> str:
-        done = await self.shell.run(f"cat {shlex.quote(self.folder + '/app/current')} 2>/dev/null || true")
-        digest = done.output.strip()
-        return f"{self.folder}/app/{digest}" if digest else ""
+    async def _recorded(self) -> tuple[str, str]:
+        """The code and the door that it had before; empty where there are none."""
+        read = " ".join(f'"$(cat {name} 2>/dev/null)"' for name in ("app/current", "door"))
+        done = await self.shell.run(f"cd {shlex.quote(self.folder)} 2>/dev/null && printf '%s\\n' {read}")
+        digest, door = [*done.output.splitlines(), "", ""][:2]
+        return f"{self.folder}/app/{digest}" if digest else "", door.strip()
 
     async def _must(self, command: str) -> str:
         done = await self.shell.run(command)
@@ -277,22 +301,25 @@ def in_folder(folder: str, module: str, arguments: Sequence[str]) -> str:
 
 
 def plan_hosts(devices: Sequence[Any], first_door: int, doors_apart: int) -> list[HostPlan]:
-    """Devices of one host get doors of their own; every other host uses the usual one."""
+    """Devices of one host get doors of their own; every other host uses the usual one. Names are those of folders."""
     seen: dict[str, int] = {}
+    shared = Counter(device.hostname or "localhost" for device in devices)
     plans = []
     for rank, device in enumerate(devices):
         hostname = device.hostname or "localhost"
         number = seen.get(hostname, 0)
         seen[hostname] = number + 1
+        doors = [first_door + (number + turn * shared[hostname]) * doors_apart for turn in range(OTHER_DOORS + 1)]
         plans.append(
             HostPlan(
-                device.device_id,
+                check_name(device.device_id),
                 hostname,
                 device.ssh,
                 device.python if "python" in device.model_fields_set else "",
                 rank,
-                first_door + number * doors_apart,
+                doors[0],
                 device.port,
+                tuple(doors[1:]),
             )
         )
     return plans

@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, cables: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses")
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses", "log_file")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Node(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
     MEETING_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FILE_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -48,7 +49,8 @@ class Node(_message.Message):
     addresses: _containers.RepeatedCompositeFieldContainer[NodeAddress]
     rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
     meeting_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    log_file: str
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ..., log_file: _Optional[str] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("ip", "interface", "kind", "bits_per_second")
