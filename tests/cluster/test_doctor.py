@@ -3,6 +3,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import socket
+import socketserver
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typer.testing import CliRunner
 
 from chorus.cluster.doctor import checks
 from chorus.cluster.doctor.checks import Finding
+from chorus.cluster.doctor.hub import Asked, endpoint
 from chorus.cluster.doctor.probe import Probe, parse, run_probe
 from chorus.platform.cgroup import MemoryLimit
 
@@ -31,6 +35,18 @@ PROBE = Probe(
     gflops=90.0,
     gflops_one_thread=50.0,
 )
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests ask nobody elsewhere."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+class Answering(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(4096)
+        self.request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
 
 def changed(**fields: Any) -> Probe:
@@ -131,8 +147,44 @@ def test_little_memory_few_files_and_offline_mode_are_told() -> None:
     assert checks.open_files(256, 512).status == "warn"
     assert checks.open_files(256, 4096).status == "ok", "what may be raised is raised at the start"
     assert checks.open_files(20_000, 20_000).status == "ok"
-    assert "offline" in checks.offline({"HF_HUB_OFFLINE": "1"}).value
-    assert checks.offline({"HF_HUB_OFFLINE": "0"}).value == "online"
+
+
+def test_hugging_face_is_online_when_it_answers_and_offline_when_it_does_not() -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert checks.hugging_face([], Asked(url)) == Finding("Hugging Face", f"online, {url} answers")
+    gone = checks.hugging_face([], Asked(url))
+    assert gone.status == "warn"
+    assert gone.value.startswith(f"offline, {url} cannot be reached (")
+    assert "models that are here already, folders and .gguf files still work" in gone.value
+    assert "HF_ENDPOINT" in gone.fix
+
+
+def test_hugging_face_that_never_answers_is_waited_for_a_bounded_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "no answer" in (told := checks.hugging_face([], Asked(url, seconds=0.1)).value) or "timed out" in told
+
+
+def test_the_mirror_that_is_set_is_the_one_that_is_asked() -> None:
+    assert endpoint({"HF_ENDPOINT": "https://mirror.example/ "}) == "https://mirror.example"
+    assert endpoint({}) == endpoint({"HF_ENDPOINT": ""}) == "https://huggingface.co"
+
+
+def test_whoever_switched_hugging_face_off_is_told_by_what() -> None:
+    assert checks.switched_off({"HF_HUB_OFFLINE": "0"}) == []
+    off = checks.switched_off({"HF_HUB_OFFLINE": "1"})
+    assert checks.hugging_face(off, None).value.startswith("offline, as HF_HUB_OFFLINE says")
+
+
+def test_a_cuda_wheel_that_sees_no_gpu_has_a_line_of_its_own() -> None:
+    (found,) = checks.gpu("cpu", True, {})
+    assert (found.name, found.status) == ("GPU", "warn")
+    assert "none can be seen: the CPU is used" in found.value
+    (hidden,) = checks.gpu("cpu", True, {"CUDA_VISIBLE_DEVICES": "-1"})
+    assert "hidden by CUDA_VISIBLE_DEVICES='-1'" in hidden.value
+    assert checks.gpu("cuda", True, {}) == checks.gpu("cpu", False, {}) == []
 
 
 def test_the_disk_of_a_cache_that_does_not_exist_yet_is_found(tmp_path: Path) -> None:
@@ -168,7 +220,7 @@ def test_a_probe_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch)
 def test_the_doctor_prints_a_table_and_succeeds_when_chorus_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run_probe", lambda: PROBE)
     monkeypatch.setattr(
-        command, "examine", lambda _: [Finding("mlx", "[0.32] fine"), Finding("BLAS", "slow", "warn", "do x")]
+        command, "examine", lambda *_: [Finding("mlx", "[0.32] fine"), Finding("BLAS", "slow", "warn", "do x")]
     )
     code, shown = run_doctor()
     assert code == 0

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import fail
-from chorus.cluster.doctor.checks import Finding, can_run, examine
+from chorus.cluster.doctor.checks import Finding, can_run, examine, switched_off
+from chorus.cluster.doctor.hub import Asked, endpoint
 from chorus.cluster.doctor.probe import run_probe
 from chorus.cluster.doctor.rdma import WantedRdma, rdma_findings
 from chorus.config.file import ConfigError
@@ -58,8 +59,10 @@ def doctor(
     if parity is not None:
         _prove_parity(parity, split, ranks, json)
         return
-    with Console(stderr=True).status("Asking MLX and measuring a matrix product"):
-        findings = [*examine(run_probe()), *_rdma(config, rank)]
+    with Console(stderr=True).status("Asking MLX and Hugging Face, and measuring a matrix product"):
+        # It answers, or does not, while MLX is measured.
+        asked = None if switched_off(os.environ) else Asked(endpoint(os.environ))
+        findings = [*examine(run_probe(), asked), *_rdma(config, rank)]
     ready = can_run(findings)
     if json:
         print(json_format.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))

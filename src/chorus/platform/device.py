@@ -37,8 +37,11 @@ def prefill_chunk() -> int:
 def choose_backend(name: str, machine: str, cuda_wheel: bool, gpu: bool, environment: Mapping[str, str]) -> Backend:
     if name == system.MAC:
         return "metal" if machine == "arm64" else "cpu"
-    hidden = environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return "cuda" if cuda_wheel and gpu and not hidden else "cpu"
+    return "cuda" if cuda_wheel and gpu and not hides_gpus(environment) else "cpu"
+
+
+def hides_gpus(environment: Mapping[str, str]) -> bool:
+    return environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 def installed(package: str) -> str | None:

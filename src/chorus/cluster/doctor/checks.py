@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 import psutil
 
 import chorus
+from chorus.cluster.doctor.hub import Asked
 from chorus.cluster.doctor.probe import Probe
 from chorus.platform import cgroup, cores, device, dtype, memory, mpi, system
 from chorus.platform.blas import INSTALL_FIX
@@ -41,10 +42,13 @@ class Finding:
     fix: str = ""
 
 
-def examine(probe: Probe | str) -> list[Finding]:
-    """Everything about this machine, in reading order. `probe` is what MLX said, or why it said nothing."""
+def examine(probe: Probe | str, asked: Asked | None) -> list[Finding]:
+    """Everything about this machine, in reading order. `probe` is what MLX said, or why it said nothing; `asked` what
+    Hugging Face was, unless somebody switched that off.
+    """
     pins = pinned_versions(requirements())
     backend = device.backend()
+    wheels = {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}
     found = [
         Finding("system", system.description()),
         Finding("chip", chip()),
@@ -52,7 +56,8 @@ def examine(probe: Probe | str) -> list[Finding]:
         own(device.installed(DISTRIBUTION)),
         package("mlx", device.installed("mlx"), pins.get("mlx")),
         package("mlx-lm", device.installed("mlx-lm"), pins.get("mlx-lm")),
-        platform_wheel(system.name(), {name: device.installed(name) for name in ("mlx-cpu", *device.CUDA_PACKAGES)}),
+        platform_wheel(system.name(), wheels),
+        *gpu(backend, any(wheels[name] for name in device.CUDA_PACKAGES), os.environ),
         mlx(probe),
         Finding("backend", backend),
         Finding("number type", dtype.rule(backend)),
@@ -60,7 +65,7 @@ def examine(probe: Probe | str) -> list[Finding]:
         main_memory(memory.total_memory(), memory.available_memory()),
         memory_limit(cgroup.memory_limit(Path("/"))),
         disk(models_dir()),
-        offline(os.environ),
+        hugging_face(switched_off(os.environ), asked),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
     if isinstance(probe, Probe):
@@ -126,6 +131,17 @@ def platform_wheel(system_name: str, wheels: Mapping[str, str | None]) -> Findin
         fix = f"pip uninstall {unwanted}, then {install_hint()}"
         return Finding("mlx wheel", f"{' and '.join(here)} overwrite each other", "warn", fix)
     return Finding("mlx wheel", here[0])
+
+
+def gpu(backend: device.Backend, cuda_wheel: bool, environment: Mapping[str, str]) -> list[Finding]:
+    """A line where the wheel for NVIDIA GPUs is installed and none can be seen: everything runs on the CPU then."""
+    if not cuda_wheel or backend == "cuda":
+        return []
+    hidden = environment.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and device.hides_gpus(environment):
+        return [Finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}: the CPU is used", "warn", "unset it")]
+    fix = "install the NVIDIA driver (nvidia-smi shows it), start the container with --gpus all, or use the [cpu] wheel"
+    return [Finding("GPU", "the wheel is for NVIDIA GPUs and none can be seen: the CPU is used", "warn", fix)]
 
 
 def mlx(probe: Probe | str) -> Finding:
@@ -204,16 +220,25 @@ def disk(folder: Path) -> Finding:
     return Finding("model cache", value)
 
 
-def offline(environment: Mapping[str, str]) -> Finding:
-    on = [
+def switched_off(environment: Mapping[str, str]) -> list[str]:
+    """The variables by which somebody keeps Hugging Face from being asked."""
+    return [
         name
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
         if environment.get(name, "").strip().upper() in ("1", "ON", "YES", "TRUE")
     ]
-    if on:
-        fix = f"unset {' '.join(on)} to download from Hugging Face"
-        return Finding("Hugging Face", "offline, only models that are already here", "ok", fix)
-    return Finding("Hugging Face", "online")
+
+
+def hugging_face(off_by: Sequence[str], asked: Asked | None) -> Finding:
+    """Whether models can be downloaded; without, everything else still works."""
+    name, rest = "Hugging Face", "models that are here already, folders and .gguf files still work"
+    if off_by or asked is None:
+        fix = f"unset {' '.join(off_by)} to download from Hugging Face"
+        return Finding(name, f"offline, as {' and '.join(off_by)} says: {rest}", "ok", fix)
+    if obstacle := asked.obstacle():
+        fix = "check the network and its proxy (HTTPS_PROXY), or set HF_ENDPOINT to a mirror"
+        return Finding(name, f"offline, {asked.url} cannot be reached ({obstacle}): {rest}", "warn", fix)
+    return Finding(name, f"online, {asked.url} answers")
 
 
 def open_files(soft: int, hard: int) -> Finding:
