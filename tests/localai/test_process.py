@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shlex
 import shutil
@@ -155,6 +156,15 @@ def test_a_worker_of_localais_p2p_is_told_what_to_use(tmp_path: Path, refusal: C
         file.write_text('["10.0.0.1:5555", "10.0.0.2:5555"]')
         flags = ("--worker", "--backend", "ring", "--hostfile", str(file), "--rank", "0")
         assert "chorus worker p2p-mlx" in refusal("worker", "mlx-distributed", *flags)
+
+
+@pytest.mark.parametrize("variable", ["LOCALAI_TOKEN", "LOCALAI_P2P_TOKEN", "TOKEN"])
+def test_a_token_is_looked_for_where_localai_looks(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """`docker run -e TOKEN=… local-ai worker p2p-mlx`: the token of LocalAI's own p2p is known for what it is."""
+    monkeypatch.setenv(variable, base64.b64encode(b"otp:\n  dht:\n    interval: 360\n    key: abc\n").decode())
+    assert "token of LocalAI's own p2p" in refusal("worker", "p2p-mlx", "--mlx-listen-port", "5555")
 
 
 def test_the_hostfile_of_localais_p2p_is_refused_when_a_model_is_loaded(tmp_path: Path, tiny_model: Path) -> None:

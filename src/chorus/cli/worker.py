@@ -141,7 +141,11 @@ def mlx_distributed(
 def p2p_mlx(
     context: typer.Context,
     token: Annotated[
-        str | None, typer.Option(envvar="TOKEN", help="The cluster's token (chorus token new); - reads it.")
+        str | None,
+        typer.Option(
+            envvar=["LOCALAI_TOKEN", "LOCALAI_P2P_TOKEN", "TOKEN"],
+            help="The cluster's token (chorus token new); - reads it.",
+        ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
     mlx_listen_port: Annotated[
