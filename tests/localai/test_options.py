@@ -301,6 +301,8 @@ def test_rdma_without_devices_or_addresses_says_what_to_write(tmp_path: Path) ->
     matrix = refused(tmp_path, f"hostfile:{tmp_path}/devices.json", "distributed_backend:jaccl")
     assert matrix.startswith(f"hostfile {tmp_path}/devices.json: rank 0 has RDMA devices and no address")
     assert form in matrix
+    (tmp_path / "chorus.yaml").write_text("engine: {transport: jaccl}\ncluster: {hostfile: devices.json}\n")
+    assert refused(tmp_path) == matrix
 
 
 def test_a_flag_in_a_message_is_told_as_the_option_that_it_is() -> None:

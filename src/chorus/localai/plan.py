@@ -104,7 +104,7 @@ def plan_load(
         identity=request.Model,
         model=_model_name(request),
         settings=settings,
-        ranks=_addresses(settings, hostfile),
+        ranks=_addresses(settings),
         sampling=options.sampling,
         special_tokens=options.special_tokens,
         embeddings=request.Embeddings,
@@ -188,13 +188,13 @@ def _explain(problem: str, names: Mapping[str, str], hostfile: str | None) -> st
     return problem if not hostfile or str(hostfile) in problem else f"{problem} (hostfile {hostfile})"
 
 
-def _addresses(settings: Settings, hostfile: str | None) -> tuple[str, ...]:
+def _addresses(settings: Settings) -> tuple[str, ...]:
     if len(settings.devices) < 2:
         return ()
     transport = settings.engine.transport
     if refusal := catalog.hostfile_refusal(transport):
         raise LoadFailed(refusal)
-    where = f"hostfile {hostfile}" if hostfile else "devices"
+    where = f"hostfile {settings.cluster.hostfile}" if settings.cluster.hostfile else "devices"
     if transport == catalog.over_rdma().name and settings.rdma_devices is None:
         raise LoadFailed(f"{where}: {transport} needs the RDMA devices of every rank, {_RDMA_FORM}")
     try:
