@@ -224,6 +224,11 @@ def test_a_plan_survives_json(facts: ModelFacts, nodes: list[Machine], link: Lin
         assert Plan.from_json(json.dumps(made.to_json())) == made
 
 
+def test_more_ranks_than_parts_are_refused() -> None:
+    with pytest.raises(PlanError, match="3 ranks cannot share what has 2 parts"):
+        apportion([1.0, 1.0, 1.0], 2, ["a", "b", "c"])
+
+
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12), st.integers(12, 200))
 def test_apportioned_parts_add_up_and_miss_their_quota_by_less_than_one(shares: list[float], total: int) -> None:
     names = [f"node{index}" for index in range(len(shares))]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorus.planning.costs import Matrix, StageTable, runs_only
+from chorus.planning.plan import PlanError
 
 Bounds = tuple[int, ...]
 """Stage s holds layers bounds[s] to bounds[s + 1] - 1."""
@@ -170,6 +171,8 @@ def shortage(table: StageTable) -> Matrix:
 
 def apportion(shares: Sequence[float], total: int, names: Sequence[str]) -> tuple[int, ...]:
     """Whole parts of a total by largest remainder, each at least one. Ties go to the larger share, then by name."""
+    if len(shares) > total:
+        raise PlanError(f"{len(shares)} ranks cannot share what has {total} parts: use fewer ranks")
     whole = sum(shares)
     quotas = [share / whole * total for share in shares]
     parts = [int(quota + 1e-9) for quota in quotas]
