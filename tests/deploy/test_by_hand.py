@@ -56,8 +56,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     async def nothing(*_: Any) -> None:
         pass
 
-    async def follows(place: by_hand.HandRank, start_timeout: float | None) -> None:
-        seen.followers.append(by_hand.rank_command(place))
+    async def follows(place: by_hand.HandRank, folders: Sequence[Path], start_timeout: float | None) -> None:
+        seen.followers.append(by_hand.rank_command(place, folders))
         seen.patience.append(start_timeout)
 
     monkeypatch.setattr(by_hand, "rank_programs", leader)
@@ -192,6 +192,17 @@ def test_a_follower_reads_what_concerns_it(started: Started) -> None:
     command = " ".join(started.followers[-1])
     assert "--rank 1 --listen 127.0.0.1:5001 --own-store --insecure --log-level warning --log-json" in command
     assert "--threads 3 --trust-remote-code" in command
+
+
+def test_a_follower_has_the_folders_that_its_own_command_names(started: Started, model: Path) -> None:
+    Path("link").symlink_to(model)
+    assert worker("--rank", "1", "--model", "./link", "--model", str(model)).exit_code == 0
+    assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 2
+    result = worker("--rank", "1", "--model", "./nowhere")
+    assert result.exit_code == 1
+    assert "There is no model ./nowhere" in result.output
+    result = worker("--rank", "0", "--model", str(model), "--model", "other")
+    assert "rank 0 serves one model" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

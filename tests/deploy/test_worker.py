@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, comp
 from tests.rank.pipeline.test_processes import generate
 from tests.support.ports import is_free, listening_port, listening_ports
 from tests.support.ranks import Ranks
-from tests.support.tiny_model import write_store_entry
+from tests.support.tiny_model import write_store_entry, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,8 @@ class Hosts:
     def worker(self, rank: int, *arguments: str) -> Process:
         command = ["worker", "mlx-distributed", "--hostfile", str(self.file), "--rank", str(rank), "--backend", "grpc"]
         if rank == 0:
-            command += ["--model", "tiny-by-name", "--addr", f"localhost:{listening_port()}"]
+            command += ["--addr", f"localhost:{listening_port()}"]
+            command += [] if "--model" in arguments else ["--model", "tiny-by-name"]
         return self.nodes.chorus(f"rank{rank}", *command, *arguments, CHORUS_CACHE=str(self.store))
 
     def worker_by_variables(self, rank: int) -> Process:
@@ -195,10 +197,22 @@ def test_workers_end_as_they_should_and_the_others_wait_for_the_next_leader(grou
     assert group.workers[0].stop() == 0, group.workers[0].log
     with_a_path = group.hosts.worker(0, "--model", str(tiny))
     assert with_a_path.wait() == 1
-    # A leader cannot name a path to ranks without a token.
-    assert "is no catalog name, store entry or Hugging Face id" in with_a_path.log
+    # A leader cannot name a path to ranks without a token, though it is there.
+    assert "start it with --model FOLDER, or run `chorus models import FOLDER" in with_a_path.log
     for rank in (1, 2):
         assert group.workers[rank].stop() == 0, group.workers[rank].log
+
+
+def test_a_local_folder_is_a_model_where_every_rank_names_its_own(nodes: Cluster, tiny: Path, tmp_path: Path) -> None:
+    hosts = Hosts(nodes, tmp_path / "empty-store", 2)
+    mine = tmp_path / "my-copy"
+    shutil.copytree(tiny, mine)
+    follower = hosts.worker(1, "--model", str(mine))
+    follower.wait_for("waits for its leader")
+    with_another = hosts.worker(0, "--model", str(write_tiny_model(tmp_path / "another", num_hidden_layers=3)))
+    assert with_another.wait() == 1
+    assert "rank 1: my-copy here is another model than rank 0's another: config.json has " in with_another.log
+    assert complete(url_of(hosts.worker(0, "--model", str(tiny))))
 
 
 def test_a_hostfile_of_localai_tunnels_is_refused_by_name(tmp_path: Path, refusal: Callable[..., str]) -> None:

@@ -71,12 +71,57 @@ def test_a_hub_model_is_pulled_listed_and_removed_by_the_real_command(hub: HubSe
     assert not path.exists()
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder as somebody's fine-tuning left it, with more than a model needs."""
+    made = tmp_path / "my-tune-0.6B"
+    made.mkdir()
+    (made / "config.json").write_text('{"model_type": "llama"}')
+    (made / "model.safetensors").write_bytes(save({"a": np.ones(9, np.float32)}))
+    (made / "tokenizer.json").write_text("{}")
+    (made / "optimizer.pt").write_bytes(b"x" * 1000)
+    return made
+
+
+def test_a_folder_is_imported_as_a_copy_once(folder: Path) -> None:
+    imported = run("import", str(folder), "--json")
+    assert imported.exit_code == 0, imported.output
+    told = json.loads(imported.stdout)
+    copy = Path(told["path"])
+    assert told["id"] == "my-tune-0.6B"
+    assert {file.name for file in copy.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chorus.json",
+    }
+    assert json.loads(run("import", str(folder), "--json").stdout)["path"] == str(copy)
+    (folder / "model.safetensors").write_bytes(save({"a": np.zeros(9, np.float32)}))
+    again = json.loads(run("import", str(folder), "--json").stdout)
+    assert again["path"] != str(copy)
+    named = run("import", str(folder), "--name", "my-tune-0.6B")
+    assert named.exit_code == 1
+    assert "is another model already" in named.stderr
+
+
+def test_pulling_a_folder_says_what_it_is_and_that_nothing_was_stored(folder: Path) -> None:
+    pulled = run("pull", str(folder))
+    assert pulled.exit_code == 0
+    assert "Nothing was stored" in pulled.stderr
+    assert f"chorus models import {folder}" in pulled.stderr
+    assert "is ready" not in pulled.output
+    assert not any(line["kind"] == "store" for line in json.loads(run("list", "--json").stdout))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("import", "nowhere"), "There is no nowhere; give a GGUF file, or a folder with config.json and safetensors"),
+        (("import", __file__), "is not a GGUF file"),
+        (("import", str(Path(__file__).parent)), "has no config.json and is no model folder"),
         (("pull", "nonsense"), "There is no model nonsense"),
         (("pull", "org/none"), "Cannot get org/none"),
-        (("import", "missing.gguf"), "There is no file missing.gguf"),
+        (("import", "missing.gguf"), "There is no missing.gguf"),
         (("rm", "nonsense"), "nonsense is not in the store"),
         (("rm", "org/none"), "org/none is not in the Hugging Face cache"),
         (("rm", "../outside"), "cannot name a model"),

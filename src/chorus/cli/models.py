@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
+import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +25,7 @@ from chorus.cli.output import console
 from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.catalog import CATALOG
 from chorus.models.hub.cache import cached_models, remove_cached
-from chorus.models.imports import import_gguf
+from chorus.models.imports import import_model
 from chorus.models.resolve import split_hub_id
 from chorus.models.store import Store
 
@@ -54,6 +56,14 @@ def pull(
     """
     with _progress_bar() as report:
         model = resolve(name, progress=report)
+    if not json and model.path == Path(os.path.expanduser(name)).resolve():
+        shown = escape(shlex.quote(name))
+        console.print(
+            f"{shown} is a folder on this machine, served as it is: chorus serve {shown}. Nothing was stored; "
+            f"a copy in the store is made by: chorus models import {shown}",
+            soft_wrap=True,
+        )
+        return
     _show_ready(model, json)
 
 
@@ -78,16 +88,24 @@ def list_models(json: AsJson = False) -> None:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file of the llama or qwen family.")],
-    name: Annotated[str | None, typer.Option(help="The model's name from now on (the file's own).")] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.gguf|FOLDER",
+            help="A GGUF file of the llama or qwen family, or a folder with config.json and safetensors.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="The model's name from now on (the file's or folder's own).")] = None,
     json: AsJson = False,
 ) -> None:
-    """Make a GGUF file into a model of the store; the file itself is not needed afterwards.
+    """Make a GGUF file, or a copy of a model's folder, into a model of the store; neither is needed afterwards.
 
     Example: chorus models import Qwen3-4B-Q4_K_M.gguf --name qwen3-4b
+
+    Example: chorus models import ./my-finetune
     """
     with _progress_bar() as report:
-        entry = import_gguf(file, name, progress=report)
+        entry = import_model(file, name, progress=report)
     _show_ready(LocalModel(str(file), entry.name, entry.path), json)
 
 

@@ -64,7 +64,11 @@ def mlx_distributed(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which.")
+        list[str] | None,
+        typer.Option(
+            help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which. Others: a folder of this "
+            "machine, or any model, that rank 0 may ask for besides those of the store; may be repeated."
+        ),
     ] = None,
     start_timeout: Annotated[
         float | None,
@@ -109,14 +113,14 @@ def mlx_distributed(
         "address": addr,
         "coordinator": coordinator,
     }
-    overrides = {"model": model, "engine": engine, "cluster": place, "log": {"level": log_level}}
+    overrides = {"model": model[0] if model else None, "engine": engine, "cluster": place, "log": {"level": log_level}}
     loaded = load(config, overrides)
     for warning in loaded.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     settings = loaded.settings
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
-    hand = find_rank(loaded)
+    hand = find_rank(loaded, model or ())
     if worker and hand.rank == 0:
         # What LocalAI adds for every rank but 0, and its p2p for rank 0 too: no machine's place is known there.
         fail(
@@ -126,8 +130,8 @@ def mlx_distributed(
         )
     if hand.rank:
         follow(hand, start_timeout or None)
-    elif hand.model is not None:
-        lead_with_api(hand, hand.model, insecure)
+    elif hand.models:
+        lead_with_api(hand, insecure)
     else:
         from chorus.localai.launch import lead  # the whole LocalAI front end, which other ranks need not wait for
 

@@ -36,6 +36,7 @@ from chorus.deploy.rendezvous import rank_addresses, wait_for_all
 from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
+from chorus.models.resolve import name_elsewhere
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import read_facts
 from chorus.platform import cores
@@ -64,12 +65,15 @@ class HandRank:
     rank: int
     addresses: tuple[str, ...]
     settings: Settings
-    model: str | None
-    """None where nobody has named one: LocalAI says which, or the leader does."""
+    models: tuple[str, ...]
+    """Those that its own settings name, as a user writes them; of rank 0 the one to serve."""
 
 
-def find_rank(loaded: LoadedSettings) -> HandRank:
-    """The rank that these settings mean; raises ConfigError where they do not say which, or where the others are."""
+def find_rank(loaded: LoadedSettings, models: Sequence[str] = ()) -> HandRank:
+    """The rank that these settings mean; raises ConfigError where they do not say which, or where the others are.
+
+    `models` are those of the command line, where that names several.
+    """
     settings = loaded.settings
     cluster, devices = settings.cluster, settings.devices
     _refuse_tunnels(cluster.hostfile)
@@ -83,14 +87,18 @@ def find_rank(loaded: LoadedSettings) -> HandRank:
     if cluster.rank >= len(devices):
         where = cluster.hostfile or "the list of devices"
         raise ConfigError(f"{where} has {len(devices)} hosts, so there is no rank {cluster.rank}: ranks count from 0")
-    model = settings.model if _is_given(loaded, "model") else None
+    models = tuple(models) or ((settings.model,) if _is_given(loaded, "model") else ())
     if cluster.rank == 0:
         changed = settings.engine.model_copy(update={"transport": _transport(loaded)})
         settings = settings.model_copy(update={"engine": changed})
-    if cluster.rank == 0 and model is not None:
+    if cluster.rank == 0 and models:
+        if len(models) > 1:
+            raise ConfigError(
+                f"--model is given {len(models)} times: rank 0 serves one model, the others may have several"
+            )
         _refuse_strategy(loaded)
         settings = settings.model_copy(update={"api": settings.api.model_copy(update=_listening(loaded))})
-    return HandRank(cluster.rank, rank_addresses(devices), settings, model)
+    return HandRank(cluster.rank, rank_addresses(devices), settings, models)
 
 
 def _refuse_tunnels(hostfile: Path | None) -> None:
@@ -141,12 +149,12 @@ def _listening(loaded: LoadedSettings) -> dict[str, object]:
     return {"host": host, "port": port or DEFAULT_PORT, **own}
 
 
-def lead_with_api(place: HandRank, model: str, insecure: bool = False) -> None:
+def lead_with_api(place: HandRank, insecure: bool = False) -> None:
     """Serve as rank 0 until stopped; raises GaveUp when a rank does not come in time."""
     access = find_access(place.settings, insecure)
     api = place.settings.api
     with contextlib.closing(listen(api.host, api.port, "--addr")) as listener:
-        found = find_model(model)
+        found = find_model(place.models[0])
         divided = with_own_division(with_proportions(place.settings, found), found)
         asyncio.run(_lead(replace(place, settings=divided), found, listener, access))
 
@@ -173,7 +181,7 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     many = addresses if len(addresses) > 1 else ()
     spec = engine_spec(settings, model, folder, many).model_copy(
         update={
-            "model": model.name,
+            "model": name_elsewhere(model),
             "coordinator": settings.cluster.coordinator,
             "insecure": not all(is_private(address) for address in addresses),
             "rdma_devices": settings.rdma_devices,
@@ -209,14 +217,15 @@ def follow(place: HandRank, start_timeout: float | None = None) -> None:
     if not is_private(place.addresses[place.rank]):
         console.print(
             "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "
-            "this machine's store, and nothing else; `chorus join` has TLS"
+            "this machine's store or of its --model, and nothing else; `chorus join` has TLS"
         )
-    asyncio.run(_follow(place, start_timeout))
+    folders = [find_model(name).path for name in place.models]
+    asyncio.run(_follow(place, folders, start_timeout))
 
 
-async def _follow(place: HandRank, start_timeout: float | None) -> None:
+async def _follow(place: HandRank, folders: Sequence[Path], start_timeout: float | None) -> None:
     rank, addresses, settings = place.rank, place.addresses, place.settings
-    program = Program(f"rank {rank}", rank_command(place), settings.cluster.env)
+    program = Program(f"rank {rank}", rank_command(place, folders), settings.cluster.env)
     lifeline = Lifeline()
     group = ProcessGroup("rank", [program], lifeline, FOLLOWER_GRACE_SECONDS, settings.watch)
     others = {number: address for number, address in enumerate(addresses) if number != rank}
@@ -242,10 +251,11 @@ async def _follow(place: HandRank, start_timeout: float | None) -> None:
         lifeline.cut()
 
 
-def rank_command(place: HandRank) -> Sequence[str]:
+def rank_command(place: HandRank, folders: Sequence[Path]) -> Sequence[str]:
     engine, log = place.settings.engine, place.settings.log
     command = ["-m", "chorus.rank", "--rank", str(place.rank), "--listen", place.addresses[place.rank]]
     command += ["--own-store", "--insecure", "--log-level", log.level]
+    command += [word for folder in folders for word in ("--own-model", str(folder))]
     command += ["--log-json"] if log.json_lines else []
     command += ["--threads", str(engine.threads)] if engine.threads else []
     command += ["--trust-remote-code"] if engine.trust_remote_code else []

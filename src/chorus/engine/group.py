@@ -19,6 +19,8 @@ from chorus.engine.leader import Followers, NoFollowers
 from chorus.engine.patience import StepPatience, link_seconds
 from chorus.engine.room import RankRoom, Room
 from chorus.messages.load import LoadRequest, ranks_here
+from chorus.models import ModelError
+from chorus.models.headers import read_headers
 from chorus.models.preshard.folder import is_preshard
 from chorus.planning.layout import Layout, check_transport, shape
 from chorus.planning.split import SplitError, choose_split, layers_of
@@ -349,6 +351,16 @@ def _looks_ahead(layout: Layout, followers: list[Follower]) -> bool:
     return layout.members == 1 and {device.backend(), *(f.hello.device for f in followers)} == {"cpu"}
 
 
+def _headers(spec: EngineSpec) -> bytes:
+    """What ranks compare theirs with that find the model themselves; a cluster's members are handed the right files."""
+    if not spec.model or spec.identity:
+        return b""
+    try:
+        return read_headers(spec.model_path).packed()
+    except (ModelError, OSError) as error:
+        raise CannotForm(str(error)) from error
+
+
 def _load_request(
     spec: EngineSpec, followers: list[Follower], layout: Layout, meeting_port: int, coordinator_port: int
 ) -> LoadRequest:
@@ -359,6 +371,7 @@ def _load_request(
         session=secrets.randbits(63),
         model_path=str(spec.model_path),
         model=spec.model,
+        headers=_headers(spec),
         split=layout.split,
         ranks=len(spec.ranks),
         **_load_options(spec),

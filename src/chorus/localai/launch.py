@@ -21,6 +21,7 @@ from chorus.localai.plan import HOSTFILE_VARIABLE, LoadPlan
 from chorus.localai.server import ServerSettings, serve
 from chorus.localai.settings import without_effect
 from chorus.models import LocalModel
+from chorus.models.resolve import name_elsewhere
 from chorus.platform import cores
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process import logs
@@ -106,7 +107,7 @@ def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
     here = plan.ranks[0].rpartition(":")[0]
     ranks_here = sum(address.rpartition(":")[0] == here for address in plan.ranks)
     return {
-        "model": model.id,
+        "model": name_elsewhere(model),
         "insecure": plaintext,
         "coordinator": settings.cluster.coordinator,
         "rdma_devices": settings.rdma_devices,

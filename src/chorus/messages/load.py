@@ -47,6 +47,8 @@ class LoadRequest:
     """The leader's own."""
     model: str = ""
     """The model's name, for ranks that find it themselves."""
+    headers: bytes = b""
+    """What tells the leader's model from others (models/headers.py), for the same ranks."""
     ranks: int = 1
     split: tuple[int, ...] = ()
     """Layers of each stage, the leader's first."""

@@ -14,7 +14,7 @@ from chorus.models.hub.cache import fetch_model
 from chorus.models.imports import ensure_catalog_model, import_gguf
 from chorus.models.preshard.folder import is_preshard, read_preshard
 from chorus.models.store import Entry, Store
-from chorus.models.tensors import read_json, tensor_index
+from chorus.models.tensors import check_folder
 from chorus.models.values import LocalModel, PullProgress, ignore_progress
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -57,12 +57,21 @@ def named_model(name: str) -> Path:
     """For leaders that are not authenticated: only what is in the store already, found by name and by nothing else."""
     if not is_name(name):
         raise ModelError(
-            f"{name} is no catalog name, store entry or Hugging Face id: pull or import it on this machine"
+            f"this machine's store has no model {name}, and the rank was not started with it: start it with --model "
+            "FOLDER, or run `chorus models import FOLDER --name NAME` here"
         )
     try:
         return stored_model(name).path
     except ModelError as error:
         raise ModelError(f"{name}: {error} To get it: chorus models pull {name}") from error
+
+
+def name_elsewhere(model: LocalModel) -> str:
+    """What other machines may have this model by: as it was written where that is a name of the hub, with its revision;
+    otherwise its own name, as their stores may have it.
+    """
+    parsed = split_hub_id(model.name)
+    return model.name if parsed and parsed[0] == model.id else model.id
 
 
 def is_name(name: str) -> bool:
@@ -106,13 +115,7 @@ def _checked_entry(name: str, entry: Entry, weights: bool) -> LocalModel:
 
 
 def _checked(model: LocalModel, weights: bool) -> LocalModel:
-    config = model.path / "config.json"
-    if not config.is_file():
-        raise ModelError(f"{model.path} has no config.json and is no model folder; give a folder in Hugging Face form.")
-    if not isinstance(read_json(config).get("model_type"), str):
-        raise ModelError(f"{config} names no model_type, so the architecture is unknown; fetch the model again.")
-    if weights:
-        tensor_index(model.path)
+    check_folder(model.path, weights)
     return model
 
 

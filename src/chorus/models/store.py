@@ -38,6 +38,7 @@ class Origin:
 
     source: str
     sha256: str
+    """Of the file; of a folder, of what its headers show (models/headers.py)."""
     size: int
     mtime_ns: int
 

@@ -49,6 +49,17 @@ class TensorInfo:
         return self.end - self.start
 
 
+def check_folder(path: Path, weights: bool = True) -> None:
+    """Raises ModelError where a folder is no model in Hugging Face form, or its files are not whole."""
+    config = path / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{path} has no config.json and is no model folder; give a folder in Hugging Face form.")
+    if not isinstance(read_json(config).get("model_type"), str):
+        raise ModelError(f"{config} names no model_type, so the architecture is unknown; fetch the model again.")
+    if weights:
+        tensor_index(path)
+
+
 def tensor_index(path: Path) -> dict[str, TensorInfo]:
     """Every tensor of a model folder, each file checked against its own header and against the index file."""
     tensors: dict[str, TensorInfo] = {}

@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--insecure", action="store_true", help="allow plain text on addresses that others can reach")
     parser.add_argument("--model-path", type=Path, help="load from this folder, whatever the leader's is")
     parser.add_argument("--own-store", action="store_true", help="load only what this machine's store has by name")
+    parser.add_argument("--own-model", type=Path, action="append", default=[], help="or from this folder of its own")
     parser.add_argument("--trust-remote-code", action="store_true", help="let models of that store run their own code")
     parser.add_argument("--failure-file", type=Path, help="where to leave the reason when this rank cannot start")
     parser.add_argument("--log-level", default="info")
@@ -44,7 +45,7 @@ def main() -> int:
         from chorus.rank.worker import Worker
 
         security = security_of(chosen.identity, chosen.insecure)
-        find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code)
+        find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code, chosen.own_model)
         worker = Worker(chosen.rank, chosen.listen, find_model, security)
     except ImportError as error:
         return cannot_start(explain(str(error)), chosen.failure_file)
