@@ -112,10 +112,35 @@ def test_model_info_tells_everything_but_paths(http: httpx.Client) -> None:
     info = http.get("/model/info").json()
     assert info["architecture"] == "LlamaForCausalLM"
     assert (info["context_length"], info["vocabulary"], info["number_of_devices"]) == (256, 512, 1)
-    assert info["ranks"][0]["layers"] == [0, 4]
+    assert [info["ranks"][0][name] for name in ("layers", "first_layer", "last_layer")] == ["0-3", 0, 3]
     assert info["dtype"] == "float32"
     for path in ("/model/info", "/health", "/v1/models", "/"):
         assert "/secret/place" not in http.get(path).text
+
+
+def test_a_rank_is_called_by_its_device_and_its_layers_as_people_count_them(
+    start_api: Callable[..., ApiProcess], engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """Rank 0 as the configuration calls it, the others as the coordinator last found them, by their host otherwise."""
+    ranks = [("here", 9, 30), ("there", 3, 9), ("elsewhere", 0, 0)]
+    running = [
+        {"name": "mini3", "ranks": [{"rank": 1, "running": True}]},
+        {"name": "mini2", "ranks": [{"rank": 1, "running": False}]},
+    ]
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": running}))
+    before = list(engine.description.ranks)
+    engine.description.ClearField("ranks")
+    for number, (host, first, after) in enumerate(ranks):
+        engine.description.ranks.add(rank=number, host=host, first_layer=first, last_layer=after)
+    try:
+        api = start_api(rank_names=["mini1"], status_file=str(tmp_path / "cluster.json"))
+        found = httpx.get(f"{api.url}/cluster/status", timeout=DEADLINE).json()["ranks"]
+    finally:
+        engine.description.ClearField("ranks")
+        engine.description.ranks.extend(before)
+    assert [rank["node"] for rank in found] == ["mini1", "mini3", "elsewhere"]
+    assert [rank["layers"] for rank in found] == ["9-29", "3-8", None]
+    assert [(rank["first_layer"], rank["last_layer"]) for rank in found] == [(9, 29), (3, 8), (None, None)]
 
 
 def test_the_root_lists_the_endpoints(http: httpx.Client) -> None:

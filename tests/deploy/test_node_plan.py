@@ -14,7 +14,7 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.cables import Way
 from chorus.deploy.nodes.links import Route, Routes
-from chorus.deploy.nodes.plan import is_given, link_over, plan_request
+from chorus.deploy.nodes.plan import HERE, is_given, link_over, name_here, plan_request
 from chorus.deploy.nodes.serve import ClusterOptions, deployment, needed_files
 
 
@@ -58,6 +58,11 @@ def sharded(tmp_path: Path) -> Path:
     for file in names.values():
         (tmp_path / file).write_bytes(b"x" * 10)
     return tmp_path
+
+
+def test_this_machine_has_its_name_in_a_plan_unless_a_node_has_the_same() -> None:
+    nodes: list[Any] = [SimpleNamespace(name="mini2")]
+    assert (name_here("mini1", nodes), name_here("mini2", nodes)) == ("mini1", HERE)
 
 
 def test_a_node_is_sent_only_the_files_that_hold_its_layers(sharded: Path) -> None:

@@ -40,7 +40,8 @@ def test_a_cluster_of_distributed_config_is_launched_watched_and_stopped(tmp_pat
             assert answer["usage"]["completion_tokens"] <= 12, "as the file says"
             assert status[1] in terminal.run(status[0])
             ranks = httpx.get(f"{url}/cluster/status", timeout=60).json()["ranks"]
-            assert [rank["layers"][0] for rank in ranks] == [8, 0], "0.7 and 0.3 of 28 layers"
+            assert [rank["layers"] for rank in ranks] == ["8-27", "0-7"], "0.7 and 0.3 of 28 layers"
+            assert [rank["node"] for rank in ranks] == ["mini1", "mini2"]
             terminal.wait_for(terminal.start(logs[0]), logs[1])
         finally:
             assert down[1] in terminal.run(down[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/cluster/status", **operation(None, ClusterStatus))
     async def cluster_status() -> dict[str, Any]:
+        told = read_nodes(settings.status_file)
         return {
             "model": settings.model_id,
-            **describe_cluster(await service.look()),
+            **describe_cluster(await service.look(), names_of_ranks(settings.rank_names, told["nodes"])),
             "observed": service.observed(),
-            **read_nodes(settings.status_file),
+            **told,
         }
 
     @routes.get("/models", **UNVERSIONED)
@@ -156,7 +158,7 @@ def describe_cache(engine: pb.Description) -> dict[str, Any] | None:
     }
 
 
-def describe_cluster(view: EngineView) -> dict[str, Any]:
+def describe_cluster(view: EngineView, names: Mapping[int, str]) -> dict[str, Any]:
     engine = view.description
     return {
         "state": view.state,
@@ -170,6 +172,7 @@ def describe_cluster(view: EngineView) -> dict[str, Any]:
         "ranks": [
             {
                 **_rank(rank),
+                "node": names.get(rank.rank, rank.host),
                 "host": rank.host,
                 "pid": rank.pid,
                 "memory_bytes": rank.memory_bytes,
@@ -196,6 +199,12 @@ def describe_recoveries(engine: pb.Description) -> dict[str, Any]:
     }
 
 
+def names_of_ranks(told: Sequence[str], nodes: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """By their numbers. Which node has which rank changes when one is lost, so what the nodes say goes first."""
+    at_nodes = {rank["rank"]: node["name"] for node in nodes for rank in node["ranks"] if rank["running"]}
+    return {**dict(enumerate(told)), **at_nodes}
+
+
 def read_nodes(status_file: Path | None) -> dict[str, Any]:
     """What the coordinator last wrote of its nodes; a server on one machine has none."""
     nothing: dict[str, Any] = {"plan": None, "nodes": [], "problems": {}}
@@ -212,9 +221,18 @@ def _rank(rank: pb.RankDescription) -> dict[str, Any]:
         "device": rank.device,
         "dtype": rank.dtype,
         "unpacked": rank.unpacked,
-        "layers": [rank.first_layer, rank.last_layer],
+        **_layers(rank),
         "weight_bytes": rank.weight_bytes,
     }
+
+
+def _layers(rank: pb.RankDescription) -> dict[str, Any]:
+    """As people and plans count them: from 0, and the last one is held, too. The engine names the one after it. A rank
+    that replaces a lost one holds none until it has loaded."""
+    if not rank.last_layer:
+        return {"layers": None, "first_layer": None, "last_layer": None}
+    first, last = rank.first_layer, rank.last_layer - 1
+    return {"layers": f"{first}-{last}", "first_layer": first, "last_layer": last}
 
 
 def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any]:

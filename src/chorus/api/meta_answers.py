@@ -57,11 +57,16 @@ class RankInfo(ResponseModel):
     dtype: str
     unpacked: bool
     """Quantized weights were, when they were loaded."""
-    layers: list[int]
+    layers: str | None
+    """The first and the last that it holds, counted from 0, as in 9-29; None while it loads them."""
+    first_layer: int | None
+    last_layer: int | None
     weight_bytes: int
 
 
 class RankStatus(RankInfo):
+    node: str
+    """Its device id, or the name by which its node joined; its host's where it has neither."""
     host: str
     pid: int
     memory_bytes: int

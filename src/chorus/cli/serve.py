@@ -21,7 +21,7 @@ from chorus.deploy.local import serve_here
 from chorus.platform import paths
 from chorus.platform.process import logs
 from chorus.platform.process.output import RotatingLog
-from chorus.security.node_folder import DOOR_PORT
+from chorus.security.node_folder import DOOR_PORT, own_name
 from chorus.transport import catalog
 
 DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
@@ -184,6 +184,7 @@ def _serve_over_nodes(
     options = ClusterOptions(
         peers=tuple(parse_peer(text) for text in peers),
         nodes=nodes,
+        here=settings.devices[0].device_id if settings.devices else own_name(),
         names=tuple(device.device_id for device in settings.devices[1:]),
         leader_port=leader_port,
         environment={**settings.cluster.env, **environment},

@@ -128,27 +128,14 @@ def host_table(hosts: list[dict[str, Any]]) -> Table:
     return table
 
 
-def layers_text(rank: dict[str, Any]) -> str:
-    """The first and the last layer of a rank, counted from 0. A server tells them as a range that ends before its
-    second number, or by name as plans do.
-    """
-    first, last = rank.get("first_layer"), rank.get("last_layer")
-    if first is None or last is None:
-        layers = rank.get("layers")
-        if not isinstance(layers, list) or len(layers) != 2:
-            return str(layers) if layers else "-"
-        first, last = layers[0], layers[1] - 1
-    return f"{first}-{last}" if last >= first else "-"
-
-
 def rank_table(ranks: list[dict[str, Any]]) -> Table:
-    table = Table("rank", "host", "device", "layers", "weights", "memory", "step")
+    table = Table("rank", "node", "device", "layers", "weights", "memory", "step")
     for rank in ranks:
         table.add_row(
             str(rank.get("rank")),
-            str(rank.get("host", "-")),
+            escape(str(rank.get("node", "-"))),
             str(rank.get("device", "-")),
-            layers_text(rank),
+            str(rank.get("layers") or "-"),
             f"{rank.get('weight_bytes', 0) / 1e6:.0f} MB",
             f"{rank.get('memory_bytes', 0) / 1e6:.0f} MB",
             str(rank.get("step", "-")),

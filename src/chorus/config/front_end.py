@@ -42,6 +42,9 @@ class ApiSettings(ApiOptions):
     """Each key's requests share what is kept of their prompts among themselves only."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
+    rank_names: tuple[str, ...] = ()
+    """What those who serve are called, in the order of ranks, as far as the coordinator does not tell: by the
+    configuration's device ids, or their hosts. Where nobody has told, a rank is called by its host."""
     status_file: Path | None = None
     """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
     failure_file: Path | None = None

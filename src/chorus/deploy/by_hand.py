@@ -190,7 +190,8 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     )
     leader = rank_programs(spec)[0]
     leader = replace(leader, environment={**leader.environment, **settings.cluster.env})
-    program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access), folder)
+    names = tuple(device.device_id for device in settings.devices)
+    program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access, names), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
     control = Control(server_record(folder, listener, access, model), front_end)

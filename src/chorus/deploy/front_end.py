@@ -185,7 +185,12 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
 
 
 def api_settings(
-    settings: Settings, model: LocalModel, address: str, listener: Listener, access: Access
+    settings: Settings,
+    model: LocalModel,
+    address: str,
+    listener: Listener,
+    access: Access,
+    rank_names: tuple[str, ...] = (),
 ) -> ApiSettings:
     api = settings.api
     decided = {
@@ -201,6 +206,7 @@ def api_settings(
         model_id=model.id,
         model_name=model.id.rpartition("/")[2],
         model_path=model.path,
+        rank_names=rank_names,
         keys_file=access.keys_file,
         own_key_sha256=key_hash(access.own_key) if access.keys_file else None,
         responses_file=_responses_file(api.host, api.port),

@@ -48,15 +48,17 @@ async def plan_for(
     sharding: ShardingConfig,
     routes: Routes | None = None,
     fit: Fit = Fit.AS_ASKED,
+    here: str = HERE,
 ) -> Plan | None:
-    """Over this machine and the nodes, in their order: layers, or weights where slices are served. None where it is not
-    ours to plan. Raises DoesNotHold where there is too little room.
+    """Over this machine, which is called `here`, and the nodes, in their order: layers, or weights where slices are
+    served. None where it is not ours to plan. Raises DoesNotHold where there is too little room.
     """
     ranks = len(nodes) + 1
     if (not nodes and fit is Fit.AS_ASKED) or is_given(spec, ranks) or not _can_plan(spec, facts, ranks):
         return None
     try:
         machines = await _measured(nodes, spec.memory_fraction)
+        machines[0] = replace(machines[0], name=name_here(here, nodes))
     except (ProfileError, grpc.aio.AioRpcError) as error:
         told = why_failed(error, "an agent is gone") if isinstance(error, grpc.aio.AioRpcError) else error
         log.warning("the layers are divided evenly, for want of figures from every node: %s", told)
@@ -67,6 +69,11 @@ async def plan_for(
         held = f"weight {rank.share}" if made.parallel == "tensor" else f"layers {rank.first_layer}-{rank.last_layer}"
         log.info("rank %d on %s: %s, %s", rank.rank, rank.node, held, rank.numbers)
     return made
+
+
+def name_here(name: str, nodes: Sequence[ConnectedNode]) -> str:
+    """This machine's name in a plan, where every name stands for one machine: a node may be on this one, too."""
+    return HERE if any(node.name == name for node in nodes) else name
 
 
 def planned(
@@ -183,7 +190,7 @@ def links_between(
     """From here to each node as its agent answers; on other ways, as the two ends have tried them. What sums over these
     nodes took when they ran last goes over every estimate.
     """
-    names = [HERE, *(node.name for node in nodes)]
+    names = [machines[0].name if machines else HERE, *(node.name for node in nodes)]
     call = catalog.get(catalog.DEFAULT).call_seconds or 0.0
     metal = any(machine.backend == "metal" for machine in machines)
     known = {

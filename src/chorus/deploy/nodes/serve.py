@@ -65,6 +65,8 @@ class ClusterOptions:
     peers: tuple[Address, ...] = ()
     nodes: int | None = None
     """How many nodes besides this machine; None means those that are named, or those that are found."""
+    here: str = field(default_factory=own_name)
+    """What this machine is called, which leads."""
     names: tuple[str, ...] = ()
     """Names of the nodes in rank order, where that matters."""
     leader_port: int | None = None
@@ -116,7 +118,7 @@ async def _serve(
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    program = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    program = front_end_program(api_settings(settings, model, address, listener, access, (options.here,)), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     shown = ""
 
@@ -227,7 +229,7 @@ async def ranks_on_nodes(
                 )
             routes = await look_for_routes(chosen, way.transport, first.parallel)
             planned = served_as = first.model_copy(update={"transport": way.transport})
-            made = await plan_for(chosen, facts, planned, sharding, routes, fit) if facts else None
+            made = await plan_for(chosen, facts, planned, sharding, routes, fit, options.here) if facts else None
             predicted = made.to_json() if made else {}
             layers = cut.layers if cut else len(facts.layers) if facts else 0
             formed = deployment(way, held.share, layers, make_spec, identity, options, made, parts, routes)
