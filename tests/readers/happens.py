@@ -49,7 +49,8 @@ HAPPENS: dict[tuple[str, str], tuple[Outcome, ...]] = {
     ("ring_project", "`./launch.sh restart`"): (OverSsh("ready  mlx-community/Qwen3-14B-4bit"),),
     ("ring_project", "`./launch.sh status`"): (OverSsh("ready"),),
     ("ring_project", "`./launch.sh test`"): (OverSsh("generation"),),
-    ("ring_project", "`tail -f server.log`"): (OverSsh("holds layers"),),
+    ("ring_project", "`tail -f server.log`"): (OverSsh("rank 1 holds layers"),),
+    ("ring_project", "`tail -f api.log`"): (OverSsh("ready"),),
     ("ring_project", "`python3 test_config.py`"): (Says(".env: MODEL_REPO"),),
     ("ring_project", "`API_HOST=192.168.5.1` in `.env`"): (Says("chorus-"), Starts(RING)),
     ("ring_project", "`mlx.launch --hostfile hosts.json --backend ring python3 server.py`"): (

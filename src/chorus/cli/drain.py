@@ -31,13 +31,13 @@ def drain(
     if config:
         on_first_host(config, ["drain", node, *(["--undo"] if undo else [])], CALL_SECONDS * 2)
         return
-    name, address = find_node(node, port)
-    state = asyncio.run(_drain(address, not undo))
-    typer.echo(f"{name} is {'draining' if state.draining else 'at work'}")
+    name, address, state = find_node(node, port)
+    told = asyncio.run(_drain(address, state, not undo))
+    typer.echo(f"{name} is {'draining' if told.draining else 'at work'}")
 
 
-async def _drain(address: tuple[str, int], draining: bool) -> wire.Node:
-    async with agent_at(address) as agent:
+async def _drain(address: tuple[str, int], state: Path | None, draining: bool) -> wire.Node:
+    async with agent_at(address, state) as agent:
         try:
             return await agent.Drain(wire.DrainRequest(draining=draining), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:

@@ -34,6 +34,8 @@ class Source:
     name: str
     file: str = ""
     address: tuple[str, int] | None = None
+    state: Path | None = None
+    """The state folder of its cluster; what `chorus up` starts has one of its own."""
 
 
 def logs(
@@ -93,7 +95,10 @@ def find_sources(name: str | None, port: int | None = None) -> list[Source]:
     if name and ":" in name:
         return [Source(name, address=parse_peer(name))]
     server, found = over_nodes(port)
-    nodes = [Source(node["name"], node.get("log_file") or "", parse_peer(node["address"])) for node in found["nodes"]]
+    nodes = [
+        Source(node["name"], node.get("log_file") or "", parse_peer(node["address"]), Path(server.state))
+        for node in found["nodes"]
+    ]
     leads = Source(server.name or COORDINATOR, server.log_file or "")
     if name is None:
         return [leads, *nodes]
@@ -103,12 +108,12 @@ def find_sources(name: str | None, port: int | None = None) -> list[Source]:
     return [meant]
 
 
-def find_node(name: str, port: int | None = None) -> tuple[str, tuple[str, int]]:
-    """Name and address of a node of what is served here; a host:port is taken as it is."""
+def find_node(name: str, port: int | None = None) -> tuple[str, tuple[str, int], Path | None]:
+    """Name, address and state folder of a node of what is served here; a host:port is taken as it is."""
     (source,) = find_sources(name, port)
     if source.address is None:
         fail(f"{source.name} leads the others and cannot be taken out of work: end it with `chorus down`, or Ctrl-C")
-    return source.name, source.address
+    return source.name, source.address, source.state
 
 
 def over_nodes(port: int | None) -> tuple[Server, dict[str, Any]]:
@@ -128,7 +133,7 @@ async def _print_all(sources: list[Source], follow: bool, lines: int) -> dict[st
     async def one(source: Source) -> str:
         name = source.name if named else None
         reading: Awaitable[None] = (
-            _print_node(name, source.address, follow, lines)
+            _print_node(name, source.address, source.state, follow, lines)
             if source.address
             else _print_file(name, Path(source.file), follow, lines)
         )
@@ -155,9 +160,9 @@ async def _print_file(name: str | None, file: Path, follow: bool, lines: int) ->
             _write(name, line)
 
 
-async def _print_node(name: str | None, address: tuple[str, int], follow: bool, lines: int) -> None:
+async def _print_node(name: str | None, address: tuple[str, int], state: Path | None, follow: bool, lines: int) -> None:
     rest = b""
-    async with agent_at(address) as agent:
+    async with agent_at(address, state) as agent:
         try:
             async for chunk in agent.Logs(wire.LogsRequest(lines=lines, follow=follow)):
                 *whole, rest = (rest + chunk.data).split(b"\n")

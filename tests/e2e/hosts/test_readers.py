@@ -104,10 +104,11 @@ def test_what_launch_sh_did_is_done_over_ssh(hosts: list[Host]) -> None:
     desk.ask()
     desk.type("ring_project", "`./launch.sh status`")
     desk.type("ring_project", "`./launch.sh test`")
-    process, log, text = desk.start(desk.first, "ring_project", "`tail -f server.log`")
-    assert eventually(lambda: text in log.read_text()), log.read_text()
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
+    for followed in ("`tail -f server.log`", "`tail -f api.log`"):
+        process, log, text = desk.start(desk.first, "ring_project", followed)
+        assert eventually(lambda log=log, text=text: text in log.read_text()), log.read_text()  # type: ignore[misc]
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
     desk.type("ring_project", "`./launch.sh restart`")
     desk.type("ring_project", "`./launch.sh stop`")
     assert eventually(desk.is_quiet)

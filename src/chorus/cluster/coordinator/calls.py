@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc.aio
 
@@ -28,9 +29,9 @@ def cannot_call(who: str, error: grpc.aio.AioRpcError) -> CannotCall:
 
 
 @contextlib.asynccontextmanager
-async def agent_at(address: tuple[str, int]) -> AsyncIterator[agent_pb2_grpc.AgentStub]:
-    state = state_dir()
-    identity = Authority(state / "authority").coordinator(own_name())
+async def agent_at(address: tuple[str, int], state: Path | None = None) -> AsyncIterator[agent_pb2_grpc.AgentStub]:
+    """`state` is the folder of the cluster that the node is in, where that is not this user's own."""
+    identity = Authority((state or state_dir()) / "authority").coordinator(own_name())
     try:
         met = await peers.ask(address, identity)
     except (OSError, JoinRefused) as error:
