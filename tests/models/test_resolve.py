@@ -82,9 +82,11 @@ def test_a_folder_that_is_no_model_says_why(tmp_path: Path, spoil: object, messa
     ("name", "message"),
     [
         ("smollm2-135", "perhaps you mean smollm2-135m"),
-        ("no/such/folder", "There is no model no/such/folder"),
-        ("./nowhere", "There is no model ./nowhere"),
-        ("missing.gguf", r"no file missing.gguf"),
+        ("no/such/folder", r"There is no folder or file /.*/no/such/folder; check the path"),
+        ("./nowhere", r"There is no folder or file /.*/nowhere; check the path"),
+        ("~nobody-at-all/model", r"There is no folder or file /.*/~nobody-at-all/model"),
+        ("./" + "long" * 100, "Cannot read .*: File name too long; check the path"),
+        ("missing.gguf", r"There is no folder or file /.*/missing\.gguf"),
         ("", "There is no model"),
     ],
 )

@@ -57,7 +57,8 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         links = Links(LINK_KINDS["loopback"])
         made = plan(facts, nodes, links, _usual_work(settings, facts), _request(settings, facts))
     except (ModelError, PlanError, SplitError) as error:
-        log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", error)
+        why = str(error).rstrip(".")
+        log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", why)
         return LocalPlan()
     return LocalPlan(tuple(rank.policy_name for rank in made.ranks), made.to_json() if profile else None)
 

@@ -33,7 +33,15 @@ def resolve(
     shares a catalog name is reached as ./NAME. `offline` None follows HF_HUB_OFFLINE; True also keeps pip from being
     asked. Without `weights` a hub model's description and tokenizer are fetched and its weights are not.
     """
-    report = progress or ignore_progress
+    try:
+        return _resolve(name, progress or ignore_progress, offline, weights)
+    except OSError as error:  # somebody else's folder, a name that is too long, a disk that fails
+        raise ModelError(
+            f"Cannot read {name:.200}: {error.strerror or error}; check the path and who may read it."
+        ) from error
+
+
+def _resolve(name: str, report: Callable[[PullProgress], None], offline: bool | None, weights: bool) -> LocalModel:
     store = Store.default()
     if _is_entry(name, store):
         return _named(name, store, report, offline, weights)
@@ -43,8 +51,10 @@ def resolve(
         return _checked(LocalModel(name, read_preshard(path).model, path.resolve()), weights=False)
     if name and path.is_dir():
         return _checked(LocalModel(name, path.resolve().name, path.resolve()), weights)
-    if name.endswith(".gguf"):
+    if name.endswith(".gguf") and path.is_file():
         return _checked_entry(name, import_gguf(path, store=store, progress=report), weights)
+    if _is_path(name):
+        raise ModelError(_unknown_path(path))
     return _named(name, store, report, offline, weights)
 
 
@@ -107,6 +117,11 @@ def split_hub_id(name: str) -> tuple[str, str | None] | None:
     return match["id"], match["revision"]
 
 
+def _is_path(name: str) -> bool:
+    """Whether it can be nothing but a path."""
+    return name.endswith(".gguf") or (split_hub_id(name) is None and ("/" in name or name.startswith("~")))
+
+
 def _checked_entry(name: str, entry: Entry, weights: bool) -> LocalModel:
     try:
         return _checked(LocalModel(name, entry.name, entry.path), weights)
@@ -117,6 +132,16 @@ def _checked_entry(name: str, entry: Entry, weights: bool) -> LocalModel:
 def _checked(model: LocalModel, weights: bool) -> LocalModel:
     check_folder(model.path, weights)
     return model
+
+
+def _unknown_path(path: Path) -> str:
+    if path.exists():
+        return f"{path.absolute()} is neither a folder nor a .gguf file; give one of these."
+    path = path.absolute()
+    siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, siblings, 1)
+    hint = f"perhaps you mean {path.with_name(near[0])}" if near else "check the path"
+    return f"There is no folder or file {path}; {hint}."
 
 
 def _unknown(name: str, known: list[str]) -> str:

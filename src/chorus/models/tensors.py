@@ -19,7 +19,9 @@ from chorus.models.errors import ModelError
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHTS_GLOB = "model*.safetensors"
 
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.npz", "*.safetensors")
 _HEADER_LIMIT = 100 << 20
+_REMEDY = "check that it is there and may be read, or fetch the model again."
 _LENGTH_BYTES = 8
 _LONGEST_NAME = 255
 _MOST_DIMENSIONS = 16
@@ -53,11 +55,22 @@ def check_folder(path: Path, weights: bool = True) -> None:
     """Raises ModelError where a folder is no model in Hugging Face form, or its files are not whole."""
     config = path / "config.json"
     if not config.is_file():
-        raise ModelError(f"{path} has no config.json and is no model folder; give a folder in Hugging Face form.")
+        raise ModelError(f"{path} has no config.json and is no model folder; {_instead_of(path)}.")
     if not isinstance(read_json(config).get("model_type"), str):
         raise ModelError(f"{config} names no model_type, so the architecture is unknown; fetch the model again.")
     if weights:
         tensor_index(path)
+
+
+def _instead_of(folder: Path) -> str:
+    """What to give in place of a folder that is no model, by what is in it."""
+    if gguf := next(iter(sorted(folder.glob("*.gguf"))), None):
+        return f"give its .gguf file itself, {gguf}"
+    if inner := next(iter(sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])), None):
+        return f"perhaps you mean {inner.parent}"
+    if (folder / "adapter_config.json").is_file():
+        return "it holds an adapter: join that with its model (mlx_lm.fuse) and give the folder that comes of it"
+    return "give a folder in Hugging Face form"
 
 
 def tensor_index(path: Path) -> dict[str, TensorInfo]:
@@ -86,8 +99,18 @@ def weight_files(path: Path) -> list[Path]:
         raise ModelError(f"{path} lacks {', '.join(missing)}, named in {INDEX_FILE}; fetch the model again.")
     files = [path / name for name in named] or sorted(path.glob(WEIGHTS_GLOB))
     if not files:
-        raise ModelError(f"{path} holds no {WEIGHTS_GLOB}; give a folder in Hugging Face form, or a .gguf file.")
+        raise ModelError(f"{path} holds no {WEIGHTS_GLOB}{_other_weights(path)}.")
     return files
+
+
+def _other_weights(path: Path) -> str:
+    """What is there instead, and what to do about it."""
+    if gguf := next(iter(sorted(path.glob("*.gguf"))), None):
+        return f": give its .gguf file itself, {gguf}"
+    others = sorted(file.name for pattern in _OTHER_WEIGHTS for file in path.glob(pattern))
+    if others:
+        return f" but {others[0]}: choose a copy of the model in safetensors form, such as those of mlx-community"
+    return "; give a folder in Hugging Face form, or a .gguf file"
 
 
 def weight_map(path: Path) -> dict[str, str]:
@@ -119,13 +142,16 @@ def files_holding(names: Iterable[str], mapping: dict[str, str]) -> list[str]:
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file, checked to fill it exactly."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(_LENGTH_BYTES)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else 0
-        if not 2 <= length <= _HEADER_LIMIT or _LENGTH_BYTES + length > size:
-            raise ModelError(f"{file} is truncated or no safetensors file ({size} bytes); fetch the model again.")
-        header = stream.read(length)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(_LENGTH_BYTES)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == _LENGTH_BYTES else 0
+            if not 2 <= length <= _HEADER_LIMIT or _LENGTH_BYTES + length > size:
+                raise ModelError(f"{file} is truncated or no safetensors file ({size} bytes); fetch the model again.")
+            header = stream.read(length)
+    except OSError as error:  # a link into a cache that was cleared, somebody else's file
+        raise ModelError(f"Cannot read {file}: {error.strerror or error}; {_REMEDY}") from error
     try:
         entries = json.loads(header)
         infos = {
@@ -177,8 +203,10 @@ def _check_layout(file: Path, size: int, base: int, infos: dict[str, TensorInfo]
 def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"Cannot read {file}: {error}.") from error
+    except OSError as error:
+        raise ModelError(f"Cannot read {file}: {error.strerror or error}; {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"Cannot read {file}, which is no JSON ({error}); fetch the model again.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} is not a JSON object; fetch the model again.")
     return value

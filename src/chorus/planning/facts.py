@@ -154,7 +154,8 @@ def facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name:
         return _facts_of(config, tensors, name)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A stranger's file: any key may hold anything.
-        raise ModelError(f"config.json of {name} has a value of another kind than is usual there ({error}).") from error
+        why = f"has a value of another kind than is usual there ({error}); fetch the model again"
+        raise ModelError(f"config.json of {name} {why}.") from error
 
 
 def _facts_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], name: str) -> ModelFacts:
