@@ -37,7 +37,7 @@ def test_a_node_that_does_not_answer_does_not_hide_the_others(served: Path) -> N
     shown = typed("logs")
     assert shown.stdout.splitlines() == ["mini1: loading", "mini1: rank 0 holds layers 8-9"]
     assert shown.exit_code == 1
-    assert shown.stderr.startswith("mini2: ")
+    assert shown.stderr.startswith("error: mini2: ")
     assert len(shown.stderr.splitlines()) == 1
 
 

@@ -13,13 +13,14 @@ SOURCE = Path(__file__).parents[2] / "src" / "chorus"
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 COMMAND = re.compile(r"chorus ((?:[a-z0-9-]+ ?)+)")
 # Programs of others, which a remedy may name: their options are theirs.
-OTHERS = re.compile(r"(?:container|curl|pip install|ssh-add|journalctl|mlx\.distributed_config) ")
+OTHERS = re.compile(r"(?:container|curl|docker run|pip install|ssh-add|journalctl|mlx\.distributed_config) ")
 
 SERVING = ("serve", "worker mlx-distributed")
 """Commands that start ranks as their own options say; what ranks and their links advise must be an option of each."""
 JOINING = ("join",)
 PRINTED_BY = {
     "cli/models_preshard.py": ("models preshard",),
+    "cli/own_server.py": ("status", "cache", "test"),
     "cli/up.py": ("restart",),
     "cluster/agent": JOINING,
     "deploy/by_hand.py": ("worker mlx-distributed",),

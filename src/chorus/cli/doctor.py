@@ -136,6 +136,8 @@ def verdict(findings: list[Finding]) -> str:
 
 def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> None:
     """Compare in a process of its own: memory is given back, and MLX sees the right BLAS from its start."""
+    if split is not None and not all(part.strip().isdigit() for part in split.split(",")):
+        fail(f"--split {split}: expected numbers of layers separated by commas, e.g. 20,7,3")
     require_mlx()
     path = resolve(model).path
     command = [sys.executable, "-m", "chorus.rank.parity", str(path), "--ranks", str(ranks)]

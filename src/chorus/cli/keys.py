@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorus.cli.output import console
+from chorus.cli.output import console, fail
 from chorus.security.key_file import add_key, default_key_file, load_keys, remove_key
 
 app = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True)
@@ -47,6 +47,8 @@ def list_keys(file: KeyFile = None, json: AsJson = False) -> None:
 
     Example: chorus keys list
     """
+    if file and not file.is_file():
+        fail(f"there is no key file {file}: leave out --file for the usual one, {default_key_file()}")
     keys = load_keys(file or default_key_file())
     if json:
         typer.echo(json_format.dumps([key.model_dump(exclude={"sha256"}) for key in keys]))

@@ -14,7 +14,7 @@ import grpc.aio
 import typer
 
 from chorus.cli.options import parse_peer
-from chorus.cli.output import console, fail
+from chorus.cli.output import fail, tell_problems
 from chorus.cli.own_server import PortOption, find_own
 from chorus.cluster import status as cluster_status
 from chorus.cluster.coordinator.calls import agent_at, cannot_call
@@ -65,8 +65,7 @@ def logs(
                 _print_paths({source.name: source.file or "the node does not say" for source in sources})
                 return
             problems = asyncio.run(_print_all(sources, follow, lines))
-    for name, problem in problems.items():
-        console.print(f"{name}: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    tell_problems(problems)
     if problems:
         raise typer.Exit(1)
 

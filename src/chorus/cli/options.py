@@ -14,6 +14,7 @@ from chorus.security.node_folder import DOOR_PORT
 from chorus.security.token import BadToken, Token
 
 _MAX_TOKEN_LENGTH = 1024
+_TOKEN_SOURCE = "`chorus token show` on the first machine prints it"
 
 
 def parse_peer(text: str) -> tuple[str, int]:
@@ -43,8 +44,10 @@ def read_token(context: typer.Context, given: str | None, file: Path | None, nee
         try:
             with file.open() as stream:
                 return Token.parse(stream.read(_MAX_TOKEN_LENGTH))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadToken(f"cannot read the token: {error}") from error
+        except OSError as error:
+            raise BadToken(f"cannot read the token from {file}: {error.strerror}: {_TOKEN_SOURCE}") from error
+        except UnicodeDecodeError:
+            raise BadToken(f"{file} holds no token: {_TOKEN_SOURCE}") from None
     if given == "-" or (given is None and needed and sys.stdin.isatty()):
         return Token.parse(_typed())
     if given is None:

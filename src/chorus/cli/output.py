@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 import typer
@@ -9,6 +10,12 @@ from rich.markup import escape
 
 from chorus.platform.terminal import console as console
 from chorus.platform.terminal import warn as warn
+
+
+def tell_problems(problems: Mapping[str, str]) -> None:
+    """One line for each of several things that failed; whoever calls says what became of the rest."""
+    for name, problem in problems.items():
+        console.print(f"[bold red]error:[/] {escape(f'{name}: {problem}')}", markup=True, soft_wrap=True)
 
 
 def fail(message: str) -> NoReturn:

@@ -78,7 +78,12 @@ def find_target(url: str | None, port: int | None, key: str | None) -> Target:
 def find_own(port: int | None) -> Server:
     """The server of this user that a command means, for what goes over its control socket or its folder."""
     running = running_servers()
-    found = _only(here_at(running, port)) if port is not None else _configured(load(), own_servers(), running).server
+    meant = here_at(running, port) if port is not None else []
+    if len(meant) > 1:
+        fail(f"two servers of yours have port {port}: {told(meant)}; end the one that is not meant first")
+    found = meant[0] if meant else None
+    if port is None:
+        found = _configured(load(), own_servers(), running).server
     if found is None:
         where = f" on port {port}" if port is not None else ""
         others = f"; there is {told(running)}: choose it with --port" if running else ": start it first"

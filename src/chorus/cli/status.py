@@ -49,8 +49,10 @@ def status(
         found = gather_status(find_target(url, port, api_key))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
-        return
-    show(found, Console())
+    else:
+        show(found, Console())
+    if "state" not in found:  # the hosts of a file were asked, and none of them serves
+        raise typer.Exit(1)
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -13,13 +13,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from chorus.cli.output import console, fail
+from chorus.cli.output import console, fail, tell_problems
 from chorus.cli.own_server import find_own
 from chorus.config.sources import configured_file, load_settings, without_none
 from chorus.deploy.control import ask
 from chorus.deploy.handover import START_SECONDS
 from chorus.deploy.ssh import cluster as ssh
-from chorus.deploy.ssh.cluster import Checked, HostsUnfit, Phases, SshCluster
+from chorus.deploy.ssh.cluster import Checked, Ended, HostsUnfit, Phases, SshCluster
 from chorus.messages.proto import control_pb2 as wire
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Devices and settings (YAML or JSON).")]
@@ -65,11 +65,20 @@ def down(
     """
     ended = _run(ssh.take_down(_cluster(config), purge))
     if as_json:
-        typer.echo(json.dumps(ended))
-        return
-    for device, processes in ended.items():
-        named = ", ".join(f"{name} ({pid})" for name, pid in processes.items())
-        typer.echo(f"{device}: {f'ended {named}' if named else 'nothing was running'}")
+        typer.echo(json.dumps({host.device_id: host.processes for host in ended if not host.problem}))
+    else:
+        for host in ended:
+            named = ", ".join(f"{name} ({pid})" for name, pid in host.processes.items())
+            if not host.problem:
+                typer.echo(f"{host.device_id}: {f'ended {named}' if named else 'nothing was running'}")
+    _fail_for(ended)
+
+
+def _fail_for(ended: Sequence[Ended]) -> None:
+    """One line for each host where it is not known whether everything was ended."""
+    if left := {host.device_id: host.problem for host in ended if host.problem}:
+        tell_problems(left)
+        raise typer.Exit(1)
 
 
 def restart(
@@ -93,7 +102,7 @@ def restart(
     if port is not None:
         fail("--port goes with --front-end: without it, everything that the file names is restarted")
     cluster = _cluster(config)
-    _run(ssh.take_down(cluster))
+    _fail_for(_run(ssh.take_down(cluster)))
     ready, phases = _up(cluster, timeout, insecure)
     typer.echo(ready)
     typer.echo("  ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.seconds.items()))

@@ -93,7 +93,12 @@ def add_key(file: Path, name: str, requests_per_minute: int | None, max_concurre
             max_concurrent=max_concurrent,
         )
     except ValidationError as error:
-        raise KeyFileError(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}") from None
+        first = error.errors()[0]
+        if first["loc"] == ("id",):
+            raise KeyFileError(
+                f"{name!r} cannot name a key: use letters, digits, dot, dash and underscore, up to 64"
+            ) from None
+        raise KeyFileError(f"{first['loc'][0]}: {first['msg']}") from None
     _write(file, [*keys, entry])
     return secret
 
@@ -102,7 +107,7 @@ def remove_key(file: Path, name: str) -> None:
     keys = load_keys(file)
     kept = [key for key in keys if key.id != name]
     if len(kept) == len(keys):
-        raise KeyFileError(f"there is no key named {name!r}")
+        raise KeyFileError(f"there is no key named {name!r} in {file}: `chorus keys list` names those that there are")
     _write(file, kept)
 
 

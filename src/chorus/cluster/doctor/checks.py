@@ -140,7 +140,9 @@ def gpu(backend: device.Backend, cuda_wheel: bool, environment: Mapping[str, str
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and device.hides_gpus(environment):
         return [Finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}: the CPU is used", "warn", "unset it")]
-    fix = "install the NVIDIA driver (nvidia-smi shows it), start the container with --gpus all, or use the [cpu] wheel"
+    fix = (
+        "install the NVIDIA driver (nvidia-smi shows it), in a container docker run --gpus all, or use the [cpu] wheel"
+    )
     return [Finding("GPU", "the wheel is for NVIDIA GPUs and none can be seen: the CPU is used", "warn", fix)]
 
 

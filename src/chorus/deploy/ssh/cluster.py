@@ -84,7 +84,7 @@ class SshCluster:
 
     def plans(self) -> list[HostPlan]:
         if not self.settings.devices:
-            raise ConfigError("devices: none are given; expected a list with device_id and hostname, or a hostfile")
+            raise ConfigError("no devices are given: name the file that lists them with -c FILE, or a hostfile")
         return plan_hosts(self.settings.devices, DOOR_PORT, DOORS_APART)
 
 
@@ -113,17 +113,52 @@ async def bring_up(
         return ready
 
 
-async def take_down(cluster: SshCluster, purge: bool = False) -> dict[str, dict[str, int]]:
-    """End everything that was started; answers what was ended on each host."""
-    async with connected(cluster.plans(), cluster.name) as hosts:
-        return await stop(hosts, purge)
+@dataclass(frozen=True)
+class Ended:
+    """What was ended on a host, or why that is not known."""
+
+    device_id: str
+    processes: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+async def take_down(cluster: SshCluster, purge: bool = False) -> list[Ended]:
+    """End everything that was started: the coordinator first, which ends its ranks everywhere, then the agents. A host
+    that cannot be reached keeps none of the others from being ended.
+    """
+
+    async def one(plan: HostPlan) -> Ended:
+        try:
+            async with connected([plan], cluster.name) as (host,):
+                processes = await host.stop()
+                if purge:
+                    await host.purge()
+        except HostsUnfit as error:
+            return Ended(plan.device_id, problem=error.rows[0].problems[0])
+        except HostFailed as error:
+            return Ended(plan.device_id, problem=str(error).removeprefix(f"{plan.device_id}: "))
+        return Ended(plan.device_id, processes)
+
+    first, *others = cluster.plans()
+    return [await one(first), *await asyncio.gather(*(one(plan) for plan in others))]
 
 
 async def run_on_first(cluster: SshCluster, arguments: Sequence[str], timeout: float, write: Report) -> None:
-    """Run a `chorus` command where the coordinator is, and pass on what it prints."""
-    async with connected(cluster.plans()[:1], cluster.name) as hosts:
-        async for line in hosts[0].chorus_lines(*arguments, timeout=timeout):
-            write(line)
+    """Run a `chorus` command where the coordinator is, and pass on what it prints: but for the last line of one that
+    fails, which is its error, and ours.
+    """
+    held: list[str] = []
+    async with connected(cluster.plans()[:1], cluster.name) as (host,):
+        try:
+            async for line in host.chorus_lines(*arguments, timeout=timeout):
+                for whole in held:
+                    write(whole)
+                held = [line]
+        except HostFailed as error:
+            told = str(error).removeprefix(f"{host.shell.host}: ").removeprefix("error: ")
+            raise HostFailed(f"{host.plan.device_id}: {told}") from None
+    for whole in held:
+        write(whole)
 
 
 def _log_file(cluster: str, plan: HostPlan) -> str:
@@ -203,8 +238,6 @@ async def look(cluster: SshCluster, timeout: float) -> tuple[dict[str, Any], lis
                 return await asyncio.gather(status, _state(host, timeout))
         except HostsUnfit as error:
             return {}, HostState(plan.device_id, shown, "unreachable", problem=error.rows[0].problems[0])
-        except HostFailed as error:
-            return {}, HostState(plan.device_id, shown, "-", problem=str(error).removeprefix(f"{plan.device_id}: "))
 
     found = await asyncio.gather(*(one(plan) for plan in cluster.plans()))
     return found[0][0], [state for _, state in found]
@@ -215,11 +248,13 @@ async def _nothing() -> dict[str, Any]:
 
 
 async def _status(host: SshHost, timeout: float) -> dict[str, Any]:
-    done = await host.ask(COMMANDS, "status", "--json", timeout=timeout)
     try:
+        done = await host.ask(COMMANDS, "status", "--json", timeout=timeout)
         if done.code == 0:
             return dict(json.loads(done.output))
         told = last_line(done.errors).removeprefix("error: ") or f"`chorus status` ended with {done.code} there"
+    except HostFailed:
+        return {}  # stands in the row of this host
     except ValueError:
         told = "`chorus status` answered something else there: run `chorus up` again"
     return {"problems": {host.plan.device_id: told}}
@@ -228,7 +263,10 @@ async def _status(host: SshHost, timeout: float) -> dict[str, Any]:
 async def _state(host: SshHost, timeout: float) -> HostState:
     plan = host.plan
     state = HostState(plan.device_id, plan.ssh or plan.hostname, kind(host.shell))
-    done = await host.ask(LAUNCH, "running", ".", timeout=timeout)
+    try:
+        done = await host.ask(LAUNCH, "running", ".", timeout=timeout)
+    except HostFailed as error:
+        return replace(state, problem=str(error).removeprefix(f"{plan.device_id}: "))
     if done.code:
         return replace(state, problem=last_line(done.errors) or f"ended with {done.code}")
     try:
@@ -333,16 +371,6 @@ async def start_coordinator(hosts: Sequence[SshHost], report: Report, timeout: f
     async for line in first.start(COORDINATOR, arguments, timeout):
         report(line)
     return await first.ready_line(COORDINATOR)
-
-
-async def stop(hosts: Sequence[SshHost], purge: bool) -> dict[str, dict[str, int]]:
-    """End the coordinator first, which ends its ranks everywhere, then the agents."""
-    ended = {hosts[0].plan.device_id: await hosts[0].stop()}
-    others = await asyncio.gather(*(host.stop() for host in hosts[1:]))
-    ended |= {host.plan.device_id: found for host, found in zip(hosts[1:], others, strict=True)}
-    if purge:
-        await asyncio.gather(*(host.purge() for host in hosts))
-    return ended
 
 
 async def _token(host: SshHost) -> str:

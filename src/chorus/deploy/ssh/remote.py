@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import asyncssh
@@ -36,6 +37,15 @@ class SshShell:
             raise HostFailed(f"{place}: its host key is not known here: run `ssh {place}` once and accept it") from None
         except asyncssh.PermissionDenied:
             raise HostFailed(f"{place}: ssh refused the login: {login_remedy(place)}") from None
+        except socket.gaierror:
+            raise HostFailed(
+                f"{place}: there is no host of this name: give its address, or mend ~/.ssh/config"
+            ) from None
+        except ConnectionRefusedError:
+            raise HostFailed(
+                f"{place}: nothing answers ssh there: start sshd, on a Mac with System Settings > General > Sharing > "
+                "Remote Login"
+            ) from None
         except OSError as error:
             raise HostFailed(f"{place}: ssh failed: {network.reason(error)}") from error
         except asyncssh.Error as error:
