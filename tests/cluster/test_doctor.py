@@ -74,7 +74,7 @@ def test_a_folder_of_sources_that_was_never_installed_is_examined_too(monkeypatc
 
     monkeypatch.setattr(importlib.metadata, "requires", unknown)
     monkeypatch.setattr(checks.device, "installed", {"mlx": "0.32.4", "mlx-lm": "0.32.2"}.get)
-    found = {finding.name: finding for finding in checks.examine(PROBE)}
+    found = {finding.name: finding for finding in checks.examine(PROBE, None)}
     assert "not installed: run from" in found["chorus"].value
     assert "in a checkout of Chorus: pip install" in found["chorus"].fix
     assert (found["mlx"].value, found["mlx"].status) == ("0.32.4", "ok")
