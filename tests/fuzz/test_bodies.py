@@ -27,6 +27,7 @@ from tests.fuzz.server.bodies import SAMPLES, damaged, mutated, written
 
 KINDS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
+    "/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
