@@ -200,7 +200,7 @@ def test_a_follower_has_the_folders_that_its_own_command_names(started: Started,
     assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 2
     result = worker("--rank", "1", "--model", "./nowhere")
     assert result.exit_code == 1
-    assert "There is no model ./nowhere" in result.output
+    assert f"There is no folder or file {Path('nowhere').absolute()}; check the path" in result.output
     result = worker("--rank", "0", "--model", str(model), "--model", "other")
     assert "rank 0 serves one model" in " ".join(result.output.split())
 

@@ -88,8 +88,8 @@ def test_a_file_as_localais_importer_writes_it_is_loaded(backend: Backend, model
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        ("gone/", [], "There is no model gone/"),
-        ("gone.gguf", [], "There is no file gone.gguf; check the path. Nor is there "),
+        ("gone/", [], "/gone; check the path. Nor is there "),
+        ("gone.gguf", [], "/gone.gguf; check the path. Nor is there "),
         (NAME, ["hostfile:/etc/no/hosts.json"], "option hostfile: /etc/no/hosts.json: cannot be read"),
         (NAME, ["distributed_backend:carrier-pigeon"], "option distributed_backend: expected one of"),
         (NAME, ["split:20,10"], "split 20,10 adds up to 30 layers where the model has 6"),
