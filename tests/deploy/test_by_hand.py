@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
 from chorus.deploy import by_hand
 from chorus.localai import launch
+from chorus.localai.errors import LoadFailed
+from chorus.localai.plan import plan_load
+from chorus.messages.proto.localai_pb2 import ModelOptions
 from tests.support.ports import listening_port
 from tests.support.tiny_model import write_tiny_model
 
@@ -242,7 +246,7 @@ def test_a_list_with_too_few_entries_is_told_with_the_hostfile(
     [
         (("--rank", "0"), None, {}, "give --hostfile FILE"),
         ((), "hosts.json", {}, "Give --rank, or set MLX_RANK"),
-        (("--rank", "2"), "hosts.json", {}, "hosts.json has 2 hosts, so there is no rank 2"),
+        (("--rank", "2"), "hosts.json", {}, "hosts.json lists 2 hosts, so there is no rank 2"),
         (("--rank", "0", "--model", "m", "--backend", "mpi"), "hosts.json", {}, "with a hostfile use"),
         (("--rank", "0", "--model", "m"), "hosts.json", {"CHORUS_SHARDING__STRATEGY": "balanced"}, "`chorus up`"),
         (("--rank", "0", "--model", "m", "--backend", "rnig"), "hosts.json", {}, "expected one of"),
@@ -254,3 +258,56 @@ def test_what_cannot_be_is_one_line_with_a_remedy(
     result = worker(*words, hostfile=hostfile, **variables)
     assert result.exit_code == 1
     assert said in " ".join(result.output.split())
+
+
+MATRIX = [[None, "rdma_en5"], ["rdma_en4", None]]
+WITH_ADDRESSES = (
+    '[{"ips": ["192.168.1.10:5555"], "rdma": [null, "rdma_en5"]}, '
+    '{"ips": ["192.168.1.11:5555"], "rdma": ["rdma_en4", null]}]'
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("config", "check", "devices.json"),
+        ("worker", "mlx-distributed", "--hostfile", "devices.json", "--rank", "1"),
+        (
+            "worker",
+            "mlx-distributed",
+            "--hostfile",
+            "devices.json",
+            "--rank",
+            "0",
+            "--backend",
+            "jaccl",
+            "--model",
+            "m",
+        ),
+        ("up", "-c", "devices.json"),
+    ],
+)
+def test_a_matrix_of_devices_alone_is_refused_by_all_with_the_form_that_would_do(
+    started: Started, command: tuple[str, ...]
+) -> None:
+    """jaccl's own file has the devices and no addresses, and ranks of Chorus are reached by theirs."""
+    Path("devices.json").write_text(json.dumps(MATRIX))
+    result = CliRunner().invoke(app, list(command))
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1
+    assert "rank 0 has RDMA devices and no address for others to reach it: write each host's ips too" in said
+    assert WITH_ADDRESSES in said
+
+
+def test_the_form_that_a_matrix_is_refused_with_is_right(started: Started, model: Path) -> None:
+    Path("hosts.json").write_text(WITH_ADDRESSES)
+    assert CliRunner().invoke(app, ["config", "check", "hosts.json"]).exit_code == 0
+    spec = led(started, "--model", str(model), "--backend", "jaccl")
+    assert (spec.rdma_devices, spec.parallel) == (((None, "rdma_en5"), ("rdma_en4", None)), "tensor")
+
+
+def test_localai_refuses_it_with_the_same_form(started: Started) -> None:
+    Path("devices.json").write_text(json.dumps(MATRIX))
+    request = ModelOptions(Model="m", Options=["hostfile:devices.json", "distributed_backend:jaccl"])
+    with pytest.raises(LoadFailed, match=re.escape(WITH_ADDRESSES)):
+        plan_load(request, {}, {})

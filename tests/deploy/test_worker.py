@@ -267,7 +267,7 @@ def test_a_p2p_worker_refuses_localais_token_by_name(
 
 def test_names_become_ipv4_addresses() -> None:
     assert rank_addresses([HostEntry(addresses=("localhost:5555",))]) == ("127.0.0.1:5555",)
-    with pytest.raises(NoAddress, match="rank 0 has RDMA devices"):
+    with pytest.raises(NoAddress, match="rank 0 has RDMA devices and no address"):
         rank_addresses([HostEntry(rdma=(None, "rdma_en5"))])
 
 

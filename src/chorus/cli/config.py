@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chorus.cli.output import warn
+from chorus.cli.output import fail, warn
+from chorus.config.hostfile import address_refusal
 from chorus.config.sources import LoadedSettings, load
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
@@ -49,6 +50,8 @@ def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAM
     Example: chorus config check chorus.yaml
     """
     loaded = _load(file, environment={})
+    if refusal := address_refusal(loaded.settings.devices):
+        fail(f"{file}: {refusal}")
     devices = [f"rank {rank} {device.device_id}" for rank, device in enumerate(loaded.settings.devices)]
     typer.echo(f"{file}: ok" + (f" ({', '.join(devices)})" if devices else ""))
 

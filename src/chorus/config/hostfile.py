@@ -6,10 +6,11 @@ object with `backend` and `envs`, and a matrix of RDMA devices.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 from chorus.errors import ChorusError
 from chorus.transport import catalog
@@ -36,6 +37,19 @@ class HostfileError(ChorusError, ValueError):
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}" if key else message)
         self.key = key
+
+
+class Host(Protocol):
+    """Where a rank is: an entry of a hostfile, or a device of the settings."""
+
+    @property
+    def hostname(self) -> str | None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def rdma(self) -> tuple[RdmaDevice, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,21 @@ def parse_hostfile(content: Any) -> Hostfile:
         return Hostfile(hosts, _backend(content.get("backend")), _envs(content.get("envs")))
     hosts = _hosts(content, "")
     return Hostfile(hosts, catalog.over_rdma().name if _is_matrix(content) else None)
+
+
+def address_refusal(hosts: Sequence[Host]) -> str | None:
+    """Why no rank could reach these hosts, with the form that would do; None where each has an address.
+
+    jaccl's own file is a matrix of devices alone: enough to look at the cables by, not to start anything.
+    """
+    rank = next((rank for rank, host in enumerate(hosts) if host.hostname is None), None)
+    if rank is None:
+        return None
+    if not hosts[rank].rdma:
+        return f"rank {rank} has no address: give its hostname"
+    written = [{"ips": [f"192.168.1.{10 + rank}:5555"], "rdma": host.rdma} for rank, host in enumerate(hosts[:2])]
+    form = ", ".join(map(json.dumps, written)) + (", …" if len(hosts) > 2 else "")
+    return f"rank {rank} has RDMA devices and no address for others to reach it: write each host's ips too, [{form}]"
 
 
 def split_address(text: str) -> tuple[str, int | None]:

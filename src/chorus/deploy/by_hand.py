@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from chorus.config.file import ConfigError
-from chorus.config.hostfile import DEFAULT_PORT, HostfileError, split_address
+from chorus.config.hostfile import DEFAULT_PORT, HostfileError, address_refusal, split_address
 from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings
@@ -82,11 +82,13 @@ def find_rank(loaded: LoadedSettings, models: Sequence[str] = ()) -> HandRank:
             "there is no hostfile: give --hostfile FILE with the addresses of all ranks, in rank order, "
             "or set MLX_DISTRIBUTED_HOSTFILE"
         )
+    where = cluster.hostfile or "devices"
+    if refusal := address_refusal(devices):
+        raise ConfigError(f"{where}: {refusal}")
     if cluster.rank is None:
         raise ConfigError(f"which of the {len(devices)} ranks is this? Give --rank, or set MLX_RANK; they count from 0")
     if cluster.rank >= len(devices):
-        where = cluster.hostfile or "the list of devices"
-        raise ConfigError(f"{where} has {len(devices)} hosts, so there is no rank {cluster.rank}: ranks count from 0")
+        raise ConfigError(f"{where} lists {len(devices)} hosts, so there is no rank {cluster.rank}: ranks count from 0")
     models = tuple(models) or ((settings.model,) if _is_given(loaded, "model") else ())
     if cluster.rank == 0:
         changed = settings.engine.model_copy(update={"transport": _transport(loaded)})

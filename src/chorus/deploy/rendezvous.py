@@ -11,9 +11,8 @@ import logging
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from chorus.config.hostfile import split_address
+from chorus.config.hostfile import Host, address_refusal, split_address
 from chorus.errors import ChorusError
 
 log = logging.getLogger("chorus.worker")
@@ -34,24 +33,14 @@ class NoAddress(ChorusError):
     """A hostfile entry cannot be turned into an address: names the entry and what is needed."""
 
 
-class Host(Protocol):
-    """Where a rank is: an entry of a hostfile, or a device of the settings."""
-
-    @property
-    def hostname(self) -> str | None: ...
-
-    @property
-    def port(self) -> int: ...
-
-
 def rank_addresses(hosts: Sequence[Host]) -> tuple[str, ...]:
     """ip:port of every rank. Names become IPv4 addresses, since MLX's groups know no others."""
+    if refusal := address_refusal(hosts):
+        raise NoAddress(refusal)
     return tuple(f"{_ipv4_of(host.hostname, rank)}:{host.port}" for rank, host in enumerate(hosts))
 
 
 def _ipv4_of(name: str | None, rank: int) -> str:
-    if name is None:
-        raise NoAddress(f"hostfile: rank {rank} has RDMA devices and no address: add its ips or ssh name")
     try:
         found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:

@@ -200,8 +200,7 @@ def _addresses(settings: Settings) -> tuple[str, ...]:
     try:
         return rank_addresses(settings.devices)
     except NoAddress as error:
-        form = f", {_RDMA_FORM}" if settings.rdma_devices else ""
-        raise LoadFailed(f"{where}: {str(error).removeprefix('hostfile: ')}{form}") from None
+        raise LoadFailed(f"{where}: {str(error).removeprefix('hostfile: ')}") from None
 
 
 def _unused_fields(request: wire.ModelOptions) -> list[str]:

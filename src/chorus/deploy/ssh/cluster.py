@@ -16,6 +16,7 @@ from typing import Any
 
 from chorus.cluster.logs import device_log
 from chorus.config.file import ConfigError
+from chorus.config.hostfile import address_refusal
 from chorus.config.settings import Settings
 from chorus.config.sources import find_device
 from chorus.deploy.ssh import package
@@ -85,6 +86,8 @@ class SshCluster:
     def plans(self) -> list[HostPlan]:
         if not self.settings.devices:
             raise ConfigError("no devices are given: name the file that lists them with -c FILE, or a hostfile")
+        if refusal := address_refusal(self.settings.devices):
+            raise ConfigError(f"devices: {refusal}")
         return plan_hosts(self.settings.devices, DOOR_PORT, DOORS_APART)
 
 
