@@ -202,6 +202,8 @@ def test_a_follower_has_the_folders_that_its_own_command_names(started: Started,
     Path("link").symlink_to(model)
     assert worker("--rank", "1", "--model", "./link", "--model", str(model)).exit_code == 0
     assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 2
+    assert worker("--rank", "1", CHORUS_MODEL=str(model)).exit_code == 0
+    assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 1
     result = worker("--rank", "1", "--model", "./nowhere")
     assert result.exit_code == 1
     assert f"There is no folder or file {Path('nowhere').absolute()}; check the path" in result.output

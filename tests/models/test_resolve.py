@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from chorus.models import ModelError, resolve
+from chorus.models import LocalModel, ModelError, resolve
 from chorus.models.imports import import_gguf
-from chorus.models.resolve import split_hub_id
+from chorus.models.resolve import name_elsewhere, split_hub_id
 from tests.models.gguf_files import TinyModel, write_tiny_gguf
 
 
@@ -120,3 +120,17 @@ def test_hub_ids_are_told_from_paths(name: str, parsed: tuple[str, str | None] |
 def test_the_model_store_does_not_import_mlx() -> None:
     code = "import sys, chorus.models; sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (LocalModel("smollm2-135m", "smollm2-135m", Path("/x")), "smollm2-135m"),
+        (LocalModel("org/model@v2", "org/model", Path("/x")), "org/model@v2"),
+        (LocalModel("./my-tune", "my-tune", Path("/x/my-tune")), "my-tune"),
+        (LocalModel("models/my-tune", "my-tune", Path("/x/models/my-tune")), "my-tune"),
+        (LocalModel("/x/Some.Q4.gguf", "Some.Q4", Path("/x")), "Some.Q4"),
+    ],
+)
+def test_other_machines_are_told_a_name_and_never_a_path(model: LocalModel, name: str) -> None:
+    assert name_elsewhere(model) == name

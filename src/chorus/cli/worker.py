@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from chorus.cli.join import agent_options
 from chorus.cli.options import read_token
-from chorus.cli.output import console, fail
+from chorus.cli.output import fail, warn
 from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
 from chorus.config.sources import load, use_cache_dir
@@ -116,7 +115,7 @@ def mlx_distributed(
     overrides = {"model": model[0] if model else None, "engine": engine, "cluster": place, "log": {"level": log_level}}
     loaded = load(config, overrides)
     for warning in loaded.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        warn(warning)
     settings = loaded.settings
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.markup import escape
-
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import DEFAULT_PORT, HostfileError, address_refusal, split_address
 from chorus.config.origins import DEFAULT
@@ -44,7 +42,7 @@ from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import Restarts, describe_exit, python
-from chorus.platform.terminal import console
+from chorus.platform.terminal import console, warn
 from chorus.transport import catalog
 from chorus.transport.auto import auto_over_machines
 from chorus.transport.channel import is_private
@@ -145,8 +143,7 @@ def _listening(loaded: LoadedSettings) -> dict[str, object]:
     own = {key: getattr(settings.api, key) for key in ("host", "port") if _is_given(loaded, f"api.{key}")}
     if own and _is_given(loaded, "cluster.address"):
         listed = " and ".join(f"api.{key} ({loaded.origins[f'api.{key}']})" for key in own)
-        told = f"{listed} has no effect: rank 0 answers at {settings.cluster.address}"
-        console.print(f"[yellow]warning:[/] {escape(told)}", soft_wrap=True)
+        warn(f"{listed} has no effect: rank 0 answers at {settings.cluster.address}")
         own = {}
     return {"host": host, "port": port or DEFAULT_PORT, **own}
 
@@ -218,9 +215,9 @@ def follow(place: HandRank, start_timeout: float | None = None) -> None:
     """
     require_mlx()
     if not is_private(place.addresses[place.rank]):
-        console.print(
-            "[yellow]warning:[/] no token, so this link is plain text: whoever reaches the port can run models of "
-            "this machine's store or of its --model, and nothing else; `chorus join` has TLS"
+        warn(
+            "no token, so this link is plain text: whoever reaches the port can run models of this machine's store or "
+            "of its --model, and nothing else; `chorus join` has TLS"
         )
     folders = [find_model(name).path for name in place.models]
     asyncio.run(_follow(place, folders, start_timeout))
