@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from chorus.cluster.servers import Server, record
+from chorus.platform.paths import state_dir
 from chorus.platform.process.lifeline import Lifeline
-from tests.support.sockets import short
 
 Answers = dict[str, tuple[int, Any]]
 
@@ -61,14 +63,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where somebody types: an empty folder, no server, no keys."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CHORUS_STATE", str(short(tmp_path / "state")))
+    # Called so short that its sockets lie in it.
+    state = Path(tempfile.mkdtemp(prefix="state-", dir="/tmp"))
+    monkeypatch.setenv("CHORUS_STATE", str(state))
+    # Servers of other tests may be where all users of the machine have theirs.
+    monkeypatch.setattr("chorus.platform.process.lifeline.run_places", lambda: (state / "run",))
     monkeypatch.setenv("CHORUS_KEYS_FILE", str(tmp_path / "keys.json"))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("COLUMNS", "300")
-    return tmp_path
+    yield tmp_path
+    shutil.rmtree(state)
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def recorded(folder: Path) -> Iterator[Callable[..., Server]]:
 
     def make(url: str, **more: Any) -> Server:
         lines.append(Lifeline())
-        state = str(Path(more.pop("state", None) or folder / "state").resolve())
+        state = str(Path(more.pop("state", None) or state_dir()).resolve())
         server = Server(str(lines[-1].path.parent), url, more.pop("model", "tiny"), state, **more)
         record(server)
         return server

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from chorus.cli.own_server import find_own
-from chorus.cluster.servers import Server, running_servers
+from chorus.cluster.servers import Server, own_servers
 from chorus.deploy.control import Control, NotControlled, ask, log
 from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
 from chorus.messages.proto import control_pb2 as wire
@@ -127,7 +127,7 @@ def test_a_server_is_found_by_its_port_for_as_long_as_it_runs(lifeline: Lifeline
     async def use() -> None:
         async with controlled(other, StandIn(Handover(1, 2)), 8200).offered():
             assert found(8200).parent == other.path.parent
-            assert [server.port for server in running_servers()] == [8100, 8200]
+            assert [server.port for server in own_servers()] == [8100, 8200]
         other.cut()
         assert found().parent == lifeline.path.parent
 
@@ -140,6 +140,6 @@ def test_what_a_server_that_was_killed_left_is_not_taken_for_one(lifeline: Lifel
         assert lifeline._writer is not None
         os.close(lifeline._writer)
         lifeline._writer = None
-        assert running_servers() == []
+        assert own_servers() == []
 
     offering(controlled(lifeline, StandIn(Handover(1, 2))), use)
