@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from chorus.cli import app
 from chorus.cluster.servers import Server, running_servers
+from chorus.platform import paths
 from tests.cli.conftest import Scripted
 
 STATUS: dict[str, tuple[int, Any]] = {
@@ -102,6 +105,25 @@ def test_a_server_of_another_state_folder_is_asked_only_when_its_port_is_given(
     recorded(mine.url), recorded(other.url, state=folder / "elsewhere")
     assert json.loads(typed("status --json").stdout)["url"] == mine.url
     assert json.loads(typed(f"status --json --port {other.port}").stdout)["url"] == other.url
+
+
+def test_what_up_started_on_this_machine_is_meant_where_nothing_else_runs(
+    folder: Path, recorded: Callable[..., Server], scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chorus up`, then `chorus status` in the same terminal; each cluster has a state folder of its own."""
+    server = scripted(STATUS)
+    state = Path(tempfile.mkdtemp(prefix="home-", dir="/tmp"))
+    monkeypatch.setenv("HOME", str(state))
+    up = state / ".chorus" / "hosts-1" / "mini1" / "state"
+    monkeypatch.setenv("CHORUS_STATE", str(up))
+    monkeypatch.setattr("chorus.platform.process.lifeline.run_places", paths.run_places)
+    recorded(server.url)
+    monkeypatch.setenv("CHORUS_STATE", str(folder / "none"))
+    assert f"tiny at {server.url}" in one_line(typed("status --port 9")), "it is named, and not taken"
+    monkeypatch.delenv("CHORUS_STATE")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert json.loads(typed("status --json").stdout)["url"] == server.url
+    shutil.rmtree(state)
 
 
 def test_own_servers_are_asked_with_their_own_key_and_never_with_one_from_the_environment(

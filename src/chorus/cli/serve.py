@@ -192,7 +192,6 @@ def _serve_over_nodes(
         port=port,
         logs=logged[0],
         log_file=logged[1],
-        name=settings.devices[0].device_id if settings.devices else "",
         start_timeout_seconds=settings.engine.start_timeout_seconds,
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
         coordinator=settings.cluster.coordinator,

@@ -6,12 +6,13 @@ Only that user may enter the folder, so the file may hold a key that opens the s
 from __future__ import annotations
 
 import json
+import os
 import urllib.parse
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from chorus.platform.files import write_whole
-from chorus.platform.paths import state_dir
+from chorus.platform.paths import STATE_VARIABLE, brought_up, state_dir
 from chorus.platform.process.lifeline import living_folders
 
 _FILE = "server.json"
@@ -50,14 +51,21 @@ def record(server: Server) -> None:
 
 def running_servers() -> list[Server]:
     """Those of this user that live on this machine now, by their port."""
-    found = [_read(folder / _FILE) for folder in living_folders()]
+    found = [_read(folder / _FILE) for folder in living_folders(brought_up().glob("*/*/state/run"))]
     return sorted((server for server in found if server), key=lambda server: (server.port, server.url))
 
 
 def own_servers() -> list[Server]:
-    """Those that have the state folder of this process: another one is another cluster's."""
-    own = str(state_dir().resolve())
-    return [server for server in running_servers() if server.state == own]
+    """Those that have the state folder of this process: another one is another cluster's. Where there is none, and
+    nobody chose a state folder, those that this user has brought up by SSH on this very machine.
+    """
+    running, own = running_servers(), str(state_dir().resolve())
+    if found := [server for server in running if server.state == own]:
+        return found
+    if STATE_VARIABLE in os.environ:
+        return []
+    place = brought_up().resolve()
+    return [server for server in running if Path(server.state).is_relative_to(place)]
 
 
 def _read(file: Path) -> Server | None:

@@ -12,6 +12,7 @@ from chorus.errors import CannotListen
 from chorus.platform import system
 
 STATE_VARIABLE = "CHORUS_STATE"
+BROUGHT_UP = ".chorus"
 SOCKET_PATH_BYTES = 103
 """The longest name of a Unix socket that every system takes."""
 SOCKET_NAME_BYTES = 16
@@ -25,6 +26,11 @@ def check_socket_path(address: str) -> None:
             f"the path of the socket {path} has {size} bytes, and not every system takes more than "
             f"{SOCKET_PATH_BYTES}: choose a shorter folder"
         )
+
+
+def brought_up() -> Path:
+    """Has a folder for each cluster that `chorus up` brought up here, and in it one for each of its devices."""
+    return Path("~").expanduser() / BROUGHT_UP
 
 
 def cache_dir() -> Path:

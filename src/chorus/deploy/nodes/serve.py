@@ -75,8 +75,6 @@ class ClusterOptions:
     port: int = DOOR_PORT
     discover: bool = True
     logs: Path = Path("logs")
-    name: str = ""
-    """What this machine is called among the devices; empty: by its host name."""
     log_file: Path | None = None
     """Where a copy of all that is printed goes; None: logs has what this process itself says."""
     start_timeout_seconds: float = 600.0
@@ -140,9 +138,8 @@ async def _serve(
             report,
         ) as ranks:
             supervisor = Supervisor(ranks, front_end)
-            name = options.name or own_name()
-            log_file = options.log_file or device_log(options.logs, name)
-            record = server_record(folder, listener, access, model, name, log_file)
+            log_file = options.log_file or device_log(options.logs, options.here)
+            record = server_record(folder, listener, access, model, options.here, log_file)
             control = Control(record, front_end, ranks.replan)
             async with access.kept():
                 await run_announced(supervisor, control, address, model, url, ready_file)
@@ -169,7 +166,7 @@ async def ranks_on_nodes(
             name=own_name(),
             state=state,
             logs=options.logs,
-            log_name=options.name,
+            log_name=options.here,
             host=options.host,
             port=_free_door(options.host, options.port),
             announce=False,

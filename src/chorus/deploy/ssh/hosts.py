@@ -13,6 +13,7 @@ from typing import Any
 
 from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Shell, last_line, short, write_file
 from chorus.platform.install import install_hint
+from chorus.platform.paths import BROUGHT_UP
 from chorus.security.node_folder import check_name
 
 MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")
@@ -116,7 +117,7 @@ def local_versions() -> dict[str, str | None]:
 
 def folder_of(cluster: str, device_id: str) -> str:
     """Where a device keeps everything that was put there, below the home."""
-    return f".chorus/{cluster}/{device_id}"
+    return f"{BROUGHT_UP}/{cluster}/{device_id}"
 
 
 class SshHost:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from chorus.platform import system
@@ -115,10 +116,10 @@ def _end_with(reader: int, grace_seconds: float) -> None:
     os._exit(EXIT_CODE)
 
 
-def living_folders() -> list[Path]:
-    """The run folders of this user's parents that live now, on this machine."""
+def living_folders(more_places: Iterable[Path] = ()) -> list[Path]:
+    """The run folders of this user's parents that live now, on this machine; also those in places that are not ours."""
     found = []
-    for folder in _run_folders():
+    for folder in _run_folders(more_places):
         try:
             if folder.stat().st_uid == os.geteuid() and not _is_abandoned(folder / _PIPE):
                 found.append(folder)
@@ -127,8 +128,9 @@ def living_folders() -> list[Path]:
     return found
 
 
-def _run_folders() -> list[Path]:
-    return sorted({folder for place in run_places() for folder in place.glob(f"{run_prefix()}*")})
+def _run_folders(more_places: Iterable[Path] = ()) -> list[Path]:
+    places = (*run_places(), *more_places)
+    return sorted({folder for place in places for folder in place.glob(f"{run_prefix()}*")})
 
 
 def _remove_abandoned() -> None:
