@@ -19,10 +19,12 @@ from tests.readers.tables import HERE, now
 pytestmark = [pytest.mark.system, pytest.mark.linux("network namespaces"), pytest.mark.timeout(600)]
 
 ASK = """
-import json, urllib.request
+import json, sys, urllib.request
+host, key = sys.argv[1:]
 def get(path, body=None):
-    request = urllib.request.Request("http://127.0.0.1:8100" + path, body and json.dumps(body).encode())
+    request = urllib.request.Request(f"http://{host}:8100{path}", body and json.dumps(body).encode())
     request.add_header("content-type", "application/json")
+    request.add_header("authorization", f"Bearer {key}")
     return json.load(urllib.request.urlopen(request, timeout=120))
 question = {"messages": [{"role": "user", "content": "Hello, test both ranks"}], "max_tokens": 20}
 assert get("/v1/chat/completions", question)["performance"]
@@ -61,9 +63,9 @@ class Desk:
         environment = {**self._environment(host), **environment}
         return host.start(log, *self._command(host, words), **environment), log, text
 
-    def ask(self) -> str:
+    def ask(self, host: str = "127.0.0.1", key: str = "none") -> str:
         """The first layer of each rank, once a question was answered."""
-        asked = self.first.run(str(self.first.python), "-c", ASK)
+        asked = self.first.run(str(self.first.python), "-c", ASK, host, key)
         assert asked.returncode == 0, asked.stderr
         return asked.stdout.strip()
 
@@ -97,11 +99,17 @@ def own_interpreter(host: Host) -> None:
 def test_what_launch_sh_did_is_done_over_ssh(hosts: list[Host]) -> None:
     desk = Desk(hosts, "mlx-community/Qwen3-14B-4bit")
     variables = (HERE / "ring_project" / ".env").read_text()
-    for theirs, ours in {"mini2@": f"{desk.second.user}@", "192.168.5.2": desk.second.address}.items():
-        variables = variables.replace(theirs, ours)
+    ours = {"mini2@": f"{desk.second.user}@", "192.168.5.2": desk.second.address, "127.0.0.1": desk.first.address}
+    for theirs, own in ours.items():
+        variables = variables.replace(theirs, own)
     desk.write(desk.first, ".env", variables)
+    # Where other machines reach the API, as they do by that project's own address, it asks for a key.
+    refused = desk.first.chorus("up")
+    assert refused.returncode == 1
+    assert "make one with `chorus keys new NAME`" in refused.stderr
+    key = desk.first.chorus(*shlex.split(now("ring_project", "`API_HOST=192.168.5.1` in `.env`")[0])[1:])
     desk.type("ring_project", "`./launch.sh start`")
-    desk.ask()
+    desk.ask(desk.first.address, key.stdout.split()[0])
     desk.type("ring_project", "`./launch.sh status`")
     desk.type("ring_project", "`./launch.sh test`")
     for followed in ("`tail -f server.log`", "`tail -f api.log`"):
