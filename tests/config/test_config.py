@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dotenv import dotenv_values
@@ -203,6 +204,22 @@ def test_devices_of_a_higher_source_are_not_held_to_the_ranks_of_a_lower_one(tmp
     assert settings.engine.split is None
 
 
+def test_a_split_on_the_command_line_goes_over_proportions_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "chorus.yaml").write_text("sharding: {custom_proportions: [0.7, 0.3]}\n")
+    settings = load_settings(overrides={"engine": {"split": "8,2"}}, environment={}, folder=tmp_path)
+    assert (settings.engine.split, settings.sharding.custom_proportions) == ((8, 2), None)
+
+
+def test_two_ways_of_dividing_in_one_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "chorus.yaml"
+    file.write_text("engine: {split: [8, 2]}\nsharding: {custom_proportions: [0.7, 0.3]}\n")
+    with pytest.raises(ConfigError, match=r"custom_proportions: engine\.split divides the model too; expected one of"):
+        load(file, environment={}, folder=tmp_path)
+    file.write_text("engine: {split: [8, 2]}\nsharding: {strategy: uniform}\n")
+    (warning,) = load(file, environment={}, folder=tmp_path).warnings
+    assert warning.endswith("sharding.strategy has no effect: engine.split says what each rank holds")
+
+
 def test_a_coordinator_that_is_not_first_is_warned_about(tmp_path: Path) -> None:
     file = tmp_path / "chorus.yaml"
     file.write_text("devices: [{device_id: a, hostname: x}, {device_id: b, hostname: y, role: coordinator}]\n")
@@ -246,3 +263,41 @@ def test_every_setting_and_variable_is_documented() -> None:
     page = (HERE.parents[1] / "docs" / "configuration.md").read_text()
     for name in (*known_keys(), *RENAMED, *MEANINGLESS, "WORKER_HOSTS", "WORKER_SSH"):
         assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "value"),
+    [
+        ("MINIMAX_PIPELINE_SPLIT", "22,8", "engine.split", (22, 8)),
+        ("CHORUS_ENGINE__SPLIT", "22,8", "engine.split", (22, 8)),
+        ("MAX_SEQUENCE_LENGTH", "1024", "engine.context", 1024),
+    ],
+)
+def test_a_variable_for_ranks_that_is_a_setting_is_read_as_one(
+    name: str, text: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    """`--env MINIMAX_PIPELINE_SPLIT=22,8`, as `mlx.launch` takes it, and the `envs` of its hostfiles."""
+    section, _, setting = key.rpartition(".")
+    typed = load(environment={}, folder=tmp_path, variables={name: text, "MLX_METAL_FAST_SYNCH": "1"})
+    assert getattr(getattr(typed.settings, section), setting) == value
+    assert typed.given[key].place == f"--env: {name}"
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"hosts": ["a:1", "b:1"], "envs": [f"{name}={text}", "MLX_METAL_FAST_SYNCH=1"]}))
+    listed = load(file, environment={}, folder=tmp_path).settings
+    assert getattr(getattr(listed, section), setting) == value
+    assert listed.cluster.env == {"MLX_METAL_FAST_SYNCH": "1"}
+
+
+def test_a_flag_goes_over_a_variable_for_ranks_and_that_over_the_environment(tmp_path: Path) -> None:
+    variables, environment = {"MAX_SEQUENCE_LENGTH": "2"}, {"MAX_SEQUENCE_LENGTH": "3"}
+    settings = load(environment=environment, folder=tmp_path, variables=variables).settings
+    assert settings.engine.context == 2
+    overrides = {"engine": {"context": 1}}
+    assert load(None, overrides, environment, tmp_path, variables).settings.engine.context == 1
+
+
+def test_a_stray_among_the_variables_for_ranks_is_told(tmp_path: Path) -> None:
+    (warning,) = load(environment={}, folder=tmp_path, variables={"CHORUS_ENGINE__SPLT": "22,8"}).warnings
+    assert warning.startswith(
+        "--env: CHORUS_ENGINE__SPLT has no effect: there is no such setting; did you mean CHORUS_E"
+    )

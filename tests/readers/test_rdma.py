@@ -10,7 +10,7 @@ import pytest
 
 import chorus.deploy.nodes.serve as nodes
 from chorus.deploy.nodes.serve import ClusterOptions
-from chorus.deploy.ssh.cluster import shown_config
+from chorus.deploy.ssh.cluster import told_settings
 from tests.readers.conftest import Typed
 from tests.readers.tables import now
 
@@ -37,7 +37,7 @@ def test_they_reach_the_coordinator_that_up_starts(
     assert settings
     sent = tmp_path / "host"
     sent.mkdir()
-    (sent / "config.json").write_bytes(shown_config(settings.model_dump(mode="json")))
+    (sent / "config.json").write_bytes(told_settings(settings))
     # What `up` types on the first host, less what tells it where to listen and write.
     type_line(
         "chorus serve --cluster --config config.json --nodes 1 --peer 192.168.5.2:50150 --leader-port 50051", sent

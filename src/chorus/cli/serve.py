@@ -16,7 +16,8 @@ from chorus.cli.options import environment_of, parse_peer
 from chorus.cli.output import fail
 from chorus.cluster.logs import copied_output
 from chorus.config.settings import Settings
-from chorus.config.sources import load_settings, use_cache_dir
+from chorus.config.sources import is_setting, load_told, use_cache_dir
+from chorus.deploy.elsewhere import check_leads, check_served_here, check_served_over_nodes
 from chorus.deploy.local import serve_here
 from chorus.platform import paths
 from chorus.platform.process import logs
@@ -148,12 +149,23 @@ def serve(
         "sampling": {"temperature": temperature, "top_p": top_p, "top_k": top_k},
         "log": {"level": log_level, "json_lines": log_json or None},
     }
-    settings = load_settings(config, overrides)
+    variables = environment_of(env or [])
+    loaded = load_told(config, overrides, variables=variables)
+    settings = loaded.settings
+    if not cluster:
+        check_served_here(loaded)
+    else:
+        check_served_over_nodes(loaded, "chorus serve --cluster")
+        if leader_port is None:  # `chorus up` has found out itself which machine leads
+            check_leads(loaded)
     if cluster and split:
         settings = _with_split(settings, split)
+    if cluster:
+        asked = bool(split or weights or loaded.typed("engine.ranks"))
+        nodes = _expected_nodes(settings, nodes, asked, bool(peer))
     if settings.engine.parallel == "single" and (settings.engine.ranks > 1 or (cluster and nodes != 0)):
         fail("parallel single means one rank: leave it out, or leave out the ranks")
-    environment = environment_of(env or [])
+    environment = {name: text for name, text in variables.items() if not is_setting(name)}
     if log_file:
         # For as long as the whole command: an error that ends it belongs in the log too.
         command.find_root().with_resource(copied_output(RotatingLog(log_file)))
@@ -185,6 +197,7 @@ def _serve_over_nodes(
         peers=tuple(parse_peer(text) for text in peers),
         nodes=nodes,
         here=settings.devices[0].device_id if settings.devices else own_name(),
+        hints=tuple((device.hostname, DOOR_PORT) for device in settings.devices[1:] if device.hostname and not peers),
         names=tuple(device.device_id for device in settings.devices[1:]),
         leader_port=leader_port,
         environment={**settings.cluster.env, **environment},
@@ -196,10 +209,25 @@ def _serve_over_nodes(
         nodes_choose_transport=settings.engine.transport == catalog.AUTO,
         coordinator=settings.cluster.coordinator,
         rdma_devices=settings.rdma_devices,
+        threads=settings.engine.threads,
         timing=settings.watch,
         replan_by_itself=settings.recovery.replan == "auto",
     )
     serve_over_nodes(settings, insecure, options, ready_file)
+
+
+def _expected_nodes(settings: Settings, nodes: int | None, asked: bool, peers: bool) -> int | None:
+    """How many nodes to wait for besides this one; None: those that are named, or found. `asked`: this command line
+    says how many ranks there are.
+    """
+    ranks = settings.engine.ranks
+    if nodes is not None and asked and nodes != ranks - 1:
+        fail(
+            f"--nodes {nodes} makes {nodes + 1} ranks with this machine, and {ranks} are asked for: change one of them"
+        )
+    if nodes is not None or asked:
+        return ranks - 1 if nodes is None else nodes
+    return None if peers or settings.devices or ranks == 1 else ranks - 1
 
 
 def _with_split(settings: Settings, split: str) -> Settings:

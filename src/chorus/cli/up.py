@@ -15,8 +15,9 @@ from rich.table import Table
 
 from chorus.cli.output import console, fail, tell_problems
 from chorus.cli.own_server import find_own
-from chorus.config.sources import configured_file, load_settings, without_none
+from chorus.config.sources import configured_file, load_settings, load_told, without_none
 from chorus.deploy.control import ask
+from chorus.deploy.elsewhere import check_served_over_nodes
 from chorus.deploy.handover import START_SECONDS
 from chorus.deploy.ssh import cluster as ssh
 from chorus.deploy.ssh.cluster import Checked, Ended, HostsUnfit, Phases, SshCluster
@@ -45,7 +46,9 @@ def up(
 
     Example: chorus up -c chorus.yaml
     """
-    cluster = _cluster(config, {"model": model, "api": {"port": port, "host": host}})
+    loaded = load_told(config, without_none({"model": model, "api": {"port": port, "host": host}}))
+    check_served_over_nodes(loaded, "chorus up")
+    cluster = SshCluster(_name(config), loaded.settings)
     ready, phases = _up(cluster, timeout, insecure)
     if as_json:
         typer.echo(json.dumps({"ready": ready, "seconds": phases.seconds}))
@@ -143,9 +146,12 @@ def look_at_hosts(config: Path) -> dict[str, Any]:
     return {**found, "hosts": [asdict(host) for host in hosts]}
 
 
-def _cluster(config: Path | None, overrides: dict[str, Any] | None = None) -> SshCluster:
-    settings = load_settings(config, without_none(overrides or {}))
-    return SshCluster(ssh.cluster_name(config or configured_file() or Path("chorus")), settings)
+def _cluster(config: Path | None) -> SshCluster:
+    return SshCluster(_name(config), load_settings(config))
+
+
+def _name(config: Path | None) -> str:
+    return ssh.cluster_name(config or configured_file() or Path("chorus"))
 
 
 def _up(cluster: SshCluster, timeout: float, insecure: bool) -> tuple[str, Phases]:

@@ -181,6 +181,9 @@ MEANINGLESS: Mapping[str, str] = {
     "FILE_DESCRIPTOR_HARD_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -Hn",
 }
 
+VARIABLES = frozenset({*RENAMED, *MEANINGLESS, "WORKER_HOSTS", "WORKER_SSH"})
+"""Every variable of an older project that is read."""
+
 
 def translate_variables(variables: Mapping[str, str], source: str, folder: Path) -> Translation:
     result = Translation()

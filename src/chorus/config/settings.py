@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -78,6 +78,15 @@ def known_keys(section: Any = Settings, prefix: str = "") -> Iterator[str]:
             yield from known_keys(kind, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def path_keys() -> Iterator[str]:
+    """The settings that name a file or a folder."""
+    for key in known_keys():
+        section, _, name = key.rpartition(".")
+        kind = fields_of(fields_of(Settings)[section] if section else Settings)[name]
+        if Path in (kind, *get_args(kind)):
+            yield key
 
 
 def nearest(key: str, known: list[str] | None = None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -17,7 +17,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from chorus.config.file import ConfigError, read_file, user_path
-from chorus.config.older_projects import WORKERS, Translation, read_hostfile, translate_file, translate_variables
+from chorus.config.older_projects import (
+    VARIABLES,
+    WORKERS,
+    Translation,
+    read_hostfile,
+    translate_file,
+    translate_variables,
+)
 from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
 from chorus.config.sections import (
     Capabilities,
@@ -28,6 +35,8 @@ from chorus.config.variables import key_of, strays
 from chorus.platform.process.timing import BadTiming
 from chorus.platform.terminal import warn
 
+COMMAND_LINE = "command line"
+_NOT_GIVEN = Given(None, DEFAULT, "")
 DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json", "distributed_config.json")
 
 
@@ -36,9 +45,20 @@ class LoadedSettings:
     """The settings in force, where they came from, and what somebody should be told about them."""
 
     settings: Settings
-    origins: Mapping[str, str]
-    """By the full key of every setting."""
+    given: Mapping[str, Given]
+    """By its full key, each setting that is not as it is by default."""
     warnings: tuple[str, ...]
+    file: Path | None = None
+    """The settings file or hostfile that was read."""
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """By the full key of every setting."""
+        return {key: self.given[key].shown_origin(key) if key in self.given else DEFAULT for key in known_keys()}
+
+    def typed(self, key: str) -> bool:
+        """Whether this very command line gives it."""
+        return key in self.given and self.given[key].source == COMMAND_LINE
 
 
 def load_settings(
@@ -48,10 +68,23 @@ def load_settings(
     folder: Path | None = None,
 ) -> Settings:
     """The effective settings. `overrides` is the command line, as a tree; None in it means not given."""
-    loaded = load(file, overrides, environment, folder)
+    return load_told(file, overrides, environment, folder).settings
+
+
+def load_told(
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> LoadedSettings:
+    """As `load_settings`, with the origin of every setting. `variables` are those that the command line gives for
+    ranks: one that is a setting is read as such.
+    """
+    loaded = load(file, overrides, environment, folder, variables)
     for warning in loaded.warnings:
         warn(warning)
-    return loaded.settings
+    return loaded
 
 
 def load(
@@ -59,8 +92,9 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
-    """As `load_settings`, with the origin of every setting, and the warnings handed back.
+    """As `load_told`, with the warnings handed back.
 
     Of strays in the environment the command itself has told (`chorus.cli`), whether or not it reads settings.
     """
@@ -69,23 +103,29 @@ def load(
     dotenv = _dotenv(folder / ".env")
     named, file = file, file or _configured_file({**dotenv, **environment}, folder)
     of_file = _of_file(file) if file else Translation()
-    variables = [_of_variables(dotenv, ".env", folder), _of_variables(environment, "environment", folder)]
+    of_variables = [_of_variables(dotenv, ".env", folder), _of_variables(environment, "environment", folder)]
     if named and "devices" in of_file.values:
-        _prefer_named_devices(str(named), variables)
-    sources = [of_file, *variables, _of_command_line(overrides or {}, folder)]
+        _prefer_named_devices(str(named), of_variables)
+    for_ranks = {name: text for name, text in (variables or {}).items() if is_setting(name)}
+    sources = [
+        of_file,
+        *of_variables,
+        _of_variables(for_ranks, "--env", folder),
+        _of_command_line(overrides or {}, folder),
+    ]
     values: Values = {}
     for source in sources:
-        _forget_ranks_of_replaced_devices(values, source.values)
+        _read_variables_for_ranks(source, folder)
+        _forget_what_is_replaced(values, source.values)
         values |= source.values
     _complete(values)
     _check_entries(values)
     settings = _validate(values)
     warnings = [warning for source in sources for warning in source.warnings]
-    warnings += strays(dotenv, ".env") + _check(settings, values)
+    warnings += strays(dotenv, ".env") + strays(variables or {}, "--env") + _check(settings, values)
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
-    origins = {key: values[key].shown_origin(key) if key in values else DEFAULT for key in known_keys()}
-    return LoadedSettings(settings, origins, tuple(warnings))
+    return LoadedSettings(settings, values, tuple(warnings), file)
 
 
 def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:
@@ -147,11 +187,28 @@ def _of_variables(variables: Mapping[str, str], source: str, folder: Path) -> Tr
     return translated
 
 
+def _read_variables_for_ranks(source: Translation, folder: Path) -> None:
+    """Variables meant for ranks that are settings, as people gave them to what started theirs: a rank reads none."""
+    given = source.values.get("cluster.env")
+    if given is None or not isinstance(given.value, Mapping):
+        return
+    texts = {str(name): str(text) for name, text in given.value.items()}
+    read = _of_variables({name: text for name, text in texts.items() if is_setting(name)}, given.source, folder)
+    source.warnings += read.warnings + strays(texts, given.place)
+    rest = {name: text for name, text in given.value.items() if not is_setting(str(name))}
+    source.values = {**read.values, **source.values, "cluster.env": replace(given, value=rest)}
+
+
+def is_setting(name: str) -> bool:
+    """Whether a variable is read as a setting, by our name or by that of an older project."""
+    return name in VARIABLES or key_of(name) in set(known_keys())
+
+
 def _of_command_line(overrides: Mapping[str, Any], folder: Path) -> Translation:
-    values = flatten(without_none(overrides), "command line")
+    values = flatten(without_none(overrides), COMMAND_LINE)
     if hostfile := values.get("cluster.hostfile"):
         path = folder / user_path(hostfile.value)
-        values = {**read_hostfile(path, "command line", "cluster.hostfile"), **values}
+        values = {**read_hostfile(path, COMMAND_LINE, "cluster.hostfile"), **values}
     return Translation(values)
 
 
@@ -181,11 +238,18 @@ def _prefer_named_devices(file: str, variables: list[Translation]) -> None:
             source.warnings.append(f"{given.place} has no effect: the devices are those of {file}")
 
 
-def _forget_ranks_of_replaced_devices(below: Values, above: Values) -> None:
-    """A source that brings its own devices is not bound by the number, split or shares meant for others."""
+def _forget_what_is_replaced(below: Values, above: Values) -> None:
+    """A source that brings its own devices is not bound by the number, split or shares meant for others, nor one that
+    divides the model itself by another way of dividing it.
+    """
     if "devices" in above and "devices" in below and above["devices"].value != below["devices"].value:
         for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
             below.pop(key, None)
+    if {"engine.split", "engine.weights"} & set(above):
+        below.pop("sharding.custom_proportions", None)
+    if "sharding.custom_proportions" in above:
+        below.pop("engine.split", None)
+        below.pop("engine.weights", None)
 
 
 def _complete(values: Values) -> None:
@@ -198,6 +262,10 @@ def _complete(values: Values) -> None:
             values["sharding.strategy"] = Given("custom", DEFAULT, "a split is given")
         elif devices:
             values["sharding.strategy"] = Given("balanced", DEFAULT, "devices are given")
+    shares = values.get("sharding.custom_proportions")
+    counted = {"engine.ranks", "engine.split", "engine.weights"} & set(values)
+    if shares and isinstance(shares.value, list) and values["sharding.strategy"].value == "custom" and not counted:
+        values["engine.ranks"] = Given(max(1, len(shares.value)), DEFAULT, "one rank for each proportion")
 
 
 def _check_entries(values: Values) -> None:
@@ -283,6 +351,10 @@ def _check(settings: Settings, values: Values) -> list[str]:
     if sharding.strategy == "custom" and not proportions and not settings.engine.split:
         place = values["sharding.strategy"].place
         raise ConfigError(f"{place}: custom needs sharding.custom_proportions or sharding.layers; expected one of them")
+    other = next((key for key in ("engine.split", "engine.weights") if values.get(key, _NOT_GIVEN).value), None)
+    if proportions and sharding.strategy == "custom" and other:
+        place = values["sharding.custom_proportions"].place
+        raise ConfigError(f"{place}: {values[other].spelled} divides the model too; expected one of them")
     if proportions and (devices or "engine.ranks" in values) and len(proportions) != ranks:
         place = values["sharding.custom_proportions"].place
         raise ConfigError(f"{place}: expected {ranks} proportions, one per rank, got {len(proportions)}")
@@ -313,6 +385,9 @@ def _warnings(settings: Settings, values: Values) -> list[str]:
     if settings.sharding.custom_proportions and settings.sharding.strategy != "custom":
         place = values["sharding.custom_proportions"].place
         found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
+    if settings.engine.split and settings.sharding.strategy not in ("auto", "custom"):
+        place, split = values["sharding.strategy"].place, values["engine.split"].spelled
+        found.append(f"{place} has no effect: {split} says what each rank holds")
     silence, step = settings.watch.silence_seconds, settings.engine.step_timeout_seconds
     if step and silence >= step:
         found.append(

@@ -41,7 +41,7 @@ def serve_here(
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
         model = find_model(settings.model)
         divided = with_own_division(settings, model)
-        os.environ.update(environment)
+        os.environ.update({**settings.cluster.env, **environment})
         asyncio.run(_serve(divided, model, listener, access, ready_file))
 
 
@@ -52,6 +52,7 @@ async def _serve(
     folder = lifeline.path.parent
     address = engine_address(folder)
     made = local_plan(settings, model)
+    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update=made.division)})
     write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})

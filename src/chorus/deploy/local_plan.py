@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorus.cluster.profile.machine import known_profile, node_of
 from chorus.config.settings import Settings
 from chorus.deploy.preshard import cut_facts, slice_facts
+from chorus.errors import ChorusError
 from chorus.models import LocalModel, ModelError
 from chorus.models.architectures import tensor_rule
 from chorus.models.preshard.folder import is_preshard
+from chorus.planning.asked import asked_request
 from chorus.planning.costs import MIB, Links, Machine, Workload
 from chorus.planning.facts import ModelFacts, read_facts
 from chorus.planning.layout import shape
 from chorus.planning.nodes import LINK_KINDS
-from chorus.planning.plan import PlanError, RankPlan
+from chorus.planning.plan import Plan, PlanError, RankPlan
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest
 from chorus.planning.split import SplitError, choose_split
@@ -37,6 +39,12 @@ class LocalPlan:
     """How each rank keeps its weights; empty where the plan cannot say and each rank decides."""
     shown: dict[str, Any] | None = None
     """The plan for the status page; None before this machine was measured (`chorus plan` does)."""
+    division: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The split or the weights, where the settings name a strategy or proportions for them."""
+
+
+class CannotDivide(ChorusError):
+    """The model cannot be divided as the settings lay down."""
 
 
 def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
@@ -50,6 +58,9 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
     else:
         room = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
         nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
+    laid_down = settings.sharding.custom_proportions if _strategy_decides(settings) else None
+    if laid_down and engine.served_parallel == "hybrid":
+        raise CannotDivide("sharding.custom_proportions: a hybrid is given the layers of each stage: use engine.split")
     try:
         if is_preshard(model.path) and engine.served_parallel == "tensor":
             return LocalPlan(_policies_of_slices(settings, model, nodes))
@@ -58,9 +69,25 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         made = plan(facts, nodes, links, _usual_work(settings, facts), _request(settings, facts))
     except (ModelError, PlanError, SplitError) as error:
         why = str(error).rstrip(".")
+        if laid_down:
+            raise CannotDivide(f"sharding.custom_proportions: {why}") from None
         log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", why)
         return LocalPlan()
-    return LocalPlan(tuple(rank.policy_name for rank in made.ranks), made.to_json() if profile else None)
+    policies = tuple(rank.policy_name for rank in made.ranks)
+    return LocalPlan(policies, made.to_json() if profile else None, _division(settings, made))
+
+
+def _strategy_decides(settings: Settings) -> bool:
+    """Whether a strategy says what each rank holds: where a split or weights do, or nobody does, none is asked."""
+    engine = settings.engine
+    given = engine.weights if engine.served_parallel == "tensor" else engine.split
+    return engine.ranks > 1 and not given and settings.sharding.strategy != "auto"
+
+
+def _division(settings: Settings, made: Plan) -> dict[str, tuple[int, ...]]:
+    if not _strategy_decides(settings):
+        return {}
+    return {"weights": made.weights} if made.parallel == "tensor" else {"split": made.split}
 
 
 def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Machine]) -> tuple[str, ...]:
@@ -106,11 +133,15 @@ def _request(settings: Settings, facts: ModelFacts) -> PlanRequest:
     """Asks the planner for exactly what will be started."""
     engine, layers = settings.engine, len(facts.layers)
     if engine.served_parallel == "pipeline" or engine.ranks == 1:
+        if _strategy_decides(settings):
+            return asked_request(settings.sharding, engine.ranks, "pipeline", "uniform")
         return PlanRequest("custom", layers=choose_split(engine.split, layers, engine.ranks))
     if tensor_rule(facts.model_type) is None:
         raise PlanError(f"{facts.model_type} is divided evenly by mlx-lm itself")
     if engine.served_parallel == "tensor":
-        return PlanRequest("uniform", parallel="tensor", weights=engine.weights)
+        return replace(asked_request(settings.sharding, engine.ranks, "tensor", "uniform"), weights=engine.weights)
     stages, members = shape("hybrid", engine.ranks, engine.split, engine.weights)
-    split = choose_split(engine.split, layers, stages)
-    return PlanRequest("custom", layers=split, parallel="hybrid", weights=engine.weights or (1,) * members)
+    weights = engine.weights or (1,) * members
+    if _strategy_decides(settings):
+        return replace(asked_request(settings.sharding, engine.ranks, "hybrid", "uniform"), weights=weights)
+    return PlanRequest("custom", layers=choose_split(engine.split, layers, stages), parallel="hybrid", weights=weights)

@@ -29,6 +29,10 @@ def with_own_division(settings: Settings, model: LocalModel) -> Settings:
             f"{model.path} was made for {ranks} ranks ({division}), not for {engine.ranks}; leave that setting out, "
             "or serve the original model"
         )
+    if settings.sharding.custom_proportions and settings.sharding.strategy == "custom":
+        raise ModelError(
+            f"{model.path} was made for {division}; leave sharding.custom_proportions out, or serve the original model"
+        )
     chosen = {
         "ranks": ranks,
         "parallel": division.parallel,

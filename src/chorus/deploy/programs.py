@@ -50,6 +50,7 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         split=engine.split,
         weights=engine.weights,
         transport=choose_transport(engine.transport, engine.served_parallel),
+        coordinator=settings.cluster.coordinator,
         cache=settings.cache,
         failure_file=folder / "failure",
         log_level=settings.log.level,

@@ -118,12 +118,15 @@ class Nodes:
         discover: bool = True,
         registry: Registry | None = None,
         timing: WatchTimes = DEFAULTS,
+        hints: Iterable[Address] = (),
     ) -> None:
         self._authority = authority
         self._identity = identity
         self.own_node_id = own_node_id
         """The id of the node whose door this process has open."""
         self._peers = tuple(peers)
+        self._hints = tuple(hints)
+        """Where nodes are said to be, besides; nobody waits for one that is not."""
         self._registry = registry
         self.timing = timing
         self._listener = Listener(self._heard, self._unheard) if discover else None
@@ -145,7 +148,7 @@ class Nodes:
         self._diallers = ThreadPoolExecutor(DIALLERS, thread_name_prefix="let-in")
 
     async def start(self) -> None:
-        for address in self._peers:
+        for address in dict.fromkeys((*self._peers, *self._hints)):
             self._keep(f"peer {address}", lambda address=address: (address,))  # type: ignore[misc]
         if self._listener:
             await self._listener.start()

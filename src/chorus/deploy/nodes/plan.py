@@ -15,14 +15,14 @@ from chorus.cluster.coordinator.process import ConnectedNode
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
-from chorus.config.strategies import STRATEGIES
 from chorus.deploy.nodes.links import Routes
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models.architectures import tensor_rule
-from chorus.planning.costs import ETHERNET, METAL_SUM_SECONDS, Links, LinkSpeed, Machine, Workload
+from chorus.planning.asked import asked_request
+from chorus.planning.costs import ETHERNET, METAL_SUM_SECONDS, MIB, Links, LinkSpeed, Machine, Workload
 from chorus.planning.facts import ModelFacts
 from chorus.planning.measured import known_sum
 from chorus.planning.nodes import LINK_KINDS
@@ -103,8 +103,15 @@ def wanted_context(spec: EngineSpec, facts: ModelFacts) -> int:
 
 def workload(spec: EngineSpec, context: int) -> Workload:
     prompt, output = min(512, context // 2), min(256, context // 4)
-    chunk, dtype, kv_bits = spec.prefill_chunk, spec.dtype, spec.kv_bits
-    return Workload(prompt, output, context=context, chunk=chunk, dtype=dtype, kv_bits=kv_bits)
+    return Workload(
+        prompt,
+        output,
+        context=context,
+        chunk=spec.prefill_chunk,
+        reserve=spec.reserve_mb * MIB,
+        dtype=spec.dtype,
+        kv_bits=spec.kv_bits,
+    )
 
 
 async def offer_of(
@@ -159,12 +166,9 @@ def _can_plan(spec: EngineSpec, facts: ModelFacts, ranks: int) -> bool:
 def plan_request(spec: EngineSpec, sharding: ShardingConfig, ranks: int) -> PlanRequest:
     """What to ask of the planner: a division for this many ranks holds, and who named nodes wants all of them used."""
     parallel: WantedParallel = "tensor" if spec.parallel == "tensor" and ranks > 1 else "pipeline"
-    if sharding.custom_proportions and len(sharding.custom_proportions) == ranks:
-        return PlanRequest("custom", proportions=sharding.custom_proportions, parallel=parallel)
-    if spec.split or sharding.custom_proportions:
+    if spec.split:
         log.warning("the split that was asked for is not for %d ranks: dividing the layers again", ranks)
-    usable = [strategy for strategy in STRATEGIES if strategy not in ("auto", "custom")]
-    return PlanRequest(sharding.strategy if sharding.strategy in usable else "balanced", parallel=parallel)
+    return asked_request(sharding, ranks, parallel, "balanced")
 
 
 def machine_of(told: Mapping[str, Any]) -> Machine:

@@ -63,6 +63,8 @@ READY_SECONDS = 15.0
 @dataclass(frozen=True)
 class ClusterOptions:
     peers: tuple[Address, ...] = ()
+    hints: tuple[Address, ...] = ()
+    """Where nodes may be met too; nobody need be there."""
     nodes: int | None = None
     """How many nodes besides this machine; None means those that are named, or those that are found."""
     here: str = field(default_factory=own_name)
@@ -84,6 +86,8 @@ class ClusterOptions:
     """host:port where ranks meet, for transports that need one place for it; None: it is found."""
     rdma_devices: Matrix | None = None
     """Over RDMA: which device each rank reaches each other rank by; None: the cables between the machines tell."""
+    threads: int | None = None
+    """CPU threads of each rank; None: what its node has."""
     timing: WatchTimes = DEFAULTS
     replan_by_itself: bool = False
     """When a node comes that makes the model much faster."""
@@ -177,7 +181,7 @@ async def ranks_on_nodes(
     running = asyncio.create_task(agent.run())
     door_id = own_id(state / "identity")
     discover = options.discover and not options.peers
-    nodes = Nodes(authority, identity, door_id, options.peers, discover, agent.registry, options.timing)
+    nodes = Nodes(authority, identity, door_id, options.peers, discover, agent.registry, options.timing, options.hints)
     writer: asyncio.Task[None] | None = None
     predicted: dict[str, Any] = {}
     try:
@@ -243,6 +247,7 @@ async def ranks_on_nodes(
             held.share.digest,
             agent.port,
             options.environment,
+            threads=options.threads or 0,
             log_level=first.log_level,
             parts=held,
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shlex
 import time
@@ -17,13 +18,14 @@ from typing import Any
 from chorus.cluster.logs import device_log
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import address_refusal
-from chorus.config.settings import Settings
+from chorus.config.settings import Settings, path_keys
 from chorus.config.sources import find_device
 from chorus.deploy.ssh import package
 from chorus.deploy.ssh.connect import open_shell
 from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, folder_of, local_versions, plan_hosts, problems
 from chorus.deploy.ssh.shell import HostFailed, Shell, last_line
 from chorus.errors import ChorusError
+from chorus.models.catalog import CATALOG
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
 AGENT_SECONDS = 60.0
@@ -106,7 +108,7 @@ async def bring_up(
         with phases.of("check"):
             checked(await check(hosts))
         with phases.of("sync"):
-            sent = await sync(hosts, shown_config(cluster.settings.model_dump(mode="json")))
+            sent = await sync(hosts, told_settings(cluster.settings))
             report(f"copied to {', '.join(sent)}" if sent else "every host has this Chorus already")
         with phases.of("agents"):
             await start_agents(hosts, report)
@@ -387,7 +389,17 @@ def _fine(plan: HostPlan) -> Checked:
     return Checked(plan, "ok", "-", ())
 
 
-def shown_config(settings: dict[str, object]) -> bytes:
-    """What the coordinator reads: the settings in force here, without references to files of this machine."""
-    cluster = {**settings.get("cluster", {}), "hostfile": None}  # type: ignore[dict-item]
-    return json.dumps({**settings, "cluster": {k: v for k, v in cluster.items() if v is not None}}, indent=1).encode()
+def told_settings(settings: Settings) -> bytes:
+    """What the coordinator reads: the settings that are given here. It runs in a folder of its own, perhaps on another
+    machine: the hostfile's content goes with them, and a path means there what it means here.
+    """
+    tree = settings.model_dump(mode="json", exclude_unset=True)
+    tree.get("cluster", {}).pop("hostfile", None)
+    if settings.model not in CATALOG and Path(settings.model).exists():
+        tree["model"] = os.path.abspath(settings.model)
+    for key in path_keys():
+        section, _, name = key.rpartition(".")
+        place = tree.get(section, {}) if section else tree
+        if place.get(name) and not place[name].startswith("~"):
+            place[name] = os.path.abspath(place[name])
+    return json.dumps(tree, indent=1).encode()
