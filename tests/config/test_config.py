@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +19,8 @@ from chorus.config.older_projects import MEANINGLESS, RENAMED
 from chorus.config.settings import known_keys
 from chorus.config.sources import LoadedSettings, find_device, load, load_settings, use_cache_dir
 from chorus.config.variables import BESIDE_SETTINGS, BETWEEN_PROCESSES, strays
+from chorus.models import resolve
+from tests.support.tiny_model import write_tiny_model
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(path for path in (HERE / "golden").iterdir() if not path.name.endswith(".tree.json"))
@@ -241,10 +244,43 @@ def test_one_device_is_found_with_its_rank() -> None:
 
 def test_the_cache_folder_reaches_the_processes_we_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHORUS_CACHE", raising=False)
-    use_cache_dir(load_settings(environment={"MODEL_CACHE_DIR": str(tmp_path)}, folder=tmp_path))
+    use_cache_dir(load_settings(environment={"CHORUS_CACHE": str(tmp_path)}, folder=tmp_path))
     from chorus.platform.paths import cache_dir
 
     assert cache_dir() == tmp_path
+
+
+@pytest.mark.parametrize("inside", ["", "hub"])
+def test_models_in_somebodys_hugging_face_folder_are_found(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MODEL_CACHE_DIR=/Users/me/.cache/huggingface/hub, or the folder above; what Chorus makes stays elsewhere."""
+    for name in ("CHORUS_CACHE", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    repository = tmp_path / "given" / inside / "models--somebody--tiny"
+    snapshot = repository / "snapshots" / "0123abc"
+    write_tiny_model(snapshot, "llama", vocab_size=512)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    use_cache_dir(load_settings(environment={"MODEL_CACHE_DIR": str(tmp_path / "given")}, folder=tmp_path))
+    assert resolve("somebody/tiny", offline=True).path == snapshot
+    assert os.environ["HF_HUB_CACHE"] == str(tmp_path / "given" / inside).rstrip("/")
+    assert not (tmp_path / "given" / "models").exists()
+
+
+def test_variables_of_tensor_parallel_mean_that_unless_somebody_says_otherwise(tmp_path: Path) -> None:
+    theirs = {"DISTRIBUTED_BACKEND": "ring", "NUM_DEVICES": "2"}
+
+    def served(**more: str) -> str:
+        return load_settings(environment={**theirs, **more}, folder=tmp_path).engine.served_parallel
+
+    assert served() == "tensor"
+    assert served(CHORUS_ENGINE__PARALLEL="pipeline") == "pipeline"
+    assert served(MINIMAX_PIPELINE_SPLIT="20,10") == "pipeline"
+    assert served(NUM_DEVICES="1") == "pipeline"
+    first, *_ = load(environment={**theirs, "SOCKET_PATH": "/tmp/mlx_ring.sock"}, folder=tmp_path).warnings
+    assert first.endswith("for runs of layers: CHORUS_ENGINE__PARALLEL=pipeline")
 
 
 @given(key=st.sampled_from(sorted(known_keys())), position=st.integers(0, 40), letter=st.sampled_from("xqz"))

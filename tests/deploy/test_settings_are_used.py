@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from huggingface_hub import constants
 
 import chorus
 from chorus.cli.commands import ENTRIES
@@ -109,6 +110,7 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     (tmp_path / "hosts.json").write_text('["10.0.0.1:5000", "10.0.0.2:5000"]')
     monkeypatch.delenv("CHORUS_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # a setting changes it for good
     monkeypatch.setenv("CHORUS_STATE", str(tmp_path))
     seen: list[str] = []
     before = dict(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -146,18 +147,16 @@ class _Renamed:
 
 RENAMED: Mapping[str, _Renamed] = {
     "MODEL_REPO": _Renamed("model"),
-    "MODEL_CACHE_DIR": _Renamed("cache_dir"),
+    "MODEL_CACHE_DIR": _Renamed("hub_cache_dir", os.path.expandvars),
     "CHORUS_CACHE": _Renamed("cache_dir"),
     "API_HOST": _Renamed("api.host"),
     "API_PORT": _Renamed("api.port"),
-    "MAX_PROMPT_LEN_BYTES": _Renamed("api.max_body_bytes"),
     "REQUEST_TIMEOUT_SECONDS": _Renamed("api.request_timeout_seconds"),
     "DEFAULT_MAX_TOKENS": _Renamed("api.max_tokens"),
     "NUM_DEVICES": _Renamed("engine.ranks"),
     "MAX_SEQUENCE_LENGTH": _Renamed("engine.context"),
     "KV_CACHE_MAX_SIZE": _Renamed("cache.max_tokens"),
     "KV_CACHE_RESERVED_MEMORY_MB": _Renamed("engine.reserve_mb"),
-    "MODEL_LOAD_WAIT_SECONDS": _Renamed("engine.start_timeout_seconds"),
     "DISTRIBUTED_BACKEND": _Renamed("engine.transport", _backend),
     "MLX_DISTRIBUTED_BACKEND": _Renamed("engine.transport", _backend),
     "MLX_DISTRIBUTED_HOSTFILE": _Renamed("cluster.hostfile"),
@@ -177,6 +176,8 @@ MEANINGLESS: Mapping[str, str] = {
     "RESPONSE_FILE_PATH": "requests reach the engine over a socket",
     "SERVER_LOG_PATH": "`chorus logs` shows the logs; `chorus join --log-dir` says where they are",
     "API_LOG_PATH": "`chorus logs` shows the logs; `chorus serve` prints its own",
+    "MODEL_LOAD_WAIT_SECONDS": "a load is waited for until it is done; engine.start_timeout_seconds is its deadline",
+    "MAX_PROMPT_LEN_BYTES": "a prompt goes through no buffer of a fixed size; engine.context bounds it",
     "FILE_DESCRIPTOR_SOFT_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -n",
     "FILE_DESCRIPTOR_HARD_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -Hn",
 }

@@ -31,6 +31,8 @@ class Settings(BaseSettings):
 
     model: str = Field(default="smollm2-135m", min_length=1)
     cache_dir: Path | None = None
+    hub_cache_dir: Path | None = None
+    """Hugging Face's own folder of models, or the one above it; None: as its library is set."""
     api: ApiConfig = ApiConfig()
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()

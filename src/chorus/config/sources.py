@@ -31,7 +31,8 @@ from chorus.config.sections import (
     DeviceConfig,
 )
 from chorus.config.settings import Settings, fields_of, known_keys, nearest
-from chorus.config.variables import key_of, strays
+from chorus.config.variables import key_of, name_of, strays
+from chorus.models.hub.cache import use_hub_cache
 from chorus.platform.process.timing import BadTiming
 from chorus.platform.terminal import warn
 
@@ -121,8 +122,8 @@ def load(
     _complete(values)
     _check_entries(values)
     settings = _validate(values)
-    warnings = [warning for source in sources for warning in source.warnings]
-    warnings += strays(dotenv, ".env") + strays(variables or {}, "--env") + _check(settings, values)
+    warnings = _check(settings, values) + [warning for source in sources for warning in source.warnings]
+    warnings += strays(dotenv, ".env") + strays(variables or {}, "--env")
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
     return LoadedSettings(settings, values, tuple(warnings), file)
@@ -140,9 +141,11 @@ def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:
 
 
 def use_cache_dir(settings: Settings) -> None:
-    """Let this process and its children keep models where the settings say."""
+    """Let this process and its children find and keep models where the settings say."""
     if settings.cache_dir is not None:
         os.environ["CHORUS_CACHE"] = str(settings.cache_dir.expanduser())
+    if settings.hub_cache_dir is not None:
+        use_hub_cache(settings.hub_cache_dir.expanduser())
 
 
 def without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,6 +265,8 @@ def _complete(values: Values) -> None:
             values["sharding.strategy"] = Given("custom", DEFAULT, "a split is given")
         elif devices:
             values["sharding.strategy"] = Given("balanced", DEFAULT, "devices are given")
+    if _describes_tensor(values):
+        values["engine.parallel"] = Given("tensor", DEFAULT, "as DISTRIBUTED_BACKEND means it")
     shares = values.get("sharding.custom_proportions")
     counted = {"engine.ranks", "engine.split", "engine.weights"} & set(values)
     if shares and isinstance(shares.value, list) and values["sharding.strategy"].value == "custom" and not counted:
@@ -284,6 +289,14 @@ def _check_entries(values: Values) -> None:
             beside = devices.spelled if devices.source == given.source else devices.place
             hosts = f"{hostfile.value if hostfile else beside} lists {len(devices.value)} hosts"
             raise ConfigError(f"{given.place}: {shown} has {counted}, and {hosts}: give one for each, rank 0 first")
+
+
+def _describes_tensor(values: Values) -> bool:
+    """Whether somebody's variables are those of the project whose ranks all hold a slice of every layer."""
+    transport, ranks = values.get("engine.transport", _NOT_GIVEN), values.get("engine.ranks", _NOT_GIVEN)
+    if transport.spelled != "DISTRIBUTED_BACKEND" or transport.value not in ("ring", "jaccl"):
+        return False
+    return str(ranks.value or 1) != "1" and not {"engine.parallel", "engine.split", "engine.weights"} & set(values)
 
 
 def _validate(values: Values) -> Settings:
@@ -388,6 +401,11 @@ def _warnings(settings: Settings, values: Values) -> list[str]:
     if settings.engine.split and settings.sharding.strategy not in ("auto", "custom"):
         place, split = values["sharding.strategy"].place, values["engine.split"].spelled
         found.append(f"{place} has no effect: {split} says what each rank holds")
+    if values.get("engine.parallel", _NOT_GIVEN).source == DEFAULT and settings.engine.parallel == "tensor":
+        found.append(
+            f"{values['engine.transport'].place}: every rank holds a slice of each layer (parallel tensor), as where "
+            f"this variable comes from; for runs of layers: {name_of('engine.parallel')}=pipeline"
+        )
     silence, step = settings.watch.silence_seconds, settings.engine.step_timeout_seconds
     if step and silence >= step:
         found.append(

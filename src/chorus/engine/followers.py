@@ -59,6 +59,10 @@ class RankLost(ChorusError):
         self.loss = Loss(cause, told)
 
 
+DEADLINE = "engine.start_timeout_seconds, or --start-timeout of a rank that is started by hand"
+"""What sets how long ranks may take to come and to load."""
+
+
 class CannotForm(ChorusError):
     """The group cannot start as it is: trying again would not help."""
 
@@ -115,8 +119,8 @@ class Follower:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise CannotForm(f"{self.name} refused the leader: {_told(error)}") from None
                 raise CannotForm(
-                    f"{self.name} did not answer within {timeout:g} s: is it started, and does a firewall let us "
-                    "through?"
+                    f"{self.name} did not answer within {timeout:g} s ({DEADLINE}): is it started, and does a firewall "
+                    "let us through?"
                 ) from None
         if problem := misfit(self.name, self.hello.protocol, self.hello.version, __version__, "the leader"):
             raise CannotForm(problem)
@@ -130,6 +134,8 @@ class Follower:
                 progress(message.done_bytes, message.total_bytes)
                 self.loaded = message.loaded or self.loaded
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise CannotForm(f"{self.name} has not loaded within {timeout:g} s ({DEADLINE})") from None
             raise CannotForm(f"{self.name} cannot load: {_told(error)}") from None
 
     def start(self, on_loss: Callable[[], None]) -> None:

@@ -236,7 +236,7 @@ class Nodes:
         if draining:
             reasons.append(f"{', '.join(draining)} draining (chorus drain --undo)")
         hint = "; ".join(reasons) or "is `chorus join` running there, and does a firewall let us through?"
-        return f"{what} within {timeout:g} s: {hint}"
+        return f"{what} within {timeout:g} s (engine.start_timeout_seconds): {hint}"
 
     def _heard(self, announcement: Announcement) -> None:
         hint = announcement.node_id

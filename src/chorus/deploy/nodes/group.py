@@ -269,7 +269,8 @@ class ClusterGroup(ProcessGroup):
                 await asyncio.gather(spawned, own)
         except TimeoutError:
             await self.stop()
-            raise self._failure(f"the nodes did not start their ranks within {self._timeout:g} s") from None
+            told = f"the nodes did not start their ranks within {self._timeout:g} s (engine.start_timeout_seconds)"
+            raise self._failure(told) from None
         except (_CannotSpawn, ModelError) as error:
             lost = await self._nobody_has(deployment)
             await self.stop()

@@ -8,6 +8,7 @@ behind `client` until one does, so every function here imports that by itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -73,6 +74,12 @@ def remove_cached(model_id: str, revision: str | None = None) -> int:
     from chorus.models.hub import client
 
     return client.remove_cached(model_id, revision)
+
+
+def use_hub_cache(folder: Path) -> None:
+    """Let this process and its children use another cache: a folder of models, or the one above it (HF_HOME)."""
+    chosen = folder / "hub" if (folder / "hub").is_dir() else folder
+    os.environ["HF_HUB_CACHE"] = constants.HF_HUB_CACHE = str(chosen)
 
 
 def is_offline(asked: bool | None) -> bool:
