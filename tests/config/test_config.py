@@ -19,6 +19,7 @@ from chorus.config.older_projects import MEANINGLESS, RENAMED
 from chorus.config.settings import known_keys
 from chorus.config.sources import LoadedSettings, find_device, load, load_settings, use_cache_dir
 from chorus.config.variables import BESIDE_SETTINGS, BETWEEN_PROCESSES, strays
+from chorus.deploy.ssh.cluster import SshCluster, told_settings
 from chorus.models import resolve
 from tests.support.tiny_model import write_tiny_model
 
@@ -223,11 +224,54 @@ def test_two_ways_of_dividing_in_one_file_are_refused(tmp_path: Path) -> None:
     assert warning.endswith("sharding.strategy has no effect: engine.split says what each rank holds")
 
 
-def test_a_coordinator_that_is_not_first_is_warned_about(tmp_path: Path) -> None:
-    file = tmp_path / "chorus.yaml"
-    file.write_text("devices: [{device_id: a, hostname: x}, {device_id: b, hostname: y, role: coordinator}]\n")
-    (warning,) = load(file, environment={}, folder=tmp_path).warnings
-    assert warning.endswith("b is the coordinator but not the first device; rank 0, which leads, is a")
+COORDINATOR_LAST = """
+devices:
+  - {device_id: small, hostname: x, rdma: [null, [s2m], s2b]}
+  - {device_id: middle, hostname: y, rdma: [[m2s], null, m2b]}
+  - {device_id: big, hostname: z, role: coordinator, rdma: [b2s, b2m, null]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("beside", "key", "expected"),
+    [
+        ("engine: {split: [3, 7, 20]}", "engine.split", (20, 3, 7)),
+        ('engine: {split: "3,7,20"}', "engine.split", (20, 3, 7)),
+        ("sharding: {strategy: custom, layers: [3, 7, 20]}", "engine.split", (20, 3, 7)),
+        ("engine: {weights: [1, 2, 5], parallel: tensor}", "engine.weights", (5, 1, 2)),
+        ("sharding: {custom_proportions: [0.1, 0.2, 0.7]}", "sharding.custom_proportions", (0.7, 0.1, 0.2)),
+    ],
+)
+def test_the_coordinator_leads_wherever_it_is_listed_and_each_device_keeps_its_share(
+    beside: str, key: str, expected: tuple[float, ...], tmp_path: Path
+) -> None:
+    """Who writes role: coordinator at the second or third device expects the API and rank 0 there."""
+    file = tmp_path / "distributed_config.yaml"
+    file.write_text(COORDINATOR_LAST + beside)
+    loaded = load(file, environment={}, folder=tmp_path)
+    section, _, name = key.partition(".")
+    assert [device.device_id for device in loaded.settings.devices] == ["big", "small", "middle"]
+    assert getattr(getattr(loaded.settings, section), name) == expected
+    assert loaded.settings.rdma_devices == ((None, "b2s", "b2m"), ("s2b", None, ("s2m",)), ("m2b", ("m2s",), None))
+    told = f"{file}: devices: big is the coordinator and leads as rank 0; the ranks are big, small, middle"
+    assert loaded.warnings == (told,)
+
+
+def test_a_split_from_elsewhere_is_in_the_order_of_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "distributed_config.yaml"
+    file.write_text(COORDINATOR_LAST)
+    settings = load(file, {"engine": {"split": "20,3,7"}}, {}, tmp_path).settings
+    assert settings.engine.split == (20, 3, 7)
+
+
+def test_up_starts_the_api_at_the_coordinator(tmp_path: Path) -> None:
+    file, told = tmp_path / "distributed_config.yaml", tmp_path / "config.json"
+    file.write_text(COORDINATOR_LAST + "sharding: {custom_proportions: [0.1, 0.2, 0.7]}")
+    settings = load(file, environment={}, folder=tmp_path).settings
+    assert [plan.device_id for plan in SshCluster("cluster", settings).plans()] == ["big", "small", "middle"]
+    told.write_bytes(told_settings(settings))
+    again = load(told, environment={}, folder=tmp_path)
+    assert (again.settings, again.warnings) == (settings, ())
 
 
 def test_a_silence_that_is_longer_than_a_step_may_take_is_warned_about(tmp_path: Path) -> None:

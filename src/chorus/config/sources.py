@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -119,10 +119,11 @@ def load(
         _read_variables_for_ranks(source, folder)
         _forget_what_is_replaced(values, source.values)
         values |= source.values
+    ordered = _lead_with_coordinator(values)
     _complete(values)
     _check_entries(values)
     settings = _validate(values)
-    warnings = _check(settings, values) + [warning for source in sources for warning in source.warnings]
+    warnings = ordered + _check(settings, values) + [warning for source in sources for warning in source.warnings]
     warnings += strays(dotenv, ".env") + strays(variables or {}, "--env")
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
@@ -253,6 +254,37 @@ def _forget_what_is_replaced(below: Values, above: Values) -> None:
     if "sharding.custom_proportions" in above:
         below.pop("engine.split", None)
         below.pop("engine.weights", None)
+
+
+def _lead_with_coordinator(values: Values) -> list[str]:
+    """Rank 0 leads, so a coordinator that is not the first device becomes it: the others keep their order, and what was
+    written beside the devices, in their order, stays with each of them. Answers what to tell.
+    """
+    given = values.get("devices", _NOT_GIVEN)
+    devices = given.value
+    if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
+        return []
+    leaders = [place for place, device in enumerate(devices) if device.get("role") == "coordinator"]
+    if len(leaders) != 1 or leaders == [0]:
+        return []
+    order = [leaders[0], *(place for place in range(len(devices)) if place != leaders[0])]
+    turned = [
+        {**device, "rdma": _in_order(device["rdma"], order)} if device.get("rdma") else device for device in devices
+    ]
+    values["devices"] = replace(given, value=_in_order(turned, order))
+    for key in ("engine.split", "engine.weights", "sharding.custom_proportions"):
+        if key in values and values[key].source == given.source:
+            values[key] = replace(values[key], value=_in_order(values[key].value, order))
+    names = [str(devices[place].get("device_id")) for place in order]
+    return [f"{given.place}: {names[0]} is the coordinator and leads as rank 0; the ranks are {', '.join(names)}"]
+
+
+def _in_order(listed: Any, order: Sequence[int]) -> Any:
+    """A list with an entry for each device; another, or what is no list, stays as it is."""
+    entries = listed.split(",") if isinstance(listed, str) else listed
+    if not isinstance(entries, (list, tuple)) or len(entries) != len(order):
+        return listed
+    return [entries[place] for place in order]
 
 
 def _complete(values: Values) -> None:
@@ -389,12 +421,6 @@ def _check_devices(devices: tuple[DeviceConfig, ...], given: Given) -> None:
 
 def _warnings(settings: Settings, values: Values) -> list[str]:
     found = []
-    leader = next((device.device_id for device in settings.devices if device.role == "coordinator"), None)
-    if leader and leader != settings.devices[0].device_id:
-        found.append(
-            f"{values['devices'].place}: {leader} is the coordinator but not the first device; "
-            f"rank 0, which leads, is {settings.devices[0].device_id}"
-        )
     if settings.sharding.custom_proportions and settings.sharding.strategy != "custom":
         place = values["sharding.custom_proportions"].place
         found.append(f"{place} has no effect: the strategy is {settings.sharding.strategy}, not custom")
