@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from chorus.cli import app
 from chorus.cli.serve import _expected_nodes
 from chorus.config.sources import load_settings
+from chorus.transport import catalog
 
 WIDE = {"COLUMNS": "200"}
 
@@ -141,3 +142,33 @@ def test_a_number_of_ranks_is_a_number_of_nodes_to_wait_for(
 ) -> None:
     """NUM_DEVICES or engine.ranks with --cluster: so many machines, this one among them."""
     assert _expected_nodes(load_settings(environment={"NUM_DEVICES": str(ranks)}), nodes, asked, named) == expected
+
+
+def test_the_model_may_be_given_as_an_option_too(refusal: Callable[..., str]) -> None:
+    """`mlx_lm.server --model X` is how its users name a model."""
+    assert "error: There is no model nowhere" in refusal("serve", "--model", "nowhere")
+    assert "error: There is no model nowhere" in refusal("serve", "nowhere", "--model", "nowhere")
+    said = refusal("serve", "one", "--model", "another")
+    assert said == "error: the model is one and --model another: give one of them"
+
+
+def test_the_help_names_every_transport_that_can_be_chosen() -> None:
+    shown = " ".join(typed("serve", "--help").output.replace("│", " ").split())
+    said = shown.partition("How ranks exchange tensors:")[2].partition("--compression")[0]
+    assert [name for name in catalog.names() if name not in said] == []
+
+
+def test_somebody_elses_file_is_checked_without_the_variables_of_this_folder(here: Path) -> None:
+    """`config check FILE` says what is wrong with the file, not with the `.env` that lies where one happens to be."""
+    (here / ".env").write_text("API_PORT=http\n")
+    (here / "chorus.yaml").write_text("model: some/model\n")
+    theirs = typed("config", "check", "distributed_config.json")
+    assert theirs.exit_code == 0
+    assert theirs.stdout == "distributed_config.json: ok (rank 0 mini1, rank 1 mini2)\n"
+    assert "read: distributed_config.json; with everything else" in theirs.stderr
+    ours = typed("config", "check", "chorus.yaml")
+    assert ours.exit_code == 1
+    assert ".env: API_PORT: should be a valid integer" in ours.stderr
+    (here / ".env").write_text("API_PORT=9000\n")
+    again = typed("config", "check", str(here / "chorus.yaml"))
+    assert "/chorus.yaml, .env; with everything else" in again.stderr

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chorus.cli.output import fail, warn
+from chorus.cli.output import console, fail, warn
 from chorus.config.hostfile import address_refusal
-from chorus.config.sources import LoadedSettings, load
+from chorus.config.sources import LoadedSettings, configured_file, load, load_told
 
 app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def show(
 
     Example: chorus config show -c chorus.yaml
     """
-    loaded = _load(config)
+    loaded = load_told(config)
     values = effective(loaded)
     if as_json:
         shown = {key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()}
@@ -45,15 +45,23 @@ def show(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAML or JSON).")]) -> None:
-    """Say whether a configuration file or a hostfile is right.
+    """Say whether a configuration file or a hostfile is right, by itself; the one of this folder with its .env.
 
     Example: chorus config check chorus.yaml
     """
-    loaded = _load(file, environment={})
+    own = configured_file()
+    with_dotenv = own is not None and own.resolve() == file.resolve()
+    loaded = load(file, environment={}, with_dotenv=with_dotenv)
+    for warning in loaded.warnings:
+        warn(warning)
     if refusal := address_refusal(loaded.settings.devices):
         fail(f"{file}: {refusal}")
     devices = [f"rank {rank} {device.device_id}" for rank, device in enumerate(loaded.settings.devices)]
     typer.echo(f"{file}: ok" + (f" ({', '.join(devices)})" if devices else ""))
+    hostfile = loaded.settings.cluster.hostfile
+    read = [file, *([hostfile] if hostfile else []), *([".env"] if with_dotenv and Path(".env").is_file() else [])]
+    told = f"read: {', '.join(map(str, read))}; with everything else that counts here: chorus config show -c {file}"
+    console.print(told, soft_wrap=True, markup=False)
 
 
 def effective(loaded: LoadedSettings) -> dict[str, Any]:
@@ -69,10 +77,3 @@ def effective(loaded: LoadedSettings) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         values[key] = tree[section][name] if section else tree[name]
     return values
-
-
-def _load(file: Path | None, environment: dict[str, str] | None = None) -> LoadedSettings:
-    loaded = load(file, environment=environment)
-    for warning in loaded.warnings:
-        warn(warning)
-    return loaded

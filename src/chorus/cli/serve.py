@@ -34,6 +34,9 @@ def serve(
         str | None,
         typer.Argument(help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name."),
     ] = None,
+    named: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The model, in place of the argument.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings file (YAML or JSON).")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback unless told otherwise.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (8100).")] = None,
@@ -49,7 +52,7 @@ def serve(
         str | None, typer.Option(help="Tensor: each rank's share, rank 0 first, e.g. 2,1; hybrid: within each stage.")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help=f"How ranks exchange tensors: {catalog.help_for('machine')}.")
+        str | None, typer.Option(help=f"How ranks exchange tensors: {catalog.help_for_all()}.")
     ] = None,
     compression: Annotated[
         str | None,
@@ -117,8 +120,10 @@ def serve(
     """
     if (peer or nodes) and not cluster:
         fail("--peer and --nodes go with --cluster")
+    if model and named and model != named:
+        fail(f"the model is {model} and --model {named}: give one of them")
     overrides = {
-        "model": model,
+        "model": model or named,
         "api": {
             "host": host,
             "port": port,

@@ -35,6 +35,7 @@ from chorus.config.variables import key_of, name_of, strays
 from chorus.models.hub.cache import use_hub_cache
 from chorus.platform.process.timing import BadTiming
 from chorus.platform.terminal import warn
+from chorus.transport import catalog
 
 COMMAND_LINE = "command line"
 _NOT_GIVEN = Given(None, DEFAULT, "")
@@ -94,14 +95,15 @@ def load(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    with_dotenv: bool = True,
 ) -> LoadedSettings:
-    """As `load_told`, with the warnings handed back.
+    """As `load_told`, with the warnings handed back; without `.env` where the file is not of this folder.
 
     Of strays in the environment the command itself has told (`chorus.cli`), whether or not it reads settings.
     """
     folder = folder or Path.cwd()
     environment = os.environ if environment is None else environment
-    dotenv = _dotenv(folder / ".env")
+    dotenv = _dotenv(folder / ".env") if with_dotenv else {}
     named, file = file, file or _configured_file({**dotenv, **environment}, folder)
     of_file = _of_file(file) if file else Translation()
     of_variables = [_of_variables(dotenv, ".env", folder), _of_variables(environment, "environment", folder)]
@@ -326,7 +328,7 @@ def _check_entries(values: Values) -> None:
 def _describes_tensor(values: Values) -> bool:
     """Whether somebody's variables are those of the project whose ranks all hold a slice of every layer."""
     transport, ranks = values.get("engine.transport", _NOT_GIVEN), values.get("engine.ranks", _NOT_GIVEN)
-    if transport.spelled != "DISTRIBUTED_BACKEND" or transport.value not in ("ring", "jaccl"):
+    if transport.spelled != "DISTRIBUTED_BACKEND" or transport.value not in catalog.carrying("tensor"):
         return False
     return str(ranks.value or 1) != "1" and not {"engine.parallel", "engine.split", "engine.weights"} & set(values)
 

@@ -246,6 +246,12 @@ def help_for(place: Place) -> str:
     return offer((AUTO, *offered(place)))
 
 
+def help_for_all() -> str:
+    """Every transport that can be chosen, and where those can that are not for any machine."""
+    for_cuda = offer(row.name for row in rows() if row.sums_beside_cuda)
+    return f"{help_for('machine')}; between CUDA GPUs {for_cuda}; with --cluster, over RDMA, {over_rdma().name}"
+
+
 def by_hand() -> tuple[str, ...]:
     """For ranks that a hostfile lists. MLX's own first: people come from mlx.launch and LocalAI."""
     return tuple(sorted(offered("hostfile"), key=lambda name: not get(name).collective))
