@@ -211,6 +211,6 @@ def test_up_hands_every_setting_to_the_machine_that_leads(tmp_path: Path, monkey
 def test_what_a_process_is_told_it_also_reads() -> None:
     package = Path(chorus.__file__).parent
     files = [file for file in package.rglob("*.py") if "config" not in file.relative_to(package).parts]
-    read = set(re.findall(r"\.([a-z_]+)\b", "\n".join(file.read_text() for file in (*files, package / IN_PLACE_OF))))
+    read = set(re.findall(r"\.([a-z_0-9]+)\b", "\n".join(file.read_text() for file in (*files, package / IN_PLACE_OF))))
     told = [EngineSpec, ApiSettings, Limits, CacheConfig, RecoveryConfig, WatchTimes]
     assert {name for kind in told for name in fields_of(kind)} - read == set()

@@ -52,7 +52,11 @@ def serve(
         str | None, typer.Option(help="Tensor: each rank's share, rank 0 first, e.g. 2,1; hybrid: within each stage.")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help=f"How ranks exchange tensors: {catalog.help_for_all()}.")
+        str | None,
+        typer.Option(
+            help=f"How ranks exchange tensors: {catalog.help_for('machine')}; between CUDA GPUs {catalog.for_cuda()}; "
+            f"with --cluster, over RDMA, {catalog.over_rdma().name}."
+        ),
     ] = None,
     compression: Annotated[
         str | None,

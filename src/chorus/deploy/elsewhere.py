@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from chorus.config.hostfile import split_address
 from chorus.config.sections import ClusterConfig, DeviceConfig
-from chorus.config.sources import LoadedSettings
+from chorus.config.sources import DEFAULT_FILES, LoadedSettings
 from chorus.deploy.ssh.connect import is_this_machine, own_addresses, own_names, resolve
 from chorus.deploy.ssh.hosts import ANY_PYTHON
 from chorus.deploy.ssh.shell import Login
@@ -76,7 +76,8 @@ def why_elsewhere(device: DeviceConfig) -> str | None:
 def up_command(loaded: LoadedSettings) -> str:
     """`chorus up` as it would read the same settings."""
     settings, words = loaded.settings, ["chorus", "up"]
-    if loaded.file:
+    devices = loaded.given.get("devices")
+    if loaded.file and (loaded.file.name not in DEFAULT_FILES or (devices and devices.source == str(loaded.file))):
         words += ["-c", str(loaded.file)]
     if loaded.typed("model"):
         words.append(settings.model)

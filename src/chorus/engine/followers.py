@@ -59,7 +59,7 @@ class RankLost(ChorusError):
         self.loss = Loss(cause, told)
 
 
-DEADLINE = "engine.start_timeout_seconds, or --start-timeout of a rank that is started by hand"
+DEADLINE = "engine.start_timeout_seconds, or `chorus worker mlx-distributed --start-timeout`"
 """What sets how long ranks may take to come and to load."""
 
 

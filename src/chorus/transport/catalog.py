@@ -246,10 +246,8 @@ def help_for(place: Place) -> str:
     return offer((AUTO, *offered(place)))
 
 
-def help_for_all() -> str:
-    """Every transport that can be chosen, and where those can that are not for any machine."""
-    for_cuda = offer(row.name for row in rows() if row.sums_beside_cuda)
-    return f"{help_for('machine')}; between CUDA GPUs {for_cuda}; with --cluster, over RDMA, {over_rdma().name}"
+def for_cuda() -> str:
+    return offer(row.name for row in rows() if row.sums_beside_cuda)
 
 
 def by_hand() -> tuple[str, ...]:
@@ -312,9 +310,8 @@ def cuda_refusal(name: str, on_cuda: Iterable[str]) -> str | None:
     ranks = ", ".join(on_cuda)
     if not ranks or get(name).sums_beside_cuda:
         return None
-    instead = offer(row.name for row in rows() if row.sums_beside_cuda)
     return (
-        f"{ranks} computes with CUDA, where sums over {name} come out wrong: use --transport {instead}, or "
+        f"{ranks} computes with CUDA, where sums over {name} come out wrong: use --transport {for_cuda()}, or "
         "--parallel pipeline"
     )
 
