@@ -46,12 +46,12 @@ class Hosts:
         self.file = nodes.folder / "hosts.json"
         self.file.write_text(json.dumps([f"127.0.0.1:{port}" for port in self.ports]))
 
-    def worker(self, rank: int, *arguments: str) -> Process:
+    def worker(self, rank: int, *arguments: str, **variables: str) -> Process:
         command = ["worker", "mlx-distributed", "--hostfile", str(self.file), "--rank", str(rank), "--backend", "grpc"]
         if rank == 0:
             command += ["--addr", f"localhost:{listening_port()}"]
             command += [] if "--model" in arguments else ["--model", "tiny-by-name"]
-        return self.nodes.chorus(f"rank{rank}", *command, *arguments, CHORUS_CACHE=str(self.store))
+        return self.nodes.chorus(f"rank{rank}", *command, *arguments, CHORUS_CACHE=str(self.store), **variables)
 
     def worker_by_variables(self, rank: int) -> Process:
         environment = {"MLX_DISTRIBUTED_HOSTFILE": str(self.file), "MLX_RANK": str(rank)}
@@ -212,7 +212,10 @@ def test_a_local_folder_is_a_model_where_every_rank_names_its_own(nodes: Cluster
     with_another = hosts.worker(0, "--model", str(write_tiny_model(tmp_path / "another", num_hidden_layers=3)))
     assert with_another.wait() == 1
     assert "rank 1: my-copy here is another model than rank 0's another: config.json has " in with_another.log
-    assert complete(url_of(hosts.worker(0, "--model", str(tiny))))
+    leader = hosts.worker(0, "--model", str(tiny), MINIMAX_PIPELINE_SPLIT="5,2")
+    assert complete(url_of(leader))
+    assert "rank 0 holds layers 2-6," in leader.log
+    assert "rank 1 holds layers 0-1," in follower.log
 
 
 def test_a_hostfile_of_localai_tunnels_is_refused_by_name(tmp_path: Path, refusal: Callable[..., str]) -> None:
