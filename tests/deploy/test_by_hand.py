@@ -252,6 +252,13 @@ def test_a_list_with_too_few_entries_is_told_with_the_hostfile(
         (("--rank", "0", "--model", "m", "--backend", "mpi"), "hosts.json", {}, "with a hostfile use"),
         (("--rank", "0", "--model", "m"), "hosts.json", {"CHORUS_SHARDING__STRATEGY": "balanced"}, "`chorus up`"),
         (("--rank", "0", "--model", "m", "--backend", "rnig"), "hosts.json", {}, "expected one of"),
+        (
+            ("--rank", "0", "--model", "m", "--backend", "jaccl"),
+            "hosts.json",
+            {},
+            "hosts.json: jaccl needs the RDMA",
+        ),
+        (("--rank", "0", "--model", "m", "--addr", "a:b"), "hosts.json", {}, "--addr: expected a port from 1 to 65535"),
     ],
 )
 def test_what_cannot_be_is_one_line_with_a_remedy(

@@ -10,10 +10,10 @@ import typer
 
 from chorus.cli.join import agent_options
 from chorus.cli.options import read_token
-from chorus.cli.output import fail, warn
+from chorus.cli.output import fail
 from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
-from chorus.config.sources import load, use_cache_dir
+from chorus.config.sources import load_told, use_cache_dir
 from chorus.deploy.by_hand import FOR_EVER_SECONDS, find_rank, follow, lead_with_api
 from chorus.platform.process import logs
 from chorus.security.node_folder import DOOR_PORT
@@ -113,9 +113,7 @@ def mlx_distributed(
         "coordinator": coordinator,
     }
     overrides = {"model": model[0] if model else None, "engine": engine, "cluster": place, "log": {"level": log_level}}
-    loaded = load(config, overrides)
-    for warning in loaded.warnings:
-        warn(warning)
+    loaded = load_told(config, overrides)
     settings = loaded.settings
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)

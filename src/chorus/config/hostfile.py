@@ -114,6 +114,14 @@ def address_refusal(hosts: Sequence[Host]) -> str | None:
     return f"rank {rank} has RDMA devices and no address for others to reach it: write each host's ips too, [{form}]"
 
 
+def rdma_refusal(hosts: Sequence[Host], transport: str) -> str | None:
+    """Why these hosts cannot be joined by this transport, with what to write; None where it can be tried."""
+    if transport != catalog.over_rdma().name or len(hosts) < 2 or all(host.rdma for host in hosts):
+        return None
+    form = '[{"ips": ["192.168.1.10:5555"], "rdma": [null, "rdma_en5"]}, …]'
+    return f"{transport} needs the RDMA devices of every rank, e.g. {form}"
+
+
 def split_address(text: str) -> tuple[str, int | None]:
     """(host, port) of `10.0.0.1`, `10.0.0.1:5000`, `name.local:5000`, `[fe80::1]:5000` or `fe80::1`."""
     if text.startswith("["):

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorus.config.file import ConfigError
-from chorus.config.hostfile import DEFAULT_PORT, HostfileError, address_refusal, split_address
+from chorus.config.hostfile import (
+    DEFAULT_PORT,
+    BadAddress,
+    HostfileError,
+    address_refusal,
+    rdma_refusal,
+    split_address,
+)
 from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings
@@ -80,7 +87,7 @@ def find_rank(loaded: LoadedSettings, models: Sequence[str] = ()) -> HandRank:
             "there is no hostfile: give --hostfile FILE with the addresses of all ranks, in rank order, "
             "or set MLX_DISTRIBUTED_HOSTFILE"
         )
-    where = cluster.hostfile or "devices"
+    where = cluster.hostfile or loaded.given["devices"].place
     if refusal := address_refusal(devices):
         raise ConfigError(f"{where}: {refusal}")
     if cluster.rank is None:
@@ -97,6 +104,8 @@ def find_rank(loaded: LoadedSettings, models: Sequence[str] = ()) -> HandRank:
                 f"--model is given {len(models)} times: rank 0 serves one model, the others may have several"
             )
         _refuse_strategy(loaded)
+        if refusal := rdma_refusal(devices, settings.engine.transport):
+            raise ConfigError(f"{where}: {refusal}")
         settings = settings.model_copy(update={"api": settings.api.model_copy(update=_listening(loaded))})
     return HandRank(cluster.rank, rank_addresses(devices), settings, models)
 
@@ -111,7 +120,7 @@ def _refuse_tunnels(hostfile: Path | None) -> None:
 
 
 def _is_given(loaded: LoadedSettings, key: str) -> bool:
-    return loaded.origins[key].partition(":")[0] != DEFAULT
+    return key in loaded.given and loaded.given[key].source != DEFAULT
 
 
 def _refuse_strategy(loaded: LoadedSettings) -> None:
@@ -139,7 +148,10 @@ def _transport(loaded: LoadedSettings) -> str:
 def _listening(loaded: LoadedSettings) -> dict[str, object]:
     """Where the API listens: at `cluster.address`, unless only `api.host` and `api.port` are given."""
     settings = loaded.settings
-    host, port = split_address(settings.cluster.address)
+    try:
+        host, port = split_address(settings.cluster.address)
+    except BadAddress as error:
+        raise ConfigError(f"{loaded.origins['cluster.address']}: --addr: {error}") from None
     own = {key: getattr(settings.api, key) for key in ("host", "port") if _is_given(loaded, f"api.{key}")}
     if own and _is_given(loaded, "cluster.address"):
         listed = " and ".join(f"api.{key} ({loaded.origins[f'api.{key}']})" for key in own)

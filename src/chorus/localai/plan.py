@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorus.config.file import ConfigError
+from chorus.config.hostfile import rdma_refusal
 from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings, load
@@ -41,7 +42,6 @@ _UNUSED = {
 }
 _NO_FILE = os.strerror(errno.ENOENT)
 _HOSTFILE_FORM = '["192.168.1.10:5555", "192.168.1.11:5555"]'
-_RDMA_FORM = 'e.g. [{"ips": ["192.168.1.10:5555"], "rdma": [null, "rdma_en5"]}, …]'
 _DTYPES = {"half": "float16", "float": "float32"}
 _FULL_PRECISION_CACHE = ("", "auto", "f16", "f32", "bf16", "fp16", "fp32")
 
@@ -195,8 +195,8 @@ def _addresses(settings: Settings) -> tuple[str, ...]:
     if refusal := catalog.hostfile_refusal(transport):
         raise LoadFailed(refusal)
     where = f"hostfile {settings.cluster.hostfile}" if settings.cluster.hostfile else "devices"
-    if transport == catalog.over_rdma().name and settings.rdma_devices is None:
-        raise LoadFailed(f"{where}: {transport} needs the RDMA devices of every rank, {_RDMA_FORM}")
+    if refusal := rdma_refusal(settings.devices, transport):
+        raise LoadFailed(f"{where}: {refusal}")
     try:
         return rank_addresses(settings.devices)
     except NoAddress as error:
