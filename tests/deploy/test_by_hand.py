@@ -204,6 +204,8 @@ def test_a_follower_has_the_folders_that_its_own_command_names(started: Started,
     assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 2
     assert worker("--rank", "1", CHORUS_MODEL=str(model)).exit_code == 0
     assert " ".join(started.followers[-1]).count(f"--own-model {model}") == 1
+    assert worker("--rank", "1", CHORUS_MODEL="some/model-that-only-the-leader-fetches").exit_code == 0
+    assert "--own-model" not in started.followers[-1]
     result = worker("--rank", "1", "--model", "./nowhere")
     assert result.exit_code == 1
     assert f"There is no folder or file {Path('nowhere').absolute()}; check the path" in result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -94,7 +95,7 @@ def find_rank(loaded: LoadedSettings, models: Sequence[str] = ()) -> HandRank:
         raise ConfigError(f"which of the {len(devices)} ranks is this? Give --rank, or set MLX_RANK; they count from 0")
     if cluster.rank >= len(devices):
         raise ConfigError(f"{where} lists {len(devices)} hosts, so there is no rank {cluster.rank}: ranks count from 0")
-    models = tuple(models) or ((settings.model,) if _is_given(loaded, "model") else ())
+    models = tuple(models) or _named_by_settings(loaded)
     if cluster.rank == 0:
         changed = settings.engine.model_copy(update={"transport": _transport(loaded)})
         settings = settings.model_copy(update={"engine": changed})
@@ -121,6 +122,15 @@ def _refuse_tunnels(hostfile: Path | None) -> None:
 
 def _is_given(loaded: LoadedSettings, key: str) -> bool:
     return key in loaded.given and loaded.given[key].source != DEFAULT
+
+
+def _named_by_settings(loaded: LoadedSettings) -> tuple[str, ...]:
+    """The model to serve. A rank that follows looks for names in its store when it is asked for them, and fetches nothing
+    that its own command does not name: to it, settings name a folder or nothing.
+    """
+    settings = loaded.settings
+    serves = settings.cluster.rank == 0 or os.path.isdir(os.path.expanduser(settings.model))
+    return (settings.model,) if serves and _is_given(loaded, "model") else ()
 
 
 def _refuse_strategy(loaded: LoadedSettings) -> None:
