@@ -50,12 +50,21 @@ def test_up_serves_over_three_hosts_and_down_leaves_nothing(hosts: list[Host], m
     assert "Paris" in ask(first, "http://127.0.0.1:8100")
     held = [{" ".join(p.cmdline()[1:3]) for p in host.own_processes()} for host in hosts]
     assert all(any("chorus.rank" in command for command in commands) for commands in held[1:]), held
+    begun = time.perf_counter()
     status = first.chorus("status", "-c", str(config), "--json")
+    print(f"status of three hosts: {time.perf_counter() - begun:.2f} s")
     assert status.returncode == 0, status.stderr
-    nodes = json.loads(status.stdout)["nodes"]
-    assert {node["name"] for node in nodes} == {"host2", "host3"}
+    found = json.loads(status.stdout)
+    assert {node["name"] for node in found["nodes"]} == {"host2", "host3"}
+    assert {host["device_id"]: list(host["running"]) for host in found["hosts"]} == {
+        "host1": ["coordinator"],
+        "host2": ["agent"],
+        "host3": ["agent"],
+    }
     logs = first.chorus("logs", "host2", "-c", str(config))
     assert "holds layers 8-19" in logs.stdout, logs.stdout + logs.stderr
+    own = first.chorus("logs", "coordinator", "-c", str(config), "--lines", "200")
+    assert "ready" in own.stdout, own.stdout + own.stderr
     asked = first.chorus("test", "-c", str(config))
     assert "Paris" in asked.stdout, asked.stdout + asked.stderr
 
@@ -100,13 +109,14 @@ def test_up_says_all_that_is_wrong_before_it_touches_anything(hosts: list[Host],
     assert "ssh-copy-id" in unreachable.stderr
     config["devices"].pop()
     file.write_text(json.dumps(config))
-    busy = third.start(third.folder / "busy.log", str(third.python), "-m", "http.server", "50151")
-    eventually(lambda: "0.0.0.0:50151" in third.listening())
+    # The port of its rank; a door that is taken is another one.
+    busy = third.start(third.folder / "busy.log", str(third.python), "-m", "http.server", "50051")
+    eventually(lambda: "0.0.0.0:50051" in third.listening())
     wrong = first.chorus("up", "-c", str(file))
     busy.terminate()
     assert wrong.returncode == 1
     assert "/no/such/python" in wrong.stderr, wrong.stderr
-    assert "50151" in wrong.stderr
+    assert "port 50051 is taken" in wrong.stderr
     assert not (second.home / ".chorus").exists()
     assert not (third.home / ".chorus").exists()
 
