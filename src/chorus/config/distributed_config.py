@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from chorus.config.file import ConfigError
-from chorus.config.origins import Given, Values
+from chorus.config.origins import Given, Values, without_effect
 
 _SECTIONS = ("network", "inference", "monitoring")
 """Sections that only that file has."""
@@ -15,6 +15,7 @@ _SECTIONS = ("network", "inference", "monitoring")
 _RENAMED: Mapping[str, str] = {
     "api_host": "api.host",
     "api_port": "api.port",
+    "model.cache_dir": "hub_cache_dir",
     "model.max_sequence_length": "engine.context",
     "network.protocol": "engine.transport",
     "network.compression": "engine.compression",
@@ -33,7 +34,6 @@ _METRICS = "the API's own port has /health and /cluster/status"
 _PARTS = "`chorus models preshard` cuts a model once"
 
 _MEANINGLESS: Mapping[str, str] = {
-    "model.cache_dir": "models are kept in cache_dir and in the folder that HF_HUB_CACHE names",
     "model.quantization": _MODEL_FILES,
     "model.dtype": _NUMBERS,
     "network.max_message_size_mb": _LINKS,
@@ -86,14 +86,13 @@ def take_over(tree: dict[str, Any], source: str) -> tuple[dict[str, Any], Values
             "and role, and model with name and provider"
         )
     values: Values = {}
-    idle: dict[str, list[str]] = {}
+    idle: list[str] = []
 
     def take(key: str, value: Any) -> None:
         if key in _RENAMED and value is not None:
             values[_RENAMED[key]] = Given(_meant(key, value), source, key)
         elif key in _MEANINGLESS and value is not None and value != _AS_HERE.get(key):
-            names = idle.setdefault(_MEANINGLESS[key], [])
-            names.append(key) if key not in names else None
+            idle.append(key)
 
     def left(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         """What is not of that file stays, for the tree of settings to know or to refuse."""
@@ -116,8 +115,7 @@ def take_over(tree: dict[str, Any], source: str) -> tuple[dict[str, Any], Values
         tree["devices"] = _devices(tree["devices"], coordinator, left)
     elif coordinator is not None:
         raise ConfigError(f"{source}: coordinator_device_id: expected one of the devices, and there are none")
-    told = [f"{source}: {', '.join(names)} {_have(names)} no effect: {reason}" for reason, names in idle.items()]
-    return tree, values, told
+    return tree, values, without_effect(idle, _MEANINGLESS, source)
 
 
 _KNOWN = {*_RENAMED, *_MEANINGLESS}
@@ -154,7 +152,3 @@ def _devices(devices: list[Any], coordinator: Any, left: Any) -> list[Any]:
 def _nearest(key: str) -> str:
     close = get_close_matches(key, _KNOWN, 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _have(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"

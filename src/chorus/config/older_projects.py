@@ -12,7 +12,7 @@ from typing import Any
 from chorus.config.distributed_config import take_over
 from chorus.config.file import ConfigError, read_file, user_path
 from chorus.config.hostfile import BACKENDS, Hostfile, HostfileError, is_hostfile, parse_hostfile, split_address
-from chorus.config.origins import Given, Values
+from chorus.config.origins import Given, Values, without_effect
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 WORKERS = "WORKER_HOSTS"
@@ -169,17 +169,21 @@ RENAMED: Mapping[str, _Renamed] = {
 }
 """Where two variables name one setting, the later one here goes over the earlier."""
 
+_SOCKETS = "requests reach the engine over a private socket"
+_LOGS = "`chorus logs` shows the logs"
+_LIMITS = "Chorus keeps the limits it was started with; ulimit -n sets them"
+
 MEANINGLESS: Mapping[str, str] = {
-    "SOCKET_PATH": "Chorus makes its sockets in a private folder and removes them itself",
+    "SOCKET_PATH": _SOCKETS,
+    "REQUEST_FILE_PATH": _SOCKETS,
+    "RESPONSE_FILE_PATH": _SOCKETS,
+    "SERVER_LOG_PATH": _LOGS,
+    "API_LOG_PATH": _LOGS,
     "POLL_INTERVAL_SECONDS": "nothing is polled: every wait ends with the event it waits for",
-    "REQUEST_FILE_PATH": "requests reach the engine over a socket",
-    "RESPONSE_FILE_PATH": "requests reach the engine over a socket",
-    "SERVER_LOG_PATH": "`chorus logs` shows the logs; `chorus join --log-dir` says where they are",
-    "API_LOG_PATH": "`chorus logs` shows the logs; `chorus serve` prints its own",
     "MODEL_LOAD_WAIT_SECONDS": "a load is waited for until it is done; engine.start_timeout_seconds is its deadline",
     "MAX_PROMPT_LEN_BYTES": "a prompt goes through no buffer of a fixed size; engine.context bounds it",
-    "FILE_DESCRIPTOR_SOFT_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -n",
-    "FILE_DESCRIPTOR_HARD_LIMIT": "Chorus keeps the limit it was started with; set it with ulimit -Hn",
+    "FILE_DESCRIPTOR_SOFT_LIMIT": _LIMITS,
+    "FILE_DESCRIPTOR_HARD_LIMIT": _LIMITS,
 }
 
 VARIABLES = frozenset({*RENAMED, *MEANINGLESS, "WORKER_HOSTS", "WORKER_SSH"})
@@ -192,9 +196,7 @@ def translate_variables(variables: Mapping[str, str], source: str, folder: Path)
     for name, renamed in RENAMED.items():
         if name in given:
             result.values[renamed.key] = Given(renamed.convert(given[name]), source, name)
-    for name, reason in MEANINGLESS.items():
-        if name in given:
-            result.warnings.append(f"{source}: {name} has no effect: {reason}")
+    result.warnings += without_effect([name for name in MEANINGLESS if name in given], MEANINGLESS, source)
     if hostfile := given.get("MLX_DISTRIBUTED_HOSTFILE"):
         path = folder / user_path(hostfile)
         found = read_hostfile(path, source, "MLX_DISTRIBUTED_HOSTFILE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,17 @@ def unflatten(values: Mapping[str, Given]) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = given.value
     return tree
+
+
+def without_effect(given: Iterable[str], reasons: Mapping[str, str], source: str) -> list[str]:
+    """A line for each reason why names that were given mean nothing here."""
+    by_reason: dict[str, list[str]] = {}
+    for name in dict.fromkeys(given):
+        by_reason.setdefault(reasons[name], []).append(name)
+    return [
+        f"{source}: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect: {reason}"
+        for reason, names in by_reason.items()
+    ]
 
 
 def shown_path(location: tuple[int | str, ...]) -> str:
