@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from chorus.transport import catalog
+
 _FUSE = "adapters are not served: make one model of both with mlx_lm.fuse"
 _DRAFTS = "draft models are not served"
 _HOSTS = "say chorus up MODEL -c HOSTFILE, which starts the ranks over SSH"
@@ -27,7 +29,7 @@ _OF_SERVER: Mapping[str, str] = {
     "--use-default-chat-template": _TEMPLATE,
     "--chat-template-args": "requests give them, as chat_template_kwargs",
     "--decode-concurrency": _setting("engine.max_batch", "8"),
-    "--prompt-concurrency": _setting("engine.prefill_chunk", "512"),
+    "--prompt-concurrency": "prompts that begin together are read together, as many as the batch holds",
     "--prefill-step-size": _setting("engine.prefill_chunk", "512"),
     "--prompt-cache-size": _setting("cache.max_entries", "10"),
     "--prompt-cache-bytes": "say --cache-memory",
@@ -48,7 +50,7 @@ OLDER_FLAGS: Mapping[str, Mapping[str, str]] = {
         "--model": "the model stands alone: chorus up MODEL -c FILE",
         "--hostfile": "say -c HOSTFILE",
         "--hosts": "write them into a hostfile, and say -c HOSTFILE",
-        "--backend": _setting("engine.transport", "ring"),
+        "--backend": _setting("engine.transport", catalog.by_hand()[0]),
         "--env": "write envs into the hostfile, or cluster.env into chorus.yaml",
         "--python": "give devices a `python` in chorus.yaml",
         "--ssh-key": "it is your own ssh's: IdentityFile in ~/.ssh/config",

@@ -125,8 +125,8 @@ def _is_given(loaded: LoadedSettings, key: str) -> bool:
 
 
 def _named_by_settings(loaded: LoadedSettings) -> tuple[str, ...]:
-    """The model to serve. A rank that follows looks for names in its store when it is asked for them, and fetches nothing
-    that its own command does not name: to it, settings name a folder or nothing.
+    """The model to serve. A rank that follows looks for names in its store when it is asked for them, and fetches
+    nothing that its own command does not name: to it, settings name a folder or nothing.
     """
     settings = loaded.settings
     serves = settings.cluster.rank == 0 or os.path.isdir(os.path.expanduser(settings.model))
