@@ -65,6 +65,22 @@ def test_logins_are_read_as_people_write_them() -> None:
     assert Login.parse("mini") == Login("mini", None, None)
 
 
+def test_what_up_was_told_goes_over_variables_on_its_own_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`API_PORT=8000 chorus up --port 9000`: the coordinator reads 9000 from its file, and no variable over it."""
+    given = {
+        "API_PORT": "8000",
+        "CHORUS_API__PORT": "8001",
+        "WORKER_HOSTS": "a",
+        "CHORUS_CACHE": "/kept",
+        "HF_HOME": "/h",
+    }
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    done = asyncio.run(LocalShell("localhost").run("env"))
+    seen = dict(line.partition("=")[::2] for line in done.output.splitlines())
+    assert {name: seen[name] for name in given if name in seen} == {"CHORUS_CACHE": "/kept", "HF_HOME": "/h"}
+
+
 def test_a_host_without_problems_has_none() -> None:
     assert problems(PLAN, FACTS, {"mlx": "0.32.4"}) == []
 

@@ -102,7 +102,14 @@ def test_join_installs_an_agent_then_a_daemon_in_its_place_and_removes_it(mac: F
 @pytest.mark.usefixtures("door")
 def test_up_starts_a_cluster_that_answers_and_down_ends_it(mac: FakeMac, tmp_path: Path, tiny_model: Path) -> None:
     config = tmp_path / "one.json"
-    devices = [{"device_id": "mini", "hostname": "localhost", "port": listening_port()}]
+    devices = [
+        {
+            "device_id": "mini",
+            "hostname": "localhost",
+            "port": listening_port(),
+            "python": str(mac.tools / "python3"),
+        }
+    ]
     settings = {"model": str(tiny_model), "api": {"port": listening_port()}, "devices": devices}
     config.write_text(json.dumps(settings))
     try:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from chorus.config.hostfile import split_address
+from chorus.config.older_projects import VARIABLES
+from chorus.config.settings import known_keys
+from chorus.config.variables import key_of
 from chorus.errors import ChorusError
 
 COMMAND_SECONDS = 120.0
+CACHE = "CHORUS_CACHE"
+"""A setting by its other name, which every process of a machine needs."""
 
 
 class HostFailed(ChorusError):
@@ -66,6 +72,7 @@ class LocalShell:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=_without_settings(os.environ),
         )
         try:
             output, errors = await asyncio.wait_for(process.communicate(data), timeout)
@@ -81,6 +88,7 @@ class LocalShell:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env=_without_settings(os.environ),
         )
         assert process.stdout is not None
         last = ""
@@ -101,6 +109,13 @@ class LocalShell:
 
     async def close(self) -> None:
         return
+
+
+def _without_settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """A host reads the settings in force from a file. Here too: a variable would go over what the command line says."""
+    known = {*known_keys()}
+    kept = (name for name in variables if name == CACHE or not (name in VARIABLES or key_of(name) in known))
+    return {name: variables[name] for name in kept}
 
 
 async def write_file(shell: Shell, path: str, data: bytes) -> None:
