@@ -296,6 +296,8 @@ WITH_ADDRESSES = (
             "m",
         ),
         ("up", "-c", "devices.json"),
+        ("serve", "-c", "devices.json"),
+        ("serve", "--cluster", "-c", "devices.json"),
     ],
 )
 def test_a_matrix_of_devices_alone_is_refused_by_all_with_the_form_that_would_do(

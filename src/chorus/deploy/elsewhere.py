@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from chorus.config.hostfile import split_address
+from chorus.config.hostfile import address_refusal, split_address
 from chorus.config.sections import ClusterConfig, DeviceConfig
 from chorus.config.sources import DEFAULT_FILES, LoadedSettings
 from chorus.deploy.ssh.connect import is_this_machine, own_addresses, own_names, resolve
@@ -25,6 +25,7 @@ def check_served_here(loaded: LoadedSettings) -> None:
     """Refuse what `chorus serve`, which starts every rank on this machine, would leave out."""
     settings = loaded.settings
     _refuse_rank(loaded, "chorus serve")
+    _refuse_unreachable(loaded)
     if reasons := [reason for device in settings.devices if (reason := why_elsewhere(device))]:
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         raise AnotherCommand(
@@ -45,6 +46,7 @@ def check_served_over_nodes(loaded: LoadedSettings, command: str) -> None:
     """Refuse what a command that has agents start the other ranks would leave out."""
     if loaded.settings.cluster.rank:
         _refuse_rank(loaded, command)
+    _refuse_unreachable(loaded)
     _refuse_address(loaded)
 
 
@@ -62,8 +64,7 @@ def check_leads(loaded: LoadedSettings) -> None:
 def why_elsewhere(device: DeviceConfig) -> str | None:
     """Why a device is none that this very process can start a rank of; None where it is this machine."""
     name, host = device.device_id, device.hostname
-    if host is None:
-        return f"{name} is known by its RDMA devices only"
+    assert host is not None  # those are refused before
     if not is_this_machine(host, own_addresses(), own_names(), resolve(host)):
         return f"{name} is another machine" if name == host else f"{name} ({host}) is another machine"
     if device.ssh and Login.parse(device.ssh).user not in (None, getpass.getuser()):
@@ -114,6 +115,11 @@ def _refuse_rank(loaded: LoadedSettings, command: str) -> None:
             f"{loaded.given['cluster.rank'].place}: `{command}` starts every rank itself: leave it out; rank {rank} "
             f"alone is started by: {by_hand_command(loaded, str(rank))}"
         )
+
+
+def _refuse_unreachable(loaded: LoadedSettings) -> None:
+    if refusal := address_refusal(loaded.settings.devices):
+        raise AnotherCommand(f"{loaded.given['devices'].place}: {refusal}")
 
 
 def _refuse_address(loaded: LoadedSettings) -> None:
