@@ -202,7 +202,9 @@ def test_an_empty_variable_is_not_given(tmp_path: Path) -> None:
 
 def test_devices_of_a_higher_source_are_not_held_to_the_ranks_of_a_lower_one(tmp_path: Path) -> None:
     (tmp_path / "chorus.yaml").write_text((HERE / "golden" / "devices_exact_layers.yaml").read_text())
-    settings = load_settings(environment={"WORKER_HOSTS": "10.0.0.9"}, folder=tmp_path)
+    loaded = load(environment={"WORKER_HOSTS": "10.0.0.9"}, folder=tmp_path)
+    settings = loaded.settings
+    assert any("sharding.layers has no effect: it is for the devices of" in told for told in loaded.warnings)
     assert [device.device_id for device in settings.devices] == ["localhost", "10.0.0.9"]
     assert settings.engine.ranks == 2
     assert settings.engine.split is None

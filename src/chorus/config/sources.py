@@ -117,15 +117,17 @@ def load(
         _of_command_line(overrides or {}, folder),
     ]
     values: Values = {}
+    replaced: list[str] = []
     for source in sources:
         _read_variables_for_ranks(source, folder)
-        _forget_what_is_replaced(values, source.values)
+        replaced += _forget_what_is_replaced(values, source.values)
         values |= source.values
     ordered = _lead_with_coordinator(values)
     _complete(values)
     _check_entries(values)
     settings = _validate(values)
-    warnings = ordered + _check(settings, values) + [warning for source in sources for warning in source.warnings]
+    warnings = ordered + replaced + _check(settings, values)
+    warnings += [warning for source in sources for warning in source.warnings]
     warnings += strays(dotenv, ".env") + strays(variables or {}, "--env")
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
@@ -244,18 +246,22 @@ def _prefer_named_devices(file: str, variables: list[Translation]) -> None:
             source.warnings.append(f"{given.place} has no effect: the devices are those of {file}")
 
 
-def _forget_what_is_replaced(below: Values, above: Values) -> None:
+def _forget_what_is_replaced(below: Values, above: Values) -> list[str]:
     """A source that brings its own devices is not bound by the number, split or shares meant for others, nor one that
-    divides the model itself by another way of dividing it.
+    divides the model itself by another way of dividing it. Answers what to tell.
     """
+    told = []
     if "devices" in above and "devices" in below and above["devices"].value != below["devices"].value:
+        others = f"it is for the devices of {below['devices'].place}, and {above['devices'].place} has others"
         for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
-            below.pop(key, None)
+            if lost := below.pop(key, None):
+                told.append(f"{lost.place} has no effect: {others}")
     if {"engine.split", "engine.weights"} & set(above):
         below.pop("sharding.custom_proportions", None)
     if "sharding.custom_proportions" in above:
         below.pop("engine.split", None)
         below.pop("engine.weights", None)
+    return told
 
 
 def _lead_with_coordinator(values: Values) -> list[str]:

@@ -142,7 +142,8 @@ class EngineHost:
             if not ended.done() and not ready.done():
                 # A rank that waits for others inside a collective never returns by itself.
                 await self._group.stop()
-                return False, "", f"the ranks did not form a group within {self._start_seconds:g} s: {self.detail}"
+                told = f"the ranks did not form a group within {self._start_seconds:g} s"
+                return False, "", f"{told} (engine.start_timeout_seconds is a part of it): {self.detail}"
             served = ready.done() and not ended.done()
             if served:
                 await self._enter(HostState.READY, "ready")
