@@ -10,6 +10,7 @@ from chorus.platform import cores, device, system
 from chorus.platform.blas import Blas
 from chorus.platform.device import Backend
 from chorus.platform.filelimit import keep_file_limit
+from chorus.platform.scratch import use_own_scratch
 
 __all__ = ["Prepared", "keep_file_limit", "prepare"]
 
@@ -32,6 +33,7 @@ def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
     if count < 1:
         raise ValueError(f"a rank needs at least 1 thread, not {count}")
     if backend == "cpu" and system.is_linux():
+        use_own_scratch()
         return Prepared(backend, count, blas_library.take_over(count))
     for variable in blas_library.THREAD_VARIABLES:
         os.environ[variable] = str(count)
