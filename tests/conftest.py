@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+from collections.abc import Iterator
 
 import httpx._transports.default as transports
 import mlx.core as mx
@@ -38,3 +40,17 @@ gc.disable()
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """A command that is run in this process may set variables for those it starts: the next test has its own."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() | before.keys():
+        if name == "PYTEST_CURRENT_TEST" or os.environ.get(name) == before.get(name):
+            continue
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]

@@ -253,9 +253,11 @@ def _forget_what_is_replaced(below: Values, above: Values) -> list[str]:
     told = []
     if "devices" in above and "devices" in below and above["devices"].value != below["devices"].value:
         others = f"it is for the devices of {below['devices'].place}, and {above['devices'].place} has others"
-        for key in ("engine.ranks", "engine.split", "sharding.custom_proportions", "sharding.strategy"):
+        for key in ("engine.ranks", "engine.split", "sharding.custom_proportions"):
             if lost := below.pop(key, None):
                 told.append(f"{lost.place} has no effect: {others}")
+        if below.get("sharding.strategy", _NOT_GIVEN).value == "custom":
+            del below["sharding.strategy"]  # it said that one of these was given
     if {"engine.split", "engine.weights"} & set(above):
         below.pop("sharding.custom_proportions", None)
     if "sharding.custom_proportions" in above:

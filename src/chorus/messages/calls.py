@@ -57,10 +57,11 @@ def own_words(failed: Failed) -> str:
 
 
 def why_failed(failed: Failed | Exception, unsaid: str = "") -> str:
-    """`unsaid` where the other side refused the call without a word, or we had closed the connection ourselves."""
-    if isinstance(failed, grpc.aio.UsageError):
+    """`unsaid` where the other side refused the call without a word, or the connection was closed: by ourselves, or
+    under a stream that the other side was to send us, of which gRPC tells nothing but that it is over.
+    """
+    if not isinstance(failed, Failed):
         return unsaid or _CLOSED
-    assert isinstance(failed, Failed)
     if said := own_words(failed):
         return said
     code, details = failed.code() or grpc.StatusCode.UNKNOWN, failed.details() or ""

@@ -128,7 +128,8 @@ def test_a_rank_without_the_model_is_named_before_a_ring_gives_up(model: Path, t
         spec = ranks.spec(model, addresses, transport="ring").model_copy(update={"model": "no-such-model"})
         leader = ranks.leader(spec)
         assert leader.wait(DEFAULTS.join_seconds - 30) == EXIT_CANNOT_START, ranks.log("leader")
-        assert f"rank 1 at {addresses[1]} cannot load: rank 1: no-such-model" in ranks.log("leader")
+        told = f"rank 1 at {addresses[1]} cannot load: rank 1: this machine's store has no model no-such-model"
+        assert told in ranks.log("leader")
         # Its place in that ring cannot be given back: whoever keeps it starts it again.
         assert follower.wait(60) == EXIT_LEADER_GONE, ranks.log("rank1")
 
