@@ -86,8 +86,11 @@ def find_own(port: int | None) -> Server:
         found = _configured(load(), own_servers(), running).server
     if found is None:
         where = f" on port {port}" if port is not None else ""
-        others = f"; there is {told(running)}: choose it with --port" if running else ": start it first"
-        fail(f"no `chorus serve` of yours runs on this machine{where}{others}, or give -c FILE for a cluster over SSH")
+        if running:
+            fail(
+                f"no `chorus serve` of this state folder runs here{where}; there is {told(running)}: choose it with --port"
+            )
+        fail(f"no `chorus serve` of yours runs on this machine{where}: start it first, or give -c FILE to ask by SSH")
     return found
 
 
