@@ -87,9 +87,8 @@ def find_own(port: int | None) -> Server:
     if found is None:
         where = f" on port {port}" if port is not None else ""
         if running:
-            fail(
-                f"no `chorus serve` of this state folder runs here{where}; there is {told(running)}: choose it with --port"
-            )
+            others = f"there is {told(running)}: choose it with --port"
+            fail(f"no `chorus serve` of this state folder runs here{where}; {others}")
         fail(f"no `chorus serve` of yours runs on this machine{where}: start it first, or give -c FILE to ask by SSH")
     return found
 
