@@ -1,11 +1,8 @@
-"""The short form of chaos: 15 faults over every parallelism; and what draws, counts and judges them."""
+"""What draws the faults of chaos, counts and judges them; `.ci/run` lets forty of them happen."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -15,20 +12,10 @@ from tests.chaos.measure import Suffered, longest_gap, table
 from tests.chaos.noted import Noted
 from tests.chaos.plan import SMOLLM2, Group, PlannedFault, draw
 
-ROOT = Path(__file__).parents[2]
-SECONDS = 400.0
 SEED = 5
-"""Of fifteen faults each kind is one, and each victim."""
 
 
-@pytest.mark.linux("signals and processes are looked at as Linux shows them")
-def test_streams_outlive_fifteen_faults() -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--faults", "15", "--seed", str(SEED)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("faults", [15, 40, 200])
+@pytest.mark.parametrize("faults", [40, 200])
 def test_a_plan_has_so_many_faults_over_every_parallelism_and_follows_from_its_seed(faults: int) -> None:
     sessions = draw(SEED, faults)
     assert sessions == draw(SEED, faults) != draw(SEED + 1, faults)
@@ -37,7 +24,7 @@ def test_a_plan_has_so_many_faults_over_every_parallelism_and_follows_from_its_s
     victims = Counter(fault.victim for session in sessions for fault in session.faults)
     assert {"leader", "follower", "front end"} <= set(victims)
     real = sum(len(session.faults) for session in sessions if session.group.model == SMOLLM2)
-    assert real == (0 if faults == 15 else pytest.approx(faults / 10, abs=1))
+    assert real == pytest.approx(faults / 10, abs=1)
 
 
 def exchange(began: float, times: list[float], **more: object) -> Exchange:
