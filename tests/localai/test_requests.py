@@ -246,6 +246,16 @@ def test_a_whole_reply_joins_the_calls_of_an_index() -> None:
     assert json.loads(call.arguments) == {"city": "Paris"}
 
 
+def test_half_a_call_of_a_whole_reply_that_its_limit_cut_off_is_none() -> None:
+    replies = reply_to(CALL.partition('"Paris"')[0])
+    (left,) = whole(replies).chat_deltas[0].tool_calls
+    assert left.name == "weather", "the model itself ended it there"
+    delta = whole(replies, cut_off=True).chat_deltas[0]
+    assert not delta.tool_calls
+    assert delta.content.strip() == "Let me see."
+    assert len(whole(reply_to(CALL), cut_off=True).chat_deltas[0].tool_calls) == 1
+
+
 def test_usage_grows_from_chunk_to_chunk() -> None:
     tokens = [reply.tokens for reply in reply_to(CALL, size=2)]
     assert tokens == sorted(tokens)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from chorus.messages.engine import TokenLogprobs
 from chorus.messages.proto import localai_pb2 as wire
+from chorus.serving.blocks import unfinished
 from chorus.serving.generation import AnswerDelta, AnswerEnd
 from chorus.text.detokenizer import REPLACEMENT
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
@@ -82,8 +83,10 @@ def chat_deltas(pieces: Iterable[Piece]) -> list[wire.ChatDelta]:
     return deltas
 
 
-def whole(replies: Iterable[wire.Reply]) -> wire.Reply:
-    """One reply for an answer that is not streamed: its text, and one delta with the finished calls."""
+def whole(replies: Iterable[wire.Reply], cut_off: bool = False) -> wire.Reply:
+    """One reply for an answer that is not streamed: its text, and one delta with the finished calls. Of one that its
+    limit `cut_off`, half a call at the end is none.
+    """
     told = list(replies)
     result = wire.Reply(message=b"".join(reply.message for reply in told))
     for name in ("tokens", "prompt_tokens", "timing_prompt_processing", "timing_token_generation", "logprobs"):
@@ -94,7 +97,10 @@ def whole(replies: Iterable[wire.Reply]) -> wire.Reply:
             content="".join(part.content for part in parts),
             reasoning_content="".join(part.reasoning_content for part in parts),
         )
-        delta.tool_calls.extend(_joined(call for part in parts for call in part.tool_calls))
+        calls = _joined(call for part in parts for call in part.tool_calls)
+        if cut_off and calls and unfinished(calls[-1].arguments):
+            calls.pop()
+        delta.tool_calls.extend(calls)
     return result
 
 

@@ -62,13 +62,13 @@ class BackendService(localai_pb2_grpc.BackendServicer):
     async def Predict(self, request: wire.PredictOptions, context: grpc.aio.ServicerContext) -> wire.Reply:
         async with _outcomes(context):
             replies = [reply async for reply in self._replies(request, context)]
-            return whole(replies)
+            return whole((reply for reply, _ in replies), cut_off=replies[-1][1])
 
     async def PredictStream(
         self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[wire.Reply]:
         async with _outcomes(context), aclosing(self._replies(request, context)) as replies:
-            async for reply in replies:
+            async for reply, _ in replies:
                 yield reply
 
     async def TokenizeString(
@@ -129,7 +129,8 @@ class BackendService(localai_pb2_grpc.BackendServicer):
 
     async def _replies(
         self, request: wire.PredictOptions, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[wire.Reply]:
+    ) -> AsyncGenerator[tuple[wire.Reply, bool]]:
+        """Each with whether it is the last of an answer that its limit cut off."""
         loaded = await self._loaded(request.ModelIdentity, context)
         self._note_path(request)
         label = f"localai-{next(self._numbers)}"
@@ -151,18 +152,18 @@ class BackendService(localai_pb2_grpc.BackendServicer):
 
     async def _generate(
         self, generation: Generation, loaded: LoadedModel, label: str, chat: bool
-    ) -> AsyncGenerator[wire.Reply]:
+    ) -> AsyncGenerator[tuple[wire.Reply, bool]]:
         writer = ReplyWriter(loaded.model.tokenizer, len(generation.prompts[0]), chat)
         async with aclosing(generation):
             async for event in generation:
                 match event:
                     case AnswerDelta():
                         if (reply := writer.chunk(event)) is not None:
-                            yield reply
+                            yield reply, False
                     case AnswerEnd():
                         self._metrics = _metrics(event)
                         _log_end(label, event, self._metrics.tokens_per_second)
-                        yield writer.last(event)
+                        yield writer.last(event), event.reason == "length"
 
     async def _loaded(self, identity: str, context: grpc.aio.ServicerContext) -> LoadedModel:
         loaded = self._models.current

@@ -29,13 +29,7 @@ class Block:
     @property
     def half_a_call(self) -> bool:
         """Its arguments have not come to their end."""
-        if self.kind != "call":
-            return False
-        try:
-            from_json(self.text, allow_inf_nan=False)
-        except ValueError:
-            return True
-        return False
+        return self.kind == "call" and unfinished(self.text)
 
     def grow(self, text: str) -> None:
         self._texts.append(text)
@@ -58,6 +52,15 @@ class Closed:
 
 
 Change = Opened | Grew | Closed
+
+
+def unfinished(arguments: str) -> bool:
+    """Whether the arguments of a call are no JSON, or not all of it."""
+    try:
+        from_json(arguments, allow_inf_nan=False)
+    except ValueError:
+        return True
+    return False
 
 
 class Blocks:
