@@ -97,3 +97,10 @@ def test_what_a_command_on_the_first_host_fails_with_is_said_once(folder: Path) 
     assert shown.exit_code == 1
     assert shown.stdout == "working\n"
     assert shown.stderr == "error: mini1: it is too hot: open a window\n"
+
+
+def test_up_where_others_reach_the_api_asks_for_a_key_before_it_starts_anything() -> None:
+    result = typed("up -c here.json --host 0.0.0.0")
+    assert result.exit_code == 1
+    assert "error: mini1: 0.0.0.0 can be reached from other machines and no API key is set" in result.output
+    assert "mini1: nothing was running" in typed("down -c here.json").output

@@ -26,6 +26,7 @@ from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, folder_
 from chorus.deploy.ssh.shell import HostFailed, Shell, last_line
 from chorus.errors import ChorusError
 from chorus.models.catalog import CATALOG
+from chorus.security.key_rules import needs_keys, refusal_to_listen
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
 AGENT_SECONDS = 60.0
@@ -111,6 +112,7 @@ async def bring_up(
             sent = await sync(hosts, told_settings(cluster.settings))
             report(f"copied to {', '.join(sent)}" if sent else "every host has this Chorus already")
         with phases.of("agents"):
+            await check_keys(hosts[0], cluster.settings.api.host, insecure)
             await start_agents(hosts, report)
         with phases.of("load"):
             ready = await start_coordinator(hosts, report, timeout, insecure)
@@ -343,6 +345,15 @@ async def sync(hosts: Sequence[SshHost], config: bytes) -> list[str]:
         return host.plan.device_id if sent else None
 
     return [name for name in await asyncio.gather(*(one(host) for host in hosts)) if name]
+
+
+async def check_keys(first: SshHost, host: str, insecure: bool) -> None:
+    """Refuse what the coordinator would refuse, before anything is started for it."""
+    if insecure or not needs_keys(host):
+        return
+    keys = json.loads(last_line(await first.chorus("keys", "list", "--json")))
+    if refusal := refusal_to_listen(host, keys, insecure):
+        raise HostFailed(f"{first.plan.device_id}: {refusal}")
 
 
 async def start_agents(hosts: Sequence[SshHost], report: Report) -> None:
