@@ -165,7 +165,7 @@ def test_a_cluster_serves_throughout_while_its_disk_is_full_to_the_last_byte(mac
     config.write_text(json.dumps({"model": str(model), "devices": devices}))
     named = ["-c", str(machine.home / "disk.json")]
     machine.chorus("up", *named)
-    log = machine.seen / ".chorus" / "disk" / "one" / "logs" / "api_server.log"
+    (log,) = (machine.seen / ".chorus").glob("disk-*/one/logs/api_server.log")
 
     with machine.traffic(at_least=100) as told:
         machine.fill()
