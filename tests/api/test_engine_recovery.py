@@ -294,6 +294,28 @@ def test_a_new_front_end_waits_for_an_engine_that_starts_again(engine: ScriptedE
     with_client(engine, act)
 
 
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_a_front_end_in_the_place_of_a_lost_one_waits_for_an_engine_that_is_away_with_it(
+    engine: ScriptedEngine, takes_over: bool
+) -> None:
+    """Both were lost at once; the first one of all tells at once that nobody is there."""
+
+    async def act() -> None:
+        await asyncio.to_thread(engine.stop)
+        client = EngineClient(engine.address, takes_over=takes_over)
+        with pytest.raises(EngineLost, match="does not answer"):
+            await client.describe(DEADLINE)
+        assert client.recovery.waits == takes_over
+        if takes_over:
+            asking = asyncio.create_task(items_of(client))
+            engine.next(play(TOKENS))
+            engine.start()
+            assert tokens_in(await asking) == TOKENS
+        await client.close()
+
+    asyncio.run(act())
+
+
 def test_a_new_front_end_takes_requests_for_an_engine_that_replaces_a_rank(engine: ScriptedEngine) -> None:
     engine.description.state = pb.RECOVERING
 

@@ -26,6 +26,7 @@ from chorus.errors import CannotListen
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
+from chorus.platform.process.losses import last_loss
 from chorus.security.tls import Certificate, CertificateError
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.tokenizer import ServedTokenizer
@@ -126,7 +127,8 @@ class Server(uvicorn.Server):
 
 def build_service(settings: ApiSettings) -> Service:
     tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
-    client = EngineClient(settings.engine_address, settings.limits.connect_timeout_seconds, settings.recovery)
+    limits, takes_over = settings.limits, last_loss() is not None
+    client = EngineClient(settings.engine_address, limits.connect_timeout_seconds, settings.recovery, takes_over)
     try:
         return Service(settings, client, tokenizer)
     except ValueError as error:

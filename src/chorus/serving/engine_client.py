@@ -58,10 +58,17 @@ _events = itertools.count(1)
 
 
 class EngineClient:
-    def __init__(self, address: str, connect_timeout: float = 10.0, recovery: RecoveryConfig | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        connect_timeout: float = 10.0,
+        recovery: RecoveryConfig | None = None,
+        takes_over: bool = False,
+    ) -> None:
+        """`takes_over`: a front end before this one was lost, so that its engine has served."""
         self.address = address
         self.patience_seconds = (recovery or RecoveryConfig()).patience_seconds
-        self.recovery = Recovery(self.describe, self.patience_seconds)
+        self.recovery = Recovery(self.describe, self.patience_seconds, takes_over)
         self._connect_timeout = connect_timeout
         self._channel: grpc.aio.Channel | None = None
         self._session: _Session | None = None
@@ -78,7 +85,9 @@ class EngineClient:
         try:
             seen = await self._stub().Describe(pb.DescribeRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise EngineLost(_unanswered(error)) from None
+            told = _unanswered(error)
+            self.recovery.unanswered(told)
+            raise EngineLost(told) from None
         self.recovery.note(seen)
         return seen
 

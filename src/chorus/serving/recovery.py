@@ -66,9 +66,16 @@ def told(seen: pb.Description | None) -> str:
 class Recovery:
     """Of one front end: whether its engine is lost, who waits for the next one, and who may be sent to it first."""
 
-    def __init__(self, describe: Callable[[float], Awaitable[pb.Description]], patience_seconds: float) -> None:
+    def __init__(
+        self,
+        describe: Callable[[float], Awaitable[pb.Description]],
+        patience_seconds: float,
+        takes_over: bool = False,
+    ) -> None:
+        """`takes_over`: another front end was lost, and this one stands in its place."""
         self.poison = Poison()
         self._describe = describe
+        self._takes_over = takes_over
         self._patience = Patience(patience_seconds)
         self._known = False
         """The engine served before; one that never has is not waited for."""
@@ -101,6 +108,14 @@ class Recovery:
             self.lose(seen.loss.told)
         if seen.state == pb.READY and self._lost is None:
             self._served = seen.started_at, seen.step
+
+    def unanswered(self, reason: str) -> None:
+        """Nobody is there to say anything. Where a front end was lost before this one, its engine may have been lost
+        with it: it has served, and will again.
+        """
+        if self._takes_over and not self._known:
+            self.serves()
+            self.lose(reason)
 
     def serves(self) -> None:
         """It has answered as one that is ready does."""

@@ -13,12 +13,11 @@ import faulthandler
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import mlx.core as mx
 
+from chorus.platform.disk import nameless_file
 from chorus.platform.process.timing import WatchTimes
 from chorus.transport import cables, catalog, frames
 from chorus.transport.grpc_link import FrameSender, sender_to_next
@@ -198,11 +197,12 @@ def _init(backend: str, settings: Mapping[str, str], files: Mapping[str, object]
     settings = dict(settings)
     with contextlib.ExitStack() as cleanup:
         for variable, content in files.items():
-            descriptor, name = tempfile.mkstemp(prefix=f"chorus-{backend}-", suffix=".json")
-            cleanup.callback(Path(name).unlink)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file)
-            settings[variable] = name
+            data = json.dumps(content).encode()
+            # Whoever is killed while it waits here would leave a file with a name behind.
+            file = nameless_file(len(data))
+            cleanup.callback(os.close, file)
+            os.pwrite(file, data, 0)
+            settings[variable] = f"/dev/fd/{file}"
         _prepare(settings)
         seconds = WatchTimes.told().join_seconds
         log.info("joining the %s group, for at most %g s", backend, seconds)
