@@ -189,7 +189,10 @@ class Served:
 
     def _jumped(self, fault: PlannedFault) -> float:
         moment, file = time.time(), self.folder.notes / "clock"
-        file.write_text(str(3600 if fault.after < 0.5 else -3600))
+        # All at once: whoever looks at the time meanwhile must not find half a number.
+        aside = file.with_suffix(".new")
+        aside.write_text(str(3600 if fault.after < 0.5 else -3600))
+        aside.rename(file)
         time.sleep(JUMPED_SECONDS)
         file.unlink()
         return moment

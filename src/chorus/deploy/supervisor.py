@@ -8,7 +8,6 @@ died then like any other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from chorus.errors import ChorusError
 from chorus.platform.awake import Awake
 from chorus.platform.filelimit import raise_file_limit
+from chorus.platform.process import signals
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
@@ -145,7 +145,7 @@ class ProcessGroup:
 
     def signal(self, number: signal.Signals) -> None:
         for member in self._running.values():
-            _signal(member.process, number)
+            signals.send(member.process, number)
 
     @property
     def has_served(self) -> bool:
@@ -213,7 +213,7 @@ class ProcessGroup:
         self._awake.release()
         alive = [member for member in self._running.values() if member.process.returncode is None]
         for member in alive:
-            _signal(member.process, signal.SIGTERM)
+            signals.send(member.process, signal.SIGTERM)
         if alive:
             _, late = await asyncio.wait(
                 [asyncio.create_task(member.process.wait()) for member in alive], timeout=self._grace
@@ -222,7 +222,7 @@ class ProcessGroup:
                 if member.process.returncode is None:
                     log.warning("process %d did not end within %g s: killing it", member.process.pid, self._grace)
                     member.killed = True
-                    _signal(member.process, signal.SIGKILL)
+                    signals.send(member.process, signal.SIGKILL)
             if late:
                 await asyncio.wait(late)
         self._running.clear()
@@ -372,8 +372,3 @@ class Supervisor:
             what = "it" if group.goes_on else f"the {group.name}"
             log.warning("%s: starting %s again%s", said, what, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)

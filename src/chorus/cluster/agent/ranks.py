@@ -16,6 +16,7 @@ from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.awake import Awake
 from chorus.platform.ports import free_port
+from chorus.platform.process import signals
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.losses import Loss, loss_of_exit
@@ -175,13 +176,13 @@ class Ranks:
         ]
         running = [rank for rank in chosen if rank.process.returncode is None]
         for rank in running:
-            _signal(rank.process, signal.SIGTERM)
+            signals.send(rank.process, signal.SIGTERM)
         if running:
             waits = [asyncio.create_task(rank.ended.wait()) for rank in running]
             await asyncio.wait(waits, timeout=GRACE_SECONDS)
             for rank in running:
                 if rank.process.returncode is None:
-                    _signal(rank.process, signal.SIGKILL)
+                    signals.send(rank.process, signal.SIGKILL)
             _, late = await asyncio.wait(waits, timeout=GRACE_SECONDS)
             for wait in late:
                 wait.cancel()
@@ -308,8 +309,3 @@ class Ranks:
             self._awake.hold()
         else:
             self._awake.release()
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)

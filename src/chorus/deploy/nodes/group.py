@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Progr
 from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.models import ModelError
+from chorus.platform.process import signals
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.losses import Cause, Loss, loss_of_exit, loss_told
@@ -292,8 +294,7 @@ class ClusterGroup(ProcessGroup):
 
     def _kill_leader(self) -> None:
         for member in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                member.process.kill()
+            signals.send(member.process, signal.SIGKILL)
 
     async def _leader_ended(self) -> tuple[str, int]:
         ((name, member),) = self._running.items()
