@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable
+from collections.abc import AsyncIterable, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +18,11 @@ from chorus.cli.output import fail, tell_problems
 from chorus.cli.own_server import PortOption, find_own
 from chorus.cluster import status as cluster_status
 from chorus.cluster.coordinator.calls import agent_at, cannot_call
+from chorus.cluster.logs import COORDINATOR, tail
 from chorus.cluster.logs import follow as follow_file
-from chorus.cluster.logs import tail
 from chorus.cluster.servers import Server
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
-
-COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)
@@ -152,23 +150,25 @@ async def _print_file(name: str | None, file: Path, follow: bool, lines: int) ->
         _write(name, line)
     if not follow:
         return
-    rest = b""
-    async for data in follow_file(file, position):
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            _write(name, line)
+    await _write_lines(name, follow_file(file, position))
 
 
 async def _print_node(name: str | None, address: tuple[str, int], state: Path | None, follow: bool, lines: int) -> None:
-    rest = b""
     async with agent_at(address, state) as agent:
+        chunks = agent.Logs(wire.LogsRequest(lines=lines, follow=follow))
         try:
-            async for chunk in agent.Logs(wire.LogsRequest(lines=lines, follow=follow)):
-                *whole, rest = (rest + chunk.data).split(b"\n")
-                for line in whole:
-                    _write(name, line)
+            await _write_lines(name, (chunk.data async for chunk in chunks))
         except grpc.aio.AioRpcError as error:
             raise cannot_call(name or address[0], error) from None
+
+
+async def _write_lines(name: str | None, pieces: AsyncIterable[bytes]) -> None:
+    """Line by line, however they were cut; the last one may have no end."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            _write(name, line)
     if rest:
         _write(name, rest)
 

@@ -19,7 +19,6 @@ import typer
 
 from chorus.cli.output import fail
 from chorus.cluster.servers import Server, own_servers, running_servers
-from chorus.config.origins import DEFAULT
 from chorus.config.sources import LoadedSettings, load
 from chorus.security.node_folder import authority_file
 
@@ -98,7 +97,7 @@ def _configured(loaded: LoadedSettings, own: Sequence[Server], running: Sequence
     origin = loaded.origins["api.port"]
     files = loaded.origins["devices"].partition(": ")[0] if loaded.settings.devices else ""
     cluster = f"; {files} names devices: -c {files} asks them by SSH" if files else ""
-    if origin != DEFAULT and api.port:
+    if loaded.is_given("api.port") and api.port:
         server = _only(here_at(running, api.port))
         if server:
             return Target(reachable(server.url), "", server)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from chorus.platform.process.output import RotatingLog, Screen
 
+COORDINATOR = "coordinator"
+"""What the machine that leads is called where it has no other name."""
 _BLOCK = 64 << 10
 _REST_SECONDS = 1.0
 """How long what was printed last may take to get to the log; a child that lives on keeps the pipe open."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from chorus.config.file import ConfigError
 from chorus.config.origins import Given, Values, without_effect
+from chorus.config.settings import nearest
 
 _SECTIONS = ("network", "inference", "monitoring")
 """Sections that only that file has."""
@@ -109,7 +109,9 @@ def take_over(tree: dict[str, Any], source: str) -> tuple[dict[str, Any], Values
         if not isinstance(section, dict):
             raise ConfigError(f"{source}: {name}: expected a mapping of settings, got {section!r}")
         for unknown in left(section, f"{name}."):
-            raise ConfigError(f"{source}: {name}.{unknown}: no such setting{_nearest(f'{name}.{unknown}')}")
+            raise ConfigError(
+                f"{source}: {name}.{unknown}: no such setting{nearest(f'{name}.{unknown}', sorted(_KNOWN))}"
+            )
     coordinator = tree.pop("coordinator_device_id", None)
     if isinstance(tree.get("devices"), list):
         tree["devices"] = _devices(tree["devices"], coordinator, left)
@@ -147,8 +149,3 @@ def _devices(devices: list[Any], coordinator: Any, left: Any) -> list[Any]:
             del device["capabilities"]
         kept.append(device)
     return kept
-
-
-def _nearest(key: str) -> str:
-    close = get_close_matches(key, _KNOWN, 1, 0.5)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -18,6 +18,8 @@ from chorus.transport import catalog
 DEFAULT_PORT = 50051
 BACKENDS = catalog.spellings()
 """What hostfiles and variables call a transport, and what we do."""
+TUNNELS_FILE = "localai_mlx_hostfile.json"
+"""What LocalAI's own p2p writes: the workers' tunnels, and not rank 0."""
 
 RdmaDevice = str | tuple[str, ...] | None
 """The RDMA device towards one other rank, several of them, or None: towards oneself, and in a ring towards all but the

@@ -58,6 +58,10 @@ class LoadedSettings:
         """By the full key of every setting."""
         return {key: self.given[key].shown_origin(key) if key in self.given else DEFAULT for key in known_keys()}
 
+    def is_given(self, key: str) -> bool:
+        """Whether somebody gave it, wherever: what follows from other settings counts as a default."""
+        return key in self.given and self.given[key].source != DEFAULT
+
     def typed(self, key: str) -> bool:
         """Whether this very command line gives it."""
         return key in self.given and self.given[key].source == COMMAND_LINE

@@ -18,3 +18,6 @@ STRATEGIES: dict[Strategy, str] = {
     "custom": "by `custom_proportions`, or exactly as `layers` (or `engine.split`) says; refused when it does not fit",
 }
 """What each does, as the documentation says it."""
+
+WITHOUT_FIGURES: tuple[Strategy, ...] = ("auto", "uniform", "custom")
+"""Those that need to know nothing of the machines' memory and speed."""

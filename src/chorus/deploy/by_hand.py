@@ -14,15 +14,16 @@ from pathlib import Path
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import (
     DEFAULT_PORT,
+    TUNNELS_FILE,
     BadAddress,
     HostfileError,
     address_refusal,
     rdma_refusal,
     split_address,
 )
-from chorus.config.origins import DEFAULT
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings
+from chorus.config.strategies import WITHOUT_FIGURES
 from chorus.deploy.control import Control
 from chorus.deploy.front_end import (
     ENGINE_GRACE_SECONDS,
@@ -55,7 +56,6 @@ from chorus.transport import catalog
 from chorus.transport.auto import auto_over_machines
 from chorus.transport.channel import is_private
 
-TUNNELS_FILE = "localai_mlx_hostfile.json"
 FOLLOWER_GRACE_SECONDS = 3.0
 FOR_EVER_SECONDS = 365 * 86400.0
 
@@ -120,22 +120,18 @@ def _refuse_tunnels(hostfile: Path | None) -> None:
         )
 
 
-def _is_given(loaded: LoadedSettings, key: str) -> bool:
-    return key in loaded.given and loaded.given[key].source != DEFAULT
-
-
 def _named_by_settings(loaded: LoadedSettings) -> tuple[str, ...]:
     """The model to serve. A rank that follows looks for names in its store when it is asked for them, and fetches
     nothing that its own command does not name: to it, settings name a folder or nothing.
     """
     settings = loaded.settings
     serves = settings.cluster.rank == 0 or os.path.isdir(os.path.expanduser(settings.model))
-    return (settings.model,) if serves and _is_given(loaded, "model") else ()
+    return (settings.model,) if serves and loaded.is_given("model") else ()
 
 
 def _refuse_strategy(loaded: LoadedSettings) -> None:
     strategy = loaded.settings.sharding.strategy
-    if _is_given(loaded, "sharding.strategy") and strategy not in ("auto", "uniform", "custom"):
+    if loaded.is_given("sharding.strategy") and strategy not in WITHOUT_FIGURES:
         raise ConfigError(
             f"{loaded.origins['sharding.strategy']}: sharding.strategy {strategy} needs the memory and speed of all "
             "machines, and ranks that are started by hand do not know each other's: give --split with what "
@@ -148,7 +144,7 @@ def _transport(loaded: LoadedSettings) -> str:
     engine = loaded.settings.engine
     if refusal := catalog.hostfile_refusal(engine.transport):
         raise ConfigError(refusal)
-    if not _is_given(loaded, "engine.transport"):
+    if not loaded.is_given("engine.transport"):
         return catalog.by_hand()[0]
     if engine.transport == catalog.AUTO:
         return auto_over_machines(engine.served_parallel, "no cables were looked at").transport
@@ -162,8 +158,8 @@ def _listening(loaded: LoadedSettings) -> dict[str, object]:
         host, port = split_address(settings.cluster.address)
     except BadAddress as error:
         raise ConfigError(f"{loaded.origins['cluster.address']}: --addr: {error}") from None
-    own = {key: getattr(settings.api, key) for key in ("host", "port") if _is_given(loaded, f"api.{key}")}
-    if own and _is_given(loaded, "cluster.address"):
+    own = {key: getattr(settings.api, key) for key in ("host", "port") if loaded.is_given(f"api.{key}")}
+    if own and loaded.is_given("cluster.address"):
         listed = " and ".join(f"api.{key} ({loaded.origins[f'api.{key}']})" for key in own)
         warn(f"{listed} has no effect: rank 0 answers at {settings.cluster.address}")
         own = {}

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -193,6 +193,18 @@ class Formation:
         self._cleanup = cleanup
         cleanup.callback(self._close)
 
+    @cached_property
+    def _headers(self) -> bytes:
+        """What ranks compare theirs with that find the model themselves; a cluster's members are handed the right
+        files. Read once: the streams that wait for a lost rank need not wait for that too.
+        """
+        if not self._spec.model or self._spec.identity:
+            return b""
+        try:
+            return read_headers(self._spec.model_path).packed()
+        except (ModelError, OSError) as error:
+            raise CannotForm(str(error)) from error
+
     @property
     def renewable(self) -> bool:
         """Whether a lost rank can be replaced while the others go on: a process forms one collective in its life."""
@@ -229,7 +241,7 @@ class Formation:
         _greet_all(followers, spec.start_timeout_seconds)
         check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
         meeting, coordinator = HeldPort(), HeldPort()
-        request = _load_request(spec, followers, layout, meeting.number(), coordinator.number())
+        request = _load_request(spec, followers, layout, meeting.number(), coordinator.number(), self._headers)
         progress = _Progress(report)
         parts: list[Part] = []
 
@@ -351,18 +363,13 @@ def _looks_ahead(layout: Layout, followers: list[Follower]) -> bool:
     return layout.members == 1 and {device.backend(), *(f.hello.device for f in followers)} == {"cpu"}
 
 
-def _headers(spec: EngineSpec) -> bytes:
-    """What ranks compare theirs with that find the model themselves; a cluster's members are handed the right files."""
-    if not spec.model or spec.identity:
-        return b""
-    try:
-        return read_headers(spec.model_path).packed()
-    except (ModelError, OSError) as error:
-        raise CannotForm(str(error)) from error
-
-
 def _load_request(
-    spec: EngineSpec, followers: list[Follower], layout: Layout, meeting_port: int, coordinator_port: int
+    spec: EngineSpec,
+    followers: list[Follower],
+    layout: Layout,
+    meeting_port: int,
+    coordinator_port: int,
+    headers: bytes,
 ) -> LoadRequest:
     # Only the host part of an address is a group's business; ranks that meet on Unix sockets meet on loopback.
     ports = [meeting_port, *(follower.hello.collective_port for follower in followers)]
@@ -371,7 +378,7 @@ def _load_request(
         session=secrets.randbits(63),
         model_path=str(spec.model_path),
         model=spec.model,
-        headers=_headers(spec),
+        headers=headers,
         split=layout.split,
         ranks=len(spec.ranks),
         **_load_options(spec),

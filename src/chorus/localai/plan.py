@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from chorus.config.file import ConfigError
-from chorus.config.hostfile import rdma_refusal
-from chorus.config.origins import DEFAULT
+from chorus.config.hostfile import TUNNELS_FILE, rdma_refusal
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings, load
+from chorus.config.strategies import WITHOUT_FIGURES
 from chorus.deploy.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import FixedSampling, parse_options
@@ -22,9 +22,6 @@ from chorus.messages.proto import localai_pb2 as wire
 from chorus.transport import catalog
 
 HOSTFILE_VARIABLE = "MLX_DISTRIBUTED_HOSTFILE"
-TUNNELS_FILE = "localai_mlx_hostfile.json"
-"""What LocalAI's own p2p writes: the workers' tunnels, and not rank 0."""
-
 UNSAID_CONTEXT = 4096
 """What LocalAI sends as ContextSize for a model whose file has no context_size, or one below zero: the model's own."""
 
@@ -212,11 +209,11 @@ def _unused_fields(request: wire.ModelOptions) -> list[str]:
 
 
 def _unused_strategy(loaded: LoadedSettings) -> list[str]:
-    settings, origin = loaded.settings, loaded.origins["sharding.strategy"]
+    settings = loaded.settings
     strategy = settings.sharding.strategy
-    if not settings.devices or settings.engine.split or origin.partition(":")[0] == DEFAULT:
+    if not settings.devices or settings.engine.split or not loaded.is_given("sharding.strategy"):
         return []
-    if strategy in ("auto", "uniform", "custom"):
+    if strategy in WITHOUT_FIGURES:
         return []
     return [
         f"strategy {strategy} is ignored, layers are divided evenly: a hostfile tells nothing of the machines' memory "

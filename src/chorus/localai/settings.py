@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from chorus.config.origins import DEFAULT
 from chorus.config.sources import LoadedSettings
 
 _OF_API = {
@@ -24,7 +23,7 @@ _WITHOUT_EFFECT = {
 
 def without_effect(loaded: LoadedSettings) -> Iterator[str]:
     """One line each for the settings that are given and do nothing here."""
-    given = {key: origin for key, origin in loaded.origins.items() if origin.partition(":")[0] != DEFAULT}
+    given = {key: origin for key, origin in loaded.origins.items() if loaded.is_given(key)}
     http = [key for key in given if key.startswith("api.") and key.removeprefix("api.") not in _OF_API]
     if http:
         yield f"{_named(http, given)}: LocalAI is served over gRPC, at --addr, and speaks HTTP itself"

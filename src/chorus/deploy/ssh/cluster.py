@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chorus.cluster.logs import device_log
+from chorus.cluster.logs import COORDINATOR, device_log
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import address_refusal
 from chorus.config.settings import Settings, path_keys
@@ -26,11 +26,10 @@ from chorus.deploy.ssh.hosts import COMMANDS, LAUNCH, HostPlan, SshHost, folder_
 from chorus.deploy.ssh.shell import HostFailed, Shell, last_line
 from chorus.errors import ChorusError
 from chorus.models.catalog import CATALOG
-from chorus.security.key_rules import needs_keys, refusal_to_listen
+from chorus.security.key_rules import refusal_to_listen
 from chorus.security.node_folder import DOOR_PORT, RANK_PORTS
 
 AGENT_SECONDS = 60.0
-COORDINATOR = "coordinator"
 DOORS_APART = RANK_PORTS + 2
 API_LOG = "api_server.log"
 
@@ -349,10 +348,8 @@ async def sync(hosts: Sequence[SshHost], config: bytes) -> list[str]:
 
 async def check_keys(first: SshHost, host: str, insecure: bool) -> None:
     """Refuse what the coordinator would refuse, before anything is started for it."""
-    if insecure or not needs_keys(host):
-        return
-    keys = json.loads(last_line(await first.chorus("keys", "list", "--json")))
-    if refusal := refusal_to_listen(host, keys, insecure):
+    refusal = refusal_to_listen(host, (), insecure)
+    if refusal and not json.loads(last_line(await first.chorus("keys", "list", "--json"))):
         raise HostFailed(f"{first.plan.device_id}: {refusal}")
 
 
