@@ -44,7 +44,7 @@ lint: $(VENV)/installed-dev ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src/chorus
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/package_table.py --check
 

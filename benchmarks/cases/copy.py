@@ -115,7 +115,7 @@ class _Copying:
 
 @contextlib.asynccontextmanager
 async def _joined(authority: Authority, ports: tuple[int, int]) -> AsyncIterator[list[ConnectedNode]]:
-    identity = authority.coordinator("benchmark", "benchmark")
+    identity = authority.coordinator("benchmark")
     nodes = Nodes(authority, identity, "benchmark", [("127.0.0.1", port) for port in ports], discover=False)
     await nodes.start()
     try:

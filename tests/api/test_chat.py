@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import openai
@@ -75,7 +76,7 @@ def test_a_stream_through_the_official_client(
     client: openai.OpenAI, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
     engine.next(say(tokens_of(tokenizer, ANSWER)))
-    chunks = list(client.chat.completions.create(model="tiny", messages=QUESTION, stream=True))
+    chunks: list[Any] = list(client.chat.completions.create(model="tiny", messages=QUESTION, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)

@@ -56,7 +56,7 @@ def test_a_chat_and_a_stream(model: ChatOpenAI, engine: ScriptedEngine, tokenize
     answer = model.invoke("Weather?")
     assert answer.text == "Sunny."
     assert answer.usage_metadata["input_tokens"] == len(engine.last.prompt)
-    whole = AIMessageChunk("")
+    whole = AIMessageChunk(content="")
     for chunk in model.stream("Weather?"):
         whole += chunk
     assert whole.text == "Sunny."

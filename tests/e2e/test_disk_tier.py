@@ -91,14 +91,14 @@ class Place:
         return found
 
     @property
-    def list(self) -> Path:
+    def list_file(self) -> Path:
         (found,) = (self.folder / "disk").glob("rank0/*/list")
         return found
 
     def written_down(self) -> list[dict[str, Any]]:
         """What the leader knows to be on all disks."""
         with suppress(ValueError):
-            return [json.loads(line) for line in self.list.read_text().splitlines()]
+            return [json.loads(line) for line in self.list_file.read_text().splitlines()]
         return []
 
     def wait_until_written(self, talks: list[Talk]) -> None:
@@ -178,7 +178,7 @@ def test_what_is_damaged_or_missing_on_one_rank_is_read_on_none(tmp_path: Path) 
     another_model = file[intact.number, 0].parent.with_name("f" * 32)
     another_model.mkdir(0o700)
     (another_model / file[intact.number, 0].name).write_bytes(b"its own business")
-    here.list.write_bytes(b"\n".join([*GARBAGE, here.list.read_bytes()]))
+    here.list_file.write_bytes(b"\n".join([*GARBAGE, here.list_file.read_bytes()]))
     with here.serve() as server:
         # The one that fails comes first: files are read as long as they were never seen to be slower than computing.
         for talk in (flipped, intact, cut_off, swapped, other, lost, foreign):

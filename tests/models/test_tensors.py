@@ -14,7 +14,7 @@ from safetensors.numpy import save, save_file
 from chorus.models import ModelError, files_holding, tensor_index, weight_map
 from chorus.models.safetensors_writer import TensorSpec, write_safetensors
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray] = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),
     "b": np.ones(5, np.float16),
     "c": np.zeros((2, 0), np.uint8),

@@ -72,8 +72,8 @@ def test_each_rank_of_a_mixed_plan_says_what_it_computes_in_and_computes_in_it(t
     nodes = [Machine(name, name, 10**9, flops=1e11, bandwidth=1e10) for name in ("metal", "cpu")]
     made = plan(read_facts(path), nodes, Links(), WORK, PlanRequest("custom", layers=(4, 3)))
     assert [rank.numbers for rank in made.ranks] == ["bfloat16, as stored", "float32"]
-    show(made, shown := Console(file=io.StringIO(), width=120))
-    lines = {line.split()[1]: line.rstrip() for line in shown.file.getvalue().splitlines() if len(line.split()) > 1}
+    show(made, Console(file=(shown := io.StringIO()), width=120))
+    lines = {line.split()[1]: line.rstrip() for line in shown.getvalue().splitlines() if len(line.split()) > 1}
     assert lines["metal"].endswith("bfloat16, as stored")
     assert lines["cpu"].endswith("float32")
     for rank in made.ranks:

@@ -58,7 +58,7 @@ def join_all(met: list[tuple[str, Environment]], spec: EngineSpec) -> list[str]:
     size, shapes = len(spec.ranks), []
     greetings = [Greeting(device="metal", collective_port=6000 + rank) for rank in range(1, size)]
     followers: list[Any] = [SimpleNamespace(hello=greeting) for greeting in greetings]
-    request = _load_request(spec, followers, Layout((4,), (1,) * size), 6000, 6100)
+    request = _load_request(spec, followers, Layout((4,), (1,) * size), 6000, 6100, b"")
     for rank in range(size):
         met.clear()
         connect(rank, request, Inbox())

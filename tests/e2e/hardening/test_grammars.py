@@ -144,7 +144,8 @@ def test_grammars_that_grow_or_blow_up_stop_nobody_else(server: ChorusServer) ->
     with ThreadPoolExecutor() as pool:
         growing = [pool.submit(ask, server, **bomb) for bomb in GROWING]
         slow = [pool.submit(answered, server, **bomb) for bomb in SLOW]
-        while not all(bomb.done() for bomb in (*growing, *slow)):
+        bombs: list[Future[Any]] = [*growing, *slow]
+        while not all(bomb.done() for bomb in bombs):
             assert ask(server, max_tokens=1)[0] == 200
             time.sleep(0.1)
     assert all(bomb.result() for bomb in slow)

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_a_certificate_is_good_for_the_name_of_its_own_node_only(running: Runnin
 
 
 def test_an_expelled_node_is_refused_in_every_direction_whatever_it_calls_itself(
-    running: Running, tmp_path: Path, record_property: pytest.RecordProperty
+    running: Running, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Finding 4."""
     made, port = running.made, running.ports["two"]

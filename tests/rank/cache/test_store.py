@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
@@ -170,7 +172,7 @@ def test_a_window_is_cut_to_its_size_in_the_order_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("window", [RotatingKVCache(8), ChunkedKVCache(8)])
-def test_a_state_within_the_reach_of_its_windows_can_be_cut_also_where_it_lies_behind_a_split(window: object) -> None:
+def test_a_state_within_the_reach_of_its_windows_can_be_cut_also_where_it_lies_behind_a_split(window: Any) -> None:
     store = SegmentStore()
     store.take(1, held(window, KVCache()), 0, 8, state=True)
     store.split(1, 5, rest=2)

@@ -208,7 +208,7 @@ def divided(case: Case, model: nn.Module, group: mx.distributed.Group) -> None:
         victim = wrong[case.fault]
 
         def read(path: str, array: mx.array, cut: Cut) -> mx.array:
-            return take(mx.roll(array, 1, axis=cut.axis) if path.endswith(victim) else array, cut)
+            return take(mx.roll(array, 1, cut.axis) if path.endswith(victim) else array, cut)
 
         shard_model(model, case.config, plan, group, read=read)
     else:

@@ -74,7 +74,7 @@ def request_of(content: Any, **more: Any) -> LoadRequest:
     )
     spec = EngineSpec.model_validate_json(spec.model_dump_json())
     followers = [Follower(rank, address) for rank, address in enumerate(spec.ranks) if rank]
-    return _load_request(spec, followers, Layout((4,), (1,) * len(rows)), 5100, 5101)
+    return _load_request(spec, followers, Layout((4,), (1,) * len(rows)), 5100, 5101, b"")
 
 
 @pytest.mark.parametrize(
