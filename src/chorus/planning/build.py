@@ -89,7 +89,7 @@ def _rank(
     """One rank of a plan. `held` is bytes of weights, cache and activations, and the reserve; `seconds` are those of a
     prefill chunk and of a decode step.
     """
-    dtype = policy.dtype, policy.dequantize
+    dtype = policy.dtype, policy.form
     computes_in = stored if policy.dtype == "stored" else policy.dtype
     return RankPlan(rank, node.name, run[0], run[1] - 1, share, *dtype, *held, node.memory, *seconds, computes_in)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from chorus.planning.facts import ITEM_BYTES, LayerFacts, ModelFacts, Weights
 from chorus.platform.device import Backend
-from chorus.platform.dtype import DtypePolicy, choose_dtype
+from chorus.platform.dtype import DtypePolicy, Form, choose_dtype
 
 MIB = 1 << 20
 CACHE_STEP = 256
@@ -193,7 +193,7 @@ def band_of(runs: Matrix) -> Matrix:
 
 def stage_tables(facts: ModelFacts, nodes: Sequence[Machine], work: Workload) -> list[StageTable]:
     """A table for each node; what depends on the model alone is computed once."""
-    known: dict[tuple[str, bool], PolicyCosts] = {}
+    known: dict[tuple[str, Form], PolicyCosts] = {}
     effort = model_effort(facts, work)
     return [stage_table(facts, node, work, known, effort) for node in nodes]
 
@@ -202,15 +202,15 @@ def stage_table(
     facts: ModelFacts,
     node: Machine,
     work: Workload,
-    known: dict[tuple[str, bool], PolicyCosts] | None = None,
+    known: dict[tuple[str, Form], PolicyCosts] | None = None,
     effort: Effort | None = None,
 ) -> StageTable:
     policies = policies_of(facts, node, work)
     known = {} if known is None else known
     for policy in policies:
-        if (policy.dtype, policy.dequantize) not in known:
-            known[policy.dtype, policy.dequantize] = policy_costs(facts, policy, work)
-    roomy, tight = (known[policy.dtype, policy.dequantize] for policy in policies)
+        if (policy.dtype, policy.form) not in known:
+            known[policy.dtype, policy.form] = policy_costs(facts, policy, work)
+    roomy, tight = (known[policy.dtype, policy.form] for policy in policies)
     effort = effort or model_effort(facts, work)
     activations = _activations(facts, node, roomy.item, work)
     unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from chorus.errors import ChorusError
 from chorus.planning.costs import Prediction, Workload
-from chorus.platform.dtype import policy_name
+from chorus.platform.dtype import Form, policy_name
 
 Parallel = Literal["single", "pipeline", "tensor", "hybrid"]
 
@@ -40,7 +40,7 @@ class RankPlan:
     share: int
     """Key/value groups held, where layers are divided inside; otherwise all of them."""
     dtype: str
-    dequantize: bool
+    form: Form
     weight_bytes: int
     cache_bytes: int
     activation_bytes: int
@@ -54,9 +54,13 @@ class RankPlan:
     """The number type of its activations and caches, also where weights stay as stored; empty in an older plan."""
 
     @property
+    def dequantize(self) -> bool:
+        return self.form == "unpacked"
+
+    @property
     def policy_name(self) -> str:
         """What the rank does with its weights, as it is told."""
-        return policy_name(self.dtype, self.dequantize)
+        return policy_name(self.dtype, self.form)
 
     @property
     def numbers(self) -> str:

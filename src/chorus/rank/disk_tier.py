@@ -44,7 +44,7 @@ def fingerprint(shard: LoadedShard, rank: int, layout: Sequence[Sequence[int]]) 
         mlx_lm.__version__,
         *_files(shard.path),
         shard.dtype,
-        shard.policy.dequantize,
+        shard.policy.form,
         (stage.first, stage.last, stage.layers, rank, *map(tuple, layout)),
         *map(caches.kind, stage.new_cache()),
     ]
