@@ -6,6 +6,7 @@ slower, and a memory arena for each session would hold gigabytes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,61 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from chorus.rank.products.packing import Floats, Packed
 
-Product = Callable[[Floats], Floats]
-
 _VERSIONS = (helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1))
 _IR_VERSION = 10
 _INT8_ACTIVATIONS = 4
 """Activations as integers of 8 bits, with a scale for each block: what the fast kernels multiply."""
+_SMALL = 1024
+"""Bytes of an array that may lie inside the graph's own message."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a linear layer multiplies with, and what it adds."""
+
+    packed: Packed
+    bias: Floats | None = None
+
+    def with_empty_rows(self, before: int, after: int) -> Matrix:
+        """The same with rows of zeros at its ends."""
+        if not before and not after:
+            return self
+        bias = None if self.bias is None else np.pad(self.bias, (before, after))
+        return Matrix(self.packed.with_empty_rows(before, after), bias)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+
+
+class Kernel:
+    """A graph that is ready to run."""
+
+    def __init__(
+        self, run: Callable[..., list[Floats]], outputs: Sequence[tuple[str, int]], width: int, nbytes: int
+    ) -> None:
+        self._run = run
+        self._outputs = [name for name, _ in outputs]
+        self.rows = outputs[-1][1]
+        """Numbers in a row of its last output."""
+        self.width = width
+        """Numbers in a row of its input."""
+        self.nbytes = nbytes
+
+    @property
+    def count(self) -> int:
+        return len(self._outputs)
+
+    def __call__(self, rows: Floats) -> list[Floats]:
+        return self._run(None, {"x": rows})
+
+    def some(self, rows: Floats, places: Sequence[int]) -> list[Floats]:
+        """Only these outputs, and only what they need."""
+        return self._run([self._outputs[place] for place in places], {"x": rows}, _ONLY_WHAT_IS_ASKED)
+
+
+_ONLY_WHAT_IS_ASKED = ort.RunOptions()
+_ONLY_WHAT_IS_ASKED.only_execute_path_to_fetches = True
 
 
 def use_threads(count: int) -> None:
@@ -31,40 +81,27 @@ def use_threads(count: int) -> None:
     ort.set_global_thread_pool_sizes(count, 1)
 
 
-def linear(matrix: Packed, bias: Floats | None = None) -> Product:
-    """x @ matrix.T + bias, for rows of x."""
+def give_back_freed() -> None:
+    """What making graphs has freed goes back to the system; the C library keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
+def linears(matrices: Sequence[Matrix]) -> Kernel:
+    """x @ matrix.T + bias for each of the matrices, which all take the same x."""
     graph = _Graph()
-    graph.give("y", graph.product("x", matrix, bias))
-    return graph.session(matrix.columns, matrix.rows)
+    for matrix in matrices:
+        graph.give(graph.product("x", matrix), matrix.packed.rows)
+    return graph.kernel(matrices)
 
 
-def gated(gate_up: Packed, down: Packed, activation: str) -> Product:
-    """A gated MLP in one call: down(activation(gate(x)) * up(x)); the rows of gate come before those of up."""
+def mlp(combine: Combine, inner: Sequence[Matrix], last: Matrix) -> Kernel:
+    """A whole MLP: `last` of what the activation makes of the products of the inner matrices."""
     graph = _Graph()
-    both = graph.product("x", gate_up, None)
-    gate, up = graph.node("Split", [both], outputs=2, axis=-1, num_outputs=2)
-    (inner,) = graph.node("Mul", [ACTIVATIONS[activation](graph, gate), up])
-    graph.give("y", graph.product(inner, down, None))
-    return graph.session(gate_up.columns, down.rows)
-
-
-def _silu(graph: _Graph, name: str) -> str:
-    (open_,) = graph.node("Sigmoid", [name])
-    return graph.node("Mul", [name, open_])[0]
-
-
-def _relu_squared(graph: _Graph, name: str) -> str:
-    (above,) = graph.node("Relu", [name])
-    return graph.node("Mul", [above, above])[0]
-
-
-ACTIVATIONS: dict[str, Callable[[_Graph, str], str]] = {
-    "silu": _silu,
-    "gelu": lambda graph, name: graph.node("Gelu", [name])[0],
-    "gelu_tanh": lambda graph, name: graph.node("Gelu", [name], approximate="tanh")[0],
-    "relu": lambda graph, name: graph.node("Relu", [name])[0],
-    "relu_squared": _relu_squared,
-}
+    made = combine(graph, [graph.product("x", matrix) for matrix in inner])
+    graph.give(graph.product(made, last), last.packed.rows)
+    return graph.kernel([*inner, last])
 
 
 @dataclass
@@ -72,60 +109,98 @@ class _Graph:
     """A graph that is being made: nodes, and the arrays that are inside."""
 
     nodes: list[NodeProto] = field(default_factory=list)
-    arrays: list[TensorProto] = field(default_factory=list)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    outputs: list[tuple[str, int]] = field(default_factory=list)
+    _sums: dict[tuple[str, int, int], str] = field(default_factory=dict)
     _count: int = 0
 
-    def node(self, kind: str, inputs: Sequence[str], *, outputs: int = 1, domain: str = "", **settings: Any) -> list[str]:
+    def node(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **settings: Any) -> list[str]:
         names = [self._name() for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, domain=domain, **settings))
         return names
 
-    def product(self, x: str, matrix: Packed, bias: Floats | None) -> str:
+    def one(self, kind: str, *inputs: str, **settings: Any) -> str:
+        return self.node(kind, *inputs, **settings)[0]
+
+    def number(self, value: float) -> str:
+        return self.array(np.array(value, np.float32))
+
+    def product(self, x: str, matrix: Matrix) -> str:
         """What integers around zero give, and for each block the sum of its inputs times the block's shift."""
-        scales = self._array(matrix.scales.reshape(-1))
-        inputs = [x, self._array(matrix.codes), scales, "", "", *([self._array(bias)] if bias is not None else [])]
-        (main,) = self.node(
+        packed = matrix.packed
+        bias = [self.array(matrix.bias)] if matrix.bias is not None else []
+        main = self.one(
             "MatMulNBits",
-            inputs,
+            *(x, self.array(packed.codes), self.array(packed.scales.reshape(-1))),
+            *(["", "", *bias] if bias else []),
             domain="com.microsoft",
-            K=matrix.columns,
-            N=matrix.rows,
-            bits=matrix.bits,
-            block_size=matrix.block,
+            K=packed.columns,
+            N=packed.rows,
+            bits=packed.bits,
+            block_size=packed.block,
             accuracy_level=_INT8_ACTIVATIONS,
         )
-        if matrix.shift is None:
+        if packed.shift is None:
             return main
-        blocks = matrix.columns // matrix.block
-        (cut,) = self.node("Reshape", [x, self._array(np.array([-1, blocks, matrix.block]))])
-        (sums,) = self.node("ReduceSum", [cut, self._array(np.array([2]))], keepdims=0)
-        return self.node("Gemm", [sums, self._array(np.ascontiguousarray(matrix.shift.T)), main])[0]
+        shift = self.array(np.ascontiguousarray(packed.shift.T))
+        return self.one("Gemm", self._block_sums(x, packed), shift, main)
 
-    def give(self, name: str, inner: str) -> None:
+    def _block_sums(self, x: str, packed: Packed) -> str:
+        key = (x, packed.columns, packed.block)
+        if key not in self._sums:
+            blocks = self.array(np.array([-1, packed.columns // packed.block, packed.block]))
+            cut = self.one("Reshape", x, blocks)
+            self._sums[key] = self.one("ReduceSum", cut, self.array(np.array([2])), keepdims=0)
+        return self._sums[key]
+
+    def give(self, inner: str, rows: int) -> None:
+        name = f"y{len(self.outputs)}"
         self.nodes.append(helper.make_node("Identity", [inner], [name]))
+        self.outputs.append((name, rows))
 
-    def session(self, width: int, rows: int) -> Product:
-        told = helper.make_tensor_value_info
+    def kernel(self, matrices: Sequence[Matrix]) -> Kernel:
+        told, width = helper.make_tensor_value_info, matrices[0].packed.columns
+        inside = {name: array for name, array in self.arrays.items() if array.nbytes <= _SMALL}
+        beside = {name: array for name, array in self.arrays.items() if array.nbytes > _SMALL}
         graph = helper.make_graph(
             self.nodes,
-            "product",
+            "products",
             [told("x", TensorProto.FLOAT, ["rows", width])],
-            [told("y", TensorProto.FLOAT, ["rows", rows])],
-            self.arrays,
+            [told(name, TensorProto.FLOAT, ["rows", rows]) for name, rows in self.outputs],
+            [
+                *(numpy_helper.from_array(array, name) for name, array in inside.items()),
+                *(_told_of(array, name) for name, array in beside.items()),
+            ],
         )
         model = helper.make_model(graph, opset_imports=_VERSIONS, ir_version=_IR_VERSION)
         options = ort.SessionOptions()
         options.use_per_session_threads = False
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
-        run = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run
-        return lambda x: run(None, {"x": x})[0]
+        if beside:
+            # Inside the message the session would keep them twice: as they came, and as its kernels want them.
+            values = [ort.OrtValue.ortvalue_from_numpy(array) for array in beside.values()]
+            options.add_external_initializers(list(beside), values)
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return Kernel(session.run, self.outputs, width, sum(m.nbytes for m in matrices))
 
-    def _array(self, values: NDArray[Any]) -> str:
+    def array(self, values: NDArray[Any]) -> str:
         name = self._name()
-        self.arrays.append(numpy_helper.from_array(values, name))
+        self.arrays[name] = np.ascontiguousarray(values)
         return name
 
     def _name(self) -> str:
         self._count += 1
         return f"v{self._count}"
+
+
+Combine = Callable[[_Graph, Sequence[str]], str]
+"""Adds to a graph what an MLP does between its products, of which it is given the names."""
+
+
+def _told_of(array: NDArray[Any], name: str) -> TensorProto:
+    """An array that the session is handed beside the message."""
+    told = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    told.data_location = TensorProto.EXTERNAL
+    told.external_data.add(key="location", value="beside")
+    return told

@@ -1,86 +1,146 @@
-"""Quantized layers of MLX whose products the kernels compute. Each call crosses from MLX to the kernel and back."""
+"""Layers whose products the kernels compute. They have no parameters: the kernels hold them.
+
+Each call crosses from MLX to a kernel and back, and computes whatever its input still waits for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from numpy.typing import NDArray
 
-from chorus.rank.products.packing import Floats, Packed, pack
+from chorus.rank.products.kernels import Kernel
+from chorus.rank.products.packing import Floats
+from chorus.rank.upstream.forms import Table
+from chorus.rank.upstream.weights import QuantizedSwitchLinear
 
-Product = Callable[[Floats], Floats]
-
-
-def packed_weights(layer: nn.Module) -> Packed | None:
-    """The matrix of a quantized layer, read now; None where the kernels cannot hold it."""
-    biases = layer.get("biases")
-    return pack(
-        np.array(layer.weight),
-        _plain(layer.scales),
-        None if biases is None else _plain(biases),
-        bits=layer.bits,
-        block=layer.group_size,
-        mode=layer.mode,
-    )
+Integers = NDArray[np.integer]
 
 
-def bias_of(layer: nn.Module) -> Floats | None:
-    return _plain(layer.bias) if "bias" in layer else None
+class Shared:
+    """The products of layers that are given the same input, computed together by whichever of them is asked first.
 
+    Whether they are is seen as they run: a layer that turns out to have an input of its own, or not to be asked, is
+    computed alone from then on.
+    """
 
-class PackedLinear(nn.Module):
-    """In place of a QuantizedLinear. It has no parameters: the kernel holds them."""
-
-    def __init__(self, product: Product, width: int) -> None:
-        super().__init__()
-        self._product = product
-        self._width = width
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return cross(self._product, x, self._width)
-
-
-class Joined:
-    """Products of layers that are given the same input, computed together by whichever of them is asked first."""
-
-    def __init__(self, product: Product, width: int, rows: Sequence[int]) -> None:
-        self._product = product
-        self._width = width
-        self._ends = np.cumsum(rows)[:-1].tolist()
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._together = list(range(kernel.count))
         self._input: mx.array | None = None
         self._waiting: dict[int, mx.array] = {}
 
-    def part(self, place: int, x: mx.array) -> mx.array:
-        if self._input is not x or place not in self._waiting:
-            parts = mx.split(cross(self._product, x, self._width), self._ends, axis=-1)
-            self._input, self._waiting = x, dict(enumerate(parts))
-        found = self._waiting.pop(place)
+    def product(self, place: int, x: mx.array) -> mx.array:
+        if self._input is not x:
+            if self._waiting:
+                self._together = [other for other in self._together if other not in self._waiting]
+                self._waiting = {}
+            self._input = None
+        if self._input is None and place in self._together and len(self._together) > 1:
+            made = cross(self._kernel, x, self._together)
+            self._input, self._waiting = x, dict(zip(self._together, made, strict=True))
+        found = self._waiting.pop(place, None)
         if not self._waiting:
             self._input = None
-        return found
+        return cross(self._kernel, x, [place])[0] if found is None else found
 
 
-class JoinedLinear(nn.Module):
-    """One of the layers of a Joined."""
+class PackedLinear(nn.Module):
+    """In place of a QuantizedLinear."""
 
-    def __init__(self, joined: Joined, place: int) -> None:
-        super().__init__()
-        self._joined = joined
-        self._place = place
+    shared: Shared
+    place: int
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self._joined.part(self._place, x)
+        return self.shared.product(self.place, x)
 
 
-def cross(product: Product, x: mx.array, width: int) -> mx.array:
-    """Computes x, whatever it still waits for."""
-    rows = np.array(x.astype(mx.float32).reshape(-1, width), copy=False)
-    return mx.array(product(rows)).reshape(*x.shape[:-1], -1)
+class PackedSummedLinear(PackedLinear):
+    """In place of mlx-lm's linear layer over a part of the columns: the group's products are summed."""
+
+    group: mx.distributed.Group
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = mx.distributed.all_sum(super().__call__(x), group=self.group)
+        return x + self["bias"] if "bias" in self else x
 
 
-def _plain(array: mx.array) -> Any:
-    """For numpy, which has no bfloat16; what is no float is left as it is."""
-    return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
+class PackedEmbedding(nn.QuantizedEmbedding):
+    """Rows are looked up as MLX does it; a head that is tied to them is a product like any other."""
+
+    head: Kernel | None = None
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if self.head is None:
+            return super().as_linear(x)
+        return cross(self.head, x, [0])[0]
+
+
+class PackedExperts(nn.Module):
+    """In place of a QuantizedSwitchLinear: each expert that is asked for multiplies its own rows."""
+
+    experts: Sequence[Kernel]
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        *batch, rows, width = x.shape
+        # As gather_qmm has it: x is broadcast over the choices.
+        places = np.broadcast_to(np.arange(math.prod(batch)).reshape(batch), indices.shape)
+        made = by_expert(self.experts, as_rows(x, (-1, rows, width)), places, np.array(indices))
+        return mx.array(made).reshape(*indices.shape, rows, -1)
+
+
+class PackedMlp:
+    """In front of an MLP whose products and what lies between them are one graph."""
+
+    kernel: Kernel
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return cross(self.kernel, x, [0])[0]
+
+
+class PackedMlps:
+    """In front of experts each of which is one graph."""
+
+    experts: Sequence[Kernel]
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        rows = as_rows(x, (-1, 1, x.shape[-1]))
+        places = np.repeat(np.arange(len(rows)), indices.shape[-1])
+        return mx.array(by_expert(self.experts, rows, places, np.array(indices))).reshape(*indices.shape, -1)
+
+
+def by_expert(experts: Sequence[Kernel], rows: Floats, places: Integers, chosen: Integers) -> Floats:
+    """For each choice what its expert makes of the rows at its place."""
+    places, chosen = places.reshape(-1), chosen.reshape(-1)
+    order = np.argsort(chosen, kind="stable")
+    runs = np.split(order, np.flatnonzero(np.diff(chosen[order])) + 1)
+    made = np.empty((len(chosen), rows.shape[1], experts[0].rows), np.float32)
+    for run in runs:
+        own = rows[places[run]]
+        (part,) = experts[int(chosen[run[0]])](own.reshape(-1, own.shape[-1]))
+        made[run] = part.reshape(len(run), rows.shape[1], -1)
+    return made
+
+
+def as_rows(x: mx.array, shape: tuple[int, ...]) -> Floats:
+    return np.array(x.astype(mx.float32).reshape(shape), copy=False)
+
+
+def cross(kernel: Kernel, x: mx.array, places: Sequence[int]) -> list[mx.array]:
+    rows = as_rows(x, (-1, kernel.width))
+    made = kernel(rows) if len(places) == kernel.count else kernel.some(rows, places)
+    return [mx.array(part).reshape(*x.shape[:-1], -1) for part in made]
+
+
+PACKED_FORMS: Table = {
+    nn.QuantizedLinear: PackedLinear,
+    nn.QuantizedAllToShardedLinear: PackedLinear,
+    nn.QuantizedShardedToAllLinear: PackedSummedLinear,
+    nn.QuantizedEmbedding: PackedEmbedding,
+    QuantizedSwitchLinear: PackedExperts,
+}
+"""Which of MLX's modules the kernels take over. Without an entry here, MLX computes as it does."""

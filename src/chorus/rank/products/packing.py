@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ Floats = NDArray[np.float32]
 _KERNEL_BITS = (2, 4, 8)
 # Twice the values of a 4-bit float (e2m1), by its code: whole numbers, which 8 bits hold.
 _DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
+# The largest number of nvfp4 itself: a tensor's own scale is the largest number that the tensor has.
+_LARGEST_NVFP4 = np.float32(448 * 6)
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,56 @@ class Packed:
     def columns(self) -> int:
         return self.codes.shape[1] * self.block
 
+    def with_empty_rows(self, before: int, after: int) -> Packed:
+        """The same with rows of zeros at its ends."""
+        codes, scales, shift = (
+            None if array is None else np.pad(array, [(before, after)] + [(0, 0)] * (array.ndim - 1))
+            for array in (self.codes, self.scales, self.shift)
+        )
+        assert codes is not None
+        assert scales is not None
+        return replace(self, codes=codes, scales=scales, shift=shift)
+
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + (self.shift.nbytes if self.shift is not None else 0)
 
 
 def pack(
-    weight: NDArray[np.uint32], scales: Floats | Bytes, biases: Floats | None, *, bits: int, block: int, mode: str
+    weight: NDArray[np.uint32],
+    scales: Floats | Bytes,
+    biases: Floats | None,
+    *,
+    bits: int,
+    block: int,
+    mode: str,
+    tensor_scale: Floats | None = None,
 ) -> Packed | None:
     """A matrix as MLX keeps it, exactly; None where integers and a scale for each block cannot hold it.
 
     Activations are rounded to integers too, and a code's distance from the middle multiplies what that loses. So
-    values of other widths are laid around the middle of 8 bits, not at their beginning.
+    values of other widths are laid around the middle of the next width, not at its beginning.
     """
     rows, blocks = scales.shape
     if mode == "affine":
         assert biases is not None
-        held = bits if bits in _KERNEL_BITS else 8
-        codes = weight.view(np.uint8) if held == bits else _bytes(_values(weight, bits) - 2 ** (bits - 1))
+        held = held_bits(bits, mode)
+        codes = weight.view(np.uint8) if held == bits else _stream(_values(weight, bits) - 2 ** (bits - 1), held)
         own = scales.astype(np.float32)
         shift = biases.astype(np.float32) + own * np.float32(2 ** (bits - 1))
         return Packed(held, block, codes.reshape(rows, blocks, -1), own, shift)
     if mode in ("mxfp4", "nvfp4"):
-        codes = _bytes(_DOUBLED_FP4[_values(weight, 4)])
+        codes = _stream(_DOUBLED_FP4[_values(weight, 4)], 8)
         powers = _powers_of_two(scales) if mode == "mxfp4" else _e4m3(scales)
+        if tensor_scale is not None:
+            powers = powers * (tensor_scale / _LARGEST_NVFP4)
         return Packed(8, block, codes.reshape(rows, blocks, -1), powers * np.float32(0.5), None)
     return None
+
+
+def held_bits(bits: int, mode: str) -> int:
+    """The width in which the kernels hold a matrix."""
+    return 8 if mode != "affine" else next(width for width in _KERNEL_BITS if width >= bits)
 
 
 def unpack(matrix: Packed) -> Floats:
@@ -81,8 +107,10 @@ def _values(packed: NDArray[np.uint32] | Bytes, bits: int) -> NDArray[np.int16]:
     return stream.reshape(len(packed), -1, bits) @ (1 << np.arange(bits, dtype=np.int16))
 
 
-def _bytes(signed: NDArray[np.int16]) -> Bytes:
-    return (signed + 128).astype(np.uint8)
+def _stream(signed: NDArray[np.int16], bits: int) -> Bytes:
+    """The other way round, of integers around zero."""
+    codes = (signed + 2 ** (bits - 1)).astype(np.uint8).reshape(len(signed), -1, 8 // bits)
+    return np.bitwise_or.reduce(codes << (bits * np.arange(8 // bits, dtype=np.uint8)), axis=2)
 
 
 def _powers_of_two(exponents: Bytes | Floats) -> Floats:

@@ -33,6 +33,7 @@ from chorus.rank.tensor.parts import (
     vocabulary_changes,
 )
 from chorus.rank.upstream import decoders
+from chorus.rank.upstream.forms import become
 
 Read = Callable[[str, mx.array, Cut], mx.array]
 """A parameter's path, the whole of it (not read yet), and the part that is wanted."""
@@ -171,7 +172,7 @@ def apply(model: nn.Module, changes: Sequence[Change], read: Read) -> None:
         elif isinstance(change, Count):
             setattr(by_path[change.path], change.attribute, change.value)
         elif isinstance(change, Become):
-            modules.become(by_path[change.path], change.form, **change.constants)
+            become(by_path[change.path], change.form, **change.constants)
 
 
 def rule_of(model: nn.Module) -> TensorRule | None:
@@ -251,7 +252,7 @@ def _shard_upstream(model: nn.Module, config: Mapping[str, Any], group: mx.distr
         ) from error
     for _, module in model.named_modules():
         if isinstance(module, nn.QuantizedAllToShardedLinear | nn.QuantizedShardedToAllLinear):
-            modules.become(module, modules.Grouped, group=group)
+            become(module, modules.Grouped, group=group)
 
 
 def _upstream_owner(model: nn.Module) -> Any:

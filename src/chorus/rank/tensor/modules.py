@@ -1,39 +1,12 @@
-"""What a module becomes once its parameters are divided.
-
-Each class here stands in front of the module's own class, so that the module keeps its parameters' names, its
-attributes and its type. What it must know is part of the class, not of the instance: unpacking a quantized layer makes
-a new instance, and that one must behave alike.
-"""
+"""What a module becomes once its parameters are divided: each class here stands in front of the module's own."""
 
 from __future__ import annotations
 
-from functools import cache as memoize
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from chorus.rank.tensor.shares import Range
-from chorus.rank.upstream.weights import PLAIN_FORMS
-
-# What mlx-lm's own division makes of linear layers.
-PLAIN_FORMS[nn.QuantizedAllToShardedLinear] = nn.AllToShardedLinear
-PLAIN_FORMS[nn.QuantizedShardedToAllLinear] = nn.ShardedToAllLinear
-
-
-def become(module: nn.Module, form: type, **constants: Any) -> None:
-    """Put `form` in front of the module's class, and in front of the class it would have once unpacked."""
-    key = tuple(sorted(constants.items()))
-    original: Any = type(module)
-    module.__class__ = _in_front(form, original, key)
-    unpacked: Any = PLAIN_FORMS.get(original)
-    if unpacked is not None:
-        PLAIN_FORMS[type(module)] = _in_front(form, unpacked, key)
-
-
-@memoize
-def _in_front(form: type, original: Any, constants: tuple[tuple[str, Any], ...]) -> type:
-    return type(original.__name__, (form, original), {"__module__": original.__module__, **dict(constants)})
 
 
 class Grouped:

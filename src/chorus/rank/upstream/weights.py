@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from chorus.platform.filelimit import keep_file_limit
+from chorus.rank.upstream.forms import Table, converted
 
 with keep_file_limit():  # mlx_lm.utils lowers it for the whole process
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
@@ -116,8 +117,11 @@ def _observe(
     model.__dict__["load_weights"] = types.MethodType(recorded, model)
 
 
-PLAIN_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+PLAIN_FORMS: Table = {
     nn.QuantizedLinear: nn.Linear,
+    # What mlx-lm's own division makes of linear layers.
+    nn.QuantizedAllToShardedLinear: nn.AllToShardedLinear,
+    nn.QuantizedShardedToAllLinear: nn.ShardedToAllLinear,
     nn.QuantizedEmbedding: nn.Embedding,
     QuantizedSwitchLinear: SwitchLinear,
     QuantizedMultiLinear: MultiLinear,
@@ -141,25 +145,30 @@ def count_elements(model: nn.Module) -> int:
 def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
     """Swap quantized modules for plain ones; their weights are computed when they are first read."""
     plain = [
-        (name, _plain(module, PLAIN_FORMS[type(module)], dtype))
-        for name, module in model.named_modules()
-        if type(module) in PLAIN_FORMS
+        (name, unpacked(module, dtype)) for name, module in model.named_modules() if converted(type(module), PLAIN_FORMS)
     ]
     model.update_modules(tree_unflatten(plain))
 
 
-def _plain(module: nn.Module, form: type[nn.Module], dtype: mx.Dtype) -> nn.Module:
-    weight = mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    ).astype(dtype)
+def unpacked(module: nn.Module, dtype: mx.Dtype) -> nn.Module:
+    """The plain form of a quantized module."""
+    kind = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+    scale = module.get("global_scale")
+    if scale is not None and scale.ndim:  # one for each expert
+        parts = zip(module.weight, module.scales, scale, strict=True)
+        weight = mx.stack([mx.dequantize(part, own, global_scale=one, **kind) for part, own, one in parts])
+    else:
+        weight = mx.dequantize(module.weight, module.scales, module.get("biases"), global_scale=scale, **kind)
+    weight = weight.astype(dtype)
+    plain = blank(converted(type(module), PLAIN_FORMS))
+    plain.weight = weight
+    if "bias" in module:
+        plain.bias = module.bias
+    return plain
+
+
+def blank(form: type) -> Any:
+    """A module of this class without anything that its own __init__ would make."""
     made: Any = dict.__new__(form)
     nn.Module.__init__(made)
-    made.weight = weight
-    if "bias" in module:
-        made.bias = module.bias
     return made
