@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import get_args
 
 import mlx.core as mx
 import pytest
@@ -22,7 +23,7 @@ from chorus.planning.costs import Links, Machine, Workload, stage_table
 from chorus.planning.facts import read_facts
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest
-from chorus.platform.dtype import planned_policy, policy_name
+from chorus.platform.dtype import Form, planned_policy, policy_name
 from chorus.rank.load import LoadError, load_shard
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
@@ -99,15 +100,15 @@ def test_memory_that_is_gone_since_the_plan_is_an_error_with_the_way_out(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "stored"])
-@pytest.mark.parametrize("unpacked", [True, False])
-def test_a_policy_is_told_by_its_name(dtype: str, unpacked: bool) -> None:
-    name = policy_name(dtype, unpacked)
-    if dtype == "stored" and unpacked:
+@pytest.mark.parametrize("form", get_args(Form))
+def test_a_policy_is_told_by_its_name(dtype: str, form: Form) -> None:
+    name = policy_name(dtype, form)
+    if (dtype == "stored" and form) or (dtype != "float32" and form.startswith("packed")):
         with pytest.raises(ValueError, match="which is unknown"):
             planned_policy(name)
         return
     found = planned_policy(name)
-    assert (found.dtype, found.dequantize, found.name) == (dtype, unpacked, name)
+    assert (found.dtype, found.form, found.name) == (dtype, form, name)
 
 
 @pytest.fixture

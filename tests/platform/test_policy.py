@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from chorus.platform.device import Backend, choose_backend
-from chorus.platform.dtype import DtypePolicy, choose_dtype, rule
+from chorus.platform.dtype import DtypePolicy, Form, choose_dtype, on_backend, planned_policy, rule
 from chorus.platform.filelimit import raised
 
 from .conftest import RunPython
@@ -39,7 +39,7 @@ def test_each_backend_gets_its_own_number_type(
 
 def test_what_is_asked_for_wins() -> None:
     assert policy("cuda", True, 800, "float32") == DtypePolicy(
-        "float32", True, "float32 was asked for; unpacked to 0 MiB of 0 MiB"
+        "float32", "unpacked", "float32 was asked for; unpacked to 0 MiB of 0 MiB"
     )
     assert policy("cpu", True, 10_000, "stored").dtype == "stored"
     assert not policy("cpu", True, 10_000, "stored").dequantize
@@ -64,9 +64,71 @@ def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
 
 
 def test_every_backend_can_tell_its_rule() -> None:
-    assert rule("metal") == "weights as stored"
-    assert rule("cpu").startswith("float32")
-    assert rule("cuda").startswith("bfloat16")
+    assert rule("metal", kernels=True) == "weights as stored"
+    assert rule("cpu", kernels=True) == (
+        "float32; on a CPU packed weights are multiplied as they are, with int8 activations"
+    )
+    assert "unpacked when they fit" in (lacking := rule("cpu", kernels=False))
+    assert "packed products need onnx and onnxruntime: in a checkout of Chorus: pip install '.[cpu]'" in lacking
+    assert rule("cuda", kernels=False).startswith("bfloat16")
+
+
+PACKED_WHERE: dict[tuple[Backend, bool, str, str, int | None], Form] = {
+    ("cpu", True, "auto", "auto", None): "packed",
+    ("cpu", True, "auto", "auto", 8): "packed",
+    ("cpu", True, "auto", "packed", None): "packed",
+    ("cpu", True, "auto", "float32", None): "unpacked",
+    ("cpu", True, "float32", "auto", None): "unpacked",
+    ("cpu", True, "stored", "auto", None): "",
+    ("cpu", True, "bfloat16", "packed", None): "packed",
+    ("cpu", False, "auto", "auto", None): "",
+    ("cpu", False, "auto", "packed", None): "",
+    ("cpu", False, "auto", "auto", 8): "packed to 8 bits",
+    ("cpu", False, "float32", "packed", 4): "packed to 4 bits",
+    ("cuda", True, "auto", "packed", 4): "unpacked",
+    ("cuda", False, "auto", "packed", 4): "",
+    ("metal", True, "auto", "packed", None): "",
+}
+
+
+@pytest.mark.parametrize("asked", PACKED_WHERE)
+def test_a_cpu_multiplies_packed_weights_unless_something_else_is_asked_for(
+    asked: tuple[Backend, bool, str, str, int | None],
+) -> None:
+    backend, quantized, wanted, cpu_products, pack = asked
+    sizes = 120, 800, 400, 800
+    told = choose_dtype(backend, "float16", quantized, *sizes, wanted, cpu_products, pack, kernels=True)
+    assert told.form == PACKED_WHERE[asked]
+    assert planned_policy(told.name).form == told.form
+    if told.packed:
+        assert told.dtype == "float32"
+        assert told.reason.startswith(f"{told.form}: on a CPU packed weights are multiplied")
+
+
+@pytest.mark.parametrize(("quantized", "budget", "form"), [(True, 800, "unpacked"), (True, 1, ""), (False, 800, "")])
+@pytest.mark.parametrize("wanted", ["auto", "bfloat16"])
+def test_without_the_kernels_it_is_float32_and_the_remedy_is_told(
+    quantized: bool, budget: int, form: Form, wanted: str
+) -> None:
+    told = choose_dtype("cpu", "float16", quantized, 120, 800, 400, budget, wanted, "packed", 4, kernels=False)
+    assert (told.dtype, told.form) == ("float32", form)
+    assert "packed products need onnx and onnxruntime: in a checkout of Chorus: pip install" in told.reason
+
+
+def test_unknown_products_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'int8' is unknown: use one of auto, packed, float32"):
+        choose_dtype("cpu", "float16", True, 120, 800, 400, 800, cpu_products="int8")
+
+
+@pytest.mark.parametrize("form", ["packed", "packed to 8 bits", "packed to 4 bits"])
+def test_a_backend_that_cannot_do_as_planned_does_what_it_can(form: Form) -> None:
+    planned = DtypePolicy("float32", form, "as planned")
+    assert on_backend(planned, "cpu", kernels=True) == planned
+    for backend in ("metal", "cuda"):
+        assert on_backend(planned, backend, kernels=True).name == "stored"
+    lacking = on_backend(planned, "cpu", kernels=False)
+    assert lacking.name == ("float32, unpacked" if form == "packed" else "float32")
+    assert "packed products need onnx" in lacking.reason
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform import mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
+from chorus.platform.products import installed as kernels_installed
 from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
@@ -84,6 +85,8 @@ def load_shard(
     layers: Callable[[int], range],
     *,
     dtype: str = "auto",
+    products: str = "auto",
+    pack: int | None = None,
     policy: str | None = None,
     kv_bits: int = 0,
     memory_fraction: float = 0.8,
@@ -93,7 +96,8 @@ def load_shard(
 ) -> LoadedShard:
     """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline).
 
-    `policy` is what a plan decided about the number type; without one, `dtype` and the free memory decide.
+    `policy` is what a plan decided about the weights; without one, `dtype`, `products`, `pack` and the free memory
+    decide.
     """
     own, mapping = layers(total := stored_layers(path)), weight_map(path)
     # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
@@ -108,7 +112,8 @@ def load_shard(
     except (OSError, ValueError, RuntimeError, *_MISFITS) as error:
         raise _cannot_load(path, error) from error
     _check_complete(path, lazy, own)
-    return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
+    share = _Share(memory_fraction, ranks_here)
+    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, products, pack), policy, share), progress)
 
 
 def load_slices(
@@ -118,6 +123,8 @@ def load_slices(
     layers: Callable[[int], range] = range,
     *,
     dtype: str = "auto",
+    products: str = "auto",
+    pack: int | None = None,
     policy: str | None = None,
     kv_bits: int = 0,
     memory_fraction: float = 0.8,
@@ -147,7 +154,8 @@ def load_slices(
         raise LoadError(str(error)) from error
     except (OSError, ValueError, RuntimeError, *_MISFITS) as error:
         raise _cannot_load(path, error) from error
-    return _finish(path, lazy, stage, _Numbers(dtype, policy, _Share(memory_fraction, ranks_here)), progress)
+    share = _Share(memory_fraction, ranks_here)
+    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, products, pack), policy, share), progress)
 
 
 def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequence[int] | None) -> Path:
@@ -179,18 +187,27 @@ class _Share:
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """In which number type weights are kept: as a plan decided, or where there is none by our own rule."""
+class _Asked:
+    """What the settings say of the weights."""
 
     dtype: str
+    products: str
+    pack: int | None
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """How weights are kept: as a plan decided, or where there is none by our own rule."""
+
+    asked: _Asked
     planned: str | None
     share: _Share
 
     def policy(self, model: nn.Module) -> DtypePolicy:
         available = device_memory(mx).available
         if self.planned is None:
-            return _choose_dtype(model, self.dtype, int(available * self.share.fraction))
-        chosen = on_backend(planned_policy(self.planned), platform.device.backend())
+            return _choose_dtype(model, self.asked, int(available * self.share.fraction))
+        chosen = on_backend(planned_policy(self.planned), platform.device.backend(), kernels=kernels_installed())
         needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
         if needed > available:
             raise LoadError(
@@ -254,7 +271,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
+def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
     parameters = tree_flatten(model.parameters())
     stored = sum(array.nbytes for _, array in parameters)
     elements = upstream.count_elements(model)
@@ -267,7 +284,10 @@ def _choose_dtype(model: nn.Module, wanted: str, budget: int) -> DtypePolicy:
         dequantized_float32_bytes=elements * 4,
         dequantized_bf16_bytes=elements * 2,
         budget=budget,
-        wanted=wanted,
+        wanted=asked.dtype,
+        cpu_products=asked.products,
+        pack=asked.pack,
+        kernels=kernels_installed(),
     )
 
 

@@ -17,7 +17,7 @@ import psutil
 import chorus
 from chorus.cluster.doctor.hub import Asked
 from chorus.cluster.doctor.probe import Probe
-from chorus.platform import cgroup, cores, device, dtype, memory, mpi, system
+from chorus.platform import cgroup, cores, device, dtype, memory, mpi, products, system
 from chorus.platform.blas import INSTALL_FIX
 from chorus.platform.chip import chip
 from chorus.platform.install import install_hint
@@ -60,7 +60,7 @@ def examine(probe: Probe | str, asked: Asked | None) -> list[Finding]:
         *gpu(backend, any(wheels[name] for name in device.CUDA_PACKAGES), os.environ),
         mlx(probe),
         Finding("backend", backend),
-        Finding("number type", dtype.rule(backend)),
+        Finding("number type", dtype.rule(backend, kernels=products.installed())),
         processor_cores(cores.usable_cores(), psutil.cpu_count(logical=False), os.cpu_count()),
         main_memory(memory.total_memory(), memory.available_memory()),
         memory_limit(cgroup.memory_limit(Path("/"))),
