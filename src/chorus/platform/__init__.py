@@ -22,6 +22,12 @@ class Prepared:
     blas: Blas | None  # None where MLX needs none from us: Metal, CUDA, macOS
 
 
+def rank_threads() -> int:
+    """How many threads this process was prepared for; all cores where it was not."""
+    given = os.environ.get(blas_library.THREAD_VARIABLES[0], "")
+    return int(given) if given.isdigit() and int(given) else cores.usable_cores()
+
+
 def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
     """The one call that every rank process makes before its first import of MLX.
 

@@ -38,6 +38,11 @@ class DtypePolicy:
         return self.form.startswith("packed")
 
     @property
+    def quantize_to(self) -> int | None:
+        """How many bits weights are packed to that are not quantized yet."""
+        return next((bits for bits, form in _PACKED_TO.items() if form == self.form), None)
+
+    @property
     def name(self) -> str:
         """As a plan prints it and a rank is told it."""
         return policy_name(self.dtype, self.form)

@@ -16,16 +16,16 @@ from chorus import platform
 from chorus.errors import ChorusError
 from chorus.models import ModelError
 from chorus.models.description import vocabulary
-from chorus.models.layer_names import files_for_layers, layers_of_names
+from chorus.models.layer_names import files_for_layers, is_tied, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform import mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
-from chorus.platform.products import installed as kernels_installed
 from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
+from chorus.rank.products.usable import usable
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
 from chorus.rank.tensor.stored_slices import LateSlices, SliceReader, stored_parameters
@@ -207,7 +207,7 @@ class _Numbers:
         available = device_memory(mx).available
         if self.planned is None:
             return _choose_dtype(model, self.asked, int(available * self.share.fraction))
-        chosen = on_backend(planned_policy(self.planned), platform.device.backend(), kernels=kernels_installed())
+        chosen = on_backend(planned_policy(self.planned), platform.device.backend(), kernels=usable())
         needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
         if needed > available:
             raise LoadError(
@@ -223,7 +223,11 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     budget = mac_budget(mx, numbers.share.fraction, numbers.share.ranks)
     if budget:
         _check_room(path, lazy.model, budget)
-    weight_bytes = _read(path, lazy.model, progress)
+    if policy.packed:
+        tied = stage.is_last and is_tied(lazy.config, lazy.loaded)
+        weight_bytes = _pack(path, lazy.model, tied, progress)
+    else:
+        weight_bytes = _read(path, lazy.model, progress)
     if budget:
         metal.hold(mx, weight_bytes, budget)
     else:
@@ -287,7 +291,7 @@ def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
         wanted=asked.dtype,
         cpu_products=asked.products,
         pack=asked.pack,
-        kernels=kernels_installed(),
+        kernels=usable(),
     )
 
 
@@ -298,6 +302,27 @@ def _apply(model: nn.Module, policy: DtypePolicy) -> None:
         model.set_dtype(getattr(mx, policy.dtype))
     if policy.dequantize:
         upstream.dequantize(model, getattr(mx, policy.dtype))
+    if policy.quantize_to:
+        upstream.quantize(model, policy.quantize_to)
+
+
+def _pack(path: Path, model: nn.Module, tied_head: bool, progress: Progress) -> int:
+    """Give the products to the kernels, then read what MLX keeps."""
+    from chorus.rank.products.convert import pack_products
+
+    total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    done = 0
+
+    def read(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(min(done, total), total)
+
+    try:
+        held = pack_products(model, tied_head=tied_head, progress=read)
+    except RuntimeError as error:
+        raise LoadError(f"cannot read the weights in {path}: {error}") from error
+    return held + _read(path, model, lambda more, _: progress(min(done + more, total), total))
 
 
 def _read(path: Path, model: nn.Module, progress: Progress) -> int:

@@ -20,8 +20,8 @@ class Between:
     build: Combine
 
 
-def _sigmoid(x: Floats) -> Floats:
-    return 1 / (1 + np.exp(-x))
+def _sigmoid(x: Any) -> Any:
+    return np.float32(1) / (1 + np.exp(-x))
 
 
 def _erf(x: Floats) -> Floats:
@@ -76,7 +76,7 @@ _CLIP, _STEEP = 7.0, 1.702
 
 
 def _clipped(parts: Sequence[Floats]) -> Floats:
-    gate, up = np.minimum(parts[0], _CLIP), np.clip(parts[1], -_CLIP, _CLIP)
+    gate, up = np.minimum(parts[0], np.float32(_CLIP)), np.clip(parts[1], -_CLIP, _CLIP)
     return gate * _sigmoid(_STEEP * gate) * (up + 1)
 
 

@@ -63,16 +63,13 @@ class _Converter:
         for name in _routers(module):
             # Rounded activations could choose other experts, and as a part of MLX's graph it needs no crossing.
             self._unpack((module, name))
-        linears = _children(module, PackedLinear)
-        if mlp := recognise(innermost(type(module)).__call__, module, {n: _sizes(c) for n, c in linears.items()}):
-            if self._as_one(module, linears, mlp):
-                return
-        experts = _children(module, PackedExperts)
-        if mlp := recognise(
-            innermost(type(module)).__call__, module, {n: _sizes(c) for n, c in experts.items()}, EXPERT
-        ):
-            if self._experts_as_one(module, experts, mlp):
-                return
+        linears, experts = _children(module, PackedLinear), _children(module, PackedExperts)
+        mlp = recognise(module, {name: _sizes(child) for name, child in linears.items()})
+        if mlp and self._as_one(module, linears, mlp):
+            return
+        mlp = recognise(module, {name: _sizes(child) for name, child in experts.items()}, EXPERT)
+        if mlp and self._experts_as_one(module, experts, mlp):
+            return
         by_width: defaultdict[int, list[str]] = defaultdict(list)
         for name, child in linears.items():
             by_width[_sizes(child).takes].append(name)
@@ -89,7 +86,8 @@ class _Converter:
         inner = [self._matrices(linears[name]) for name in mlp.inner]
         if not last or not all(found for _, found in inner):
             return False
-        kernel = kernels.mlp(mlp.between.build, [found[0].with_empty_rows(before, after) for _, found in inner], last[0])
+        filled = [found[0].with_empty_rows(before, after) for _, found in inner]
+        kernel = kernels.mlp(mlp.between.build, filled, last[0])
         for name in linears:
             module.pop(name)
         put_behind(module, PackedMlp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO, Between, halves
 from chorus.rank.products.packing import Floats
+from chorus.rank.upstream.forms import innermost
 
 _ROWS = 3
 _SPREAD = 6.0
@@ -37,9 +38,9 @@ class Sizes:
     gives: int
 
 
-def recognise(call: Callable[..., Any], module: nn.Module, layers: Mapping[str, Sizes], *arguments: Any) -> Mlp | None:
-    """Run `call(module, x, *arguments)` with stand-ins for its layers that give known numbers, and see whether what it
-    does is known; None where it is not.
+def recognise(module: nn.Module, layers: Mapping[str, Sizes], *arguments: Any) -> Mlp | None:
+    """Run the module's own forward on (x, *arguments) with stand-ins for its layers that give known numbers, and see
+    whether what it does is known; None where it is not.
     """
     if not 2 <= len(layers) <= 3:
         return None
@@ -47,7 +48,7 @@ def recognise(call: Callable[..., Any], module: nn.Module, layers: Mapping[str, 
         random = np.random.default_rng(0)
         watched = {name: _Watched(_random(random, layers[name].gives)) for name in layers}
         x = _random(random, layers[inner[0]].takes)
-        made = _run_with(call, module, watched, x, arguments)
+        made = _run_with(module, watched, x, arguments)
         if made is None or not _same(made, watched[last].gives):
             continue
         if not all(len(w.given) == 1 for w in watched.values()):
@@ -94,15 +95,13 @@ class _Watched:
         return mx.array(self.gives).reshape(*x.shape[:-1], -1)
 
 
-def _run_with(
-    call: Callable[..., Any], module: nn.Module, watched: Mapping[str, _Watched], x: Floats, arguments: Sequence[Any]
-) -> Floats | None:
+def _run_with(module: nn.Module, watched: Mapping[str, _Watched], x: Floats, arguments: Sequence[Any]) -> Floats | None:
     entries = dict(module)
     for name in watched:
         module.pop(name)
     vars(module).update(watched)
     try:
-        made = call(module, mx.array(x), *arguments)
+        made = innermost(type(module)).__call__(module, mx.array(x), *arguments)
         return np.array(made.astype(mx.float32)).reshape(_ROWS, -1) if isinstance(made, mx.array) else None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # it wants more than an input, or looks into its layers

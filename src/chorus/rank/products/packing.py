@@ -40,13 +40,9 @@ class Packed:
 
     def with_empty_rows(self, before: int, after: int) -> Packed:
         """The same with rows of zeros at its ends."""
-        codes, scales, shift = (
-            None if array is None else np.pad(array, [(before, after)] + [(0, 0)] * (array.ndim - 1))
-            for array in (self.codes, self.scales, self.shift)
-        )
-        assert codes is not None
-        assert scales is not None
-        return replace(self, codes=codes, scales=scales, shift=shift)
+        rows = (before, after), (0, 0)
+        shift = None if self.shift is None else np.pad(self.shift, rows)
+        return replace(self, codes=np.pad(self.codes, (*rows, (0, 0))), scales=np.pad(self.scales, rows), shift=shift)
 
     @property
     def nbytes(self) -> int:

@@ -18,7 +18,8 @@ Table = Mapping[type, type]
 
 def become(module: nn.Module, front: type, **constants: Any) -> None:
     """Put `front` in front of the module's class."""
-    module.__class__ = _in_front(front, type(module), tuple(sorted(constants.items())))
+    own: Any = type(module)
+    module.__class__ = _in_front(front, own, tuple(sorted(constants.items())))
 
 
 def innermost(cls: type) -> type:

@@ -117,6 +117,8 @@ def _observe(
     model.__dict__["load_weights"] = types.MethodType(recorded, model)
 
 
+PACKED_GROUP = 32
+"""How many numbers share a scale where Chorus quantizes: the fewest that MLX offers, which loses least."""
 PLAIN_FORMS: Table = {
     nn.QuantizedLinear: nn.Linear,
     # What mlx-lm's own division makes of linear layers.
@@ -144,10 +146,18 @@ def count_elements(model: nn.Module) -> int:
 
 def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
     """Swap quantized modules for plain ones; their weights are computed when they are first read."""
-    plain = [
-        (name, unpacked(module, dtype)) for name, module in model.named_modules() if converted(type(module), PLAIN_FORMS)
-    ]
+    quantized = [(name, module) for name, module in model.named_modules() if converted(type(module), PLAIN_FORMS)]
+    plain = [(name, unpacked(module, dtype)) for name, module in quantized]
     model.update_modules(tree_unflatten(plain))
+
+
+def quantize(model: nn.Module, bits: int) -> None:
+    """Swap plain modules for quantized ones; their weights are computed when they are first read."""
+
+    def fitting(_: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % PACKED_GROUP == 0
+
+    nn.quantize(model, group_size=PACKED_GROUP, bits=bits, class_predicate=fitting)
 
 
 def unpacked(module: nn.Module, dtype: mx.Dtype) -> nn.Module:
