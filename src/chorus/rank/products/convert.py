@@ -70,10 +70,7 @@ class _Converter:
         mlp = recognise(module, {name: _sizes(child) for name, child in experts.items()}, EXPERT)
         if mlp and self._experts_as_one(module, experts, mlp):
             return
-        by_width: defaultdict[int, list[str]] = defaultdict(list)
-        for name, child in linears.items():
-            by_width[_sizes(child).takes].append(name)
-        for names in by_width.values():
+        for names in _likely_together(linears):
             self._share([(module, name) for name in names])
         for place in _places(module):
             self._alone(place)
@@ -113,7 +110,6 @@ class _Converter:
         return True
 
     def _share(self, places: Sequence[Place]) -> None:
-        """Layers that take equally wide rows are likely to be given the same."""
         found = []
         for holder, key in places:
             read, matrices = self._matrices(holder[key])
@@ -200,6 +196,17 @@ def _routers(module: nn.Module) -> list[str]:
     held = (child for value in module.values() if isinstance(value, nn.Module) for child in value.values())
     counts = {len(child.weight) for child in held if _packed_form(child) is PackedExperts}
     return [name for name, child in _children(module, PackedLinear).items() if _sizes(child).gives in counts]
+
+
+def _likely_together(linears: Children) -> list[list[str]]:
+    """Layers that take equally wide rows are likely to be given the same; not the last, which is given what the others
+    have made. This only saves work: whether they are is seen when they run.
+    """
+    by_width: defaultdict[int, list[str]] = defaultdict(list)
+    *first, last = linears or [""]
+    for name in first:
+        by_width[_sizes(linears[name]).takes].append(name)
+    return [*by_width.values(), *([[last]] if last else [])]
 
 
 def _children(module: nn.Module, form: type) -> dict[str, Any]:
