@@ -48,6 +48,8 @@ BROKEN = {
     "model_without_name.yaml": "model.name: expected a folder, a Hugging Face id or a catalog name, got None",
     "not_json.json": "line 1, column {column}: no JSON here: ",
     "not_yaml.yaml": "line 3, column 2: no YAML or JSON here: ",
+    "pack_without_products.yaml": "engine.cpu_products: pack 4 is for packed products, and cpu_products is float32: "
+    "leave one out",
     "port_is_a_word.yaml": "api.port: should be a valid integer, unable to parse string as an integer, got 'http'",
     "port_too_large.json": "devices[0].port: should be less than or equal to 65535, got 70000",
     "provider_unknown.yaml": "model.provider: expected one of huggingface, hf, mlx-community, local, catalog, "

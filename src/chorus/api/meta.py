@@ -220,7 +220,8 @@ def _rank(rank: pb.RankDescription) -> dict[str, Any]:
         "rank": rank.rank,
         "device": rank.device,
         "dtype": rank.dtype,
-        "unpacked": rank.unpacked,
+        "form": rank.form,
+        "unpacked": rank.form == "unpacked",
         **_layers(rank),
         "weight_bytes": rank.weight_bytes,
     }

@@ -55,6 +55,8 @@ class RankInfo(ResponseModel):
     rank: int
     device: str
     dtype: str
+    form: str
+    """In which its weights are multiplied: unpacked, packed, packed to 8 or 4 bits; empty: as MLX keeps them."""
     unpacked: bool
     """Quantized weights were, when they were loaded."""
     layers: str | None

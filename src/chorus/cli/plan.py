@@ -49,6 +49,10 @@ def plan(
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Without devices: ranks to run on this machine.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that a sequence may have (8192, or the model's).")] = None,
+    cpu_products: Annotated[str | None, typer.Option(help="What CPUs multiply with: auto, packed or float32.")] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="On CPUs, pack a model that is not quantized to 8 or 4 bits.")
+    ] = None,
     kv_bits: Annotated[int | None, typer.Option(help="Keys and values in 8 or 4 bits.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the request to optimise for.")] = 512,
@@ -82,7 +86,7 @@ def plan(
     """
     try:
         engine = {"ranks": ranks, "context": context, "parallel": parallel, "split": split, "weights": weights}
-        engine |= {"transport": transport, "kv_bits": kv_bits}
+        engine |= {"transport": transport, "kv_bits": kv_bits, "cpu_products": cpu_products, "pack": pack}
         settings = load_settings(config, {"model": model, "engine": engine, "sharding": {"strategy": strategy}})
         use_cache_dir(settings)
         with console.status(f"Reading the headers of {escape(settings.model)}"):

@@ -66,6 +66,13 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
     ] = None,
+    cpu_products: Annotated[
+        str | None,
+        typer.Option(help="What CPUs multiply with: auto (packed weights of a quantized model), packed or float32."),
+    ] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="On CPUs, pack the weights of a model that is not quantized to 8 or 4 bits.")
+    ] = None,
     kv_bits: Annotated[
         int | None, typer.Option(help="Keys and values in 8 or 4 bits: half or a quarter of their memory in float16.")
     ] = None,
@@ -148,6 +155,8 @@ def serve(
             "compression": compression,
             "threads": threads,
             "dtype": dtype,
+            "cpu_products": cpu_products,
+            "pack": pack,
             "kv_bits": kv_bits,
             "context": context,
             "trust_remote_code": trust_remote_code or None,

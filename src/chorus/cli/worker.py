@@ -77,6 +77,12 @@ def mlx_distributed(
     dtype: Annotated[
         str | None, typer.Option(help="Rank 0: auto, float32, bfloat16, float16 or stored, on every rank.")
     ] = None,
+    cpu_products: Annotated[
+        str | None, typer.Option(help="Rank 0: what CPUs multiply with: auto, packed or float32, on every rank.")
+    ] = None,
+    pack: Annotated[
+        int | None, typer.Option(help="Rank 0: on CPUs, pack a model that is not quantized to 8 or 4 bits.")
+    ] = None,
     kv_bits: Annotated[int | None, typer.Option(help="Rank 0: keys and values in 8 or 4 bits, on every rank.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Rank 0: allow a non-loopback --addr without a key.")
@@ -102,6 +108,8 @@ def mlx_distributed(
         "weights": weights,
         "threads": threads,
         "dtype": dtype,
+        "cpu_products": cpu_products,
+        "pack": pack,
         "kv_bits": kv_bits,
         "trust_remote_code": trust_remote_code or None,
         "start_timeout_seconds": start_timeout if start_timeout is None else start_timeout or FOR_EVER_SECONDS,

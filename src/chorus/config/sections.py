@@ -16,6 +16,7 @@ from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.config.strategies import Strategy
 from chorus.platform import device
+from chorus.platform.dtype import Products
 from chorus.transport import catalog
 
 HIDDEN = "***"
@@ -214,6 +215,10 @@ class EngineOptions(Section):
     """Of activations, where the transport can pack them, without loss; auto: only where the link is slow enough."""
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
+    cpu_products: Products = "auto"
+    """What CPU ranks multiply with; auto: packed weights where the model is quantized and `dtype` is auto."""
+    pack: Literal[4, 8] | None = None
+    """To how many bits CPU ranks pack the weights of a model that is not quantized; None: not at all."""
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
     reserve_mb: int = Field(default=512, ge=0)
     context: int | None = Field(default=None, ge=1)
@@ -233,6 +238,12 @@ class EngineOptions(Section):
     start_timeout_seconds: float = Field(default=600, gt=0)
     step_timeout_seconds: float | None = Field(default=None, gt=0)
     """How long a step may take before the rank that is behind is taken for stuck; None: by what steps took so far."""
+
+    @model_validator(mode="after")
+    def _packs_what_it_multiplies(self) -> Self:
+        if self.pack and self.cpu_products == "float32":
+            raise ValueError(f"pack {self.pack} is for packed products, and cpu_products is float32: leave one out")
+        return self
 
     @property
     def grammars(self) -> GrammarLimits:

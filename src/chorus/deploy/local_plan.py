@@ -125,6 +125,8 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
         chunk=engine.prefill_chunk,
         reserve=engine.reserve_mb * MIB,
         dtype=engine.dtype,
+        cpu_products=engine.cpu_products,
+        pack=engine.pack,
         kv_bits=engine.kv_bits,
     )
 

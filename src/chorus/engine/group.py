@@ -343,6 +343,8 @@ def _tell(shard: LoadedShard) -> None:
 def _load_options(spec: EngineSpec) -> dict[str, Any]:
     return {
         "dtype": spec.dtype,
+        "cpu_products": spec.cpu_products,
+        "pack": spec.pack or 0,
         "kv_bits": spec.kv_bits or 0,
         # Ranks of one machine share its memory.
         "memory_fraction": spec.memory_fraction / ranks_here(spec.ranks),

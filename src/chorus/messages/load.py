@@ -57,6 +57,10 @@ class LoadRequest:
     parallel: str = ""
     """For logs: split and weights say it all."""
     dtype: str = "auto"
+    cpu_products: str = "auto"
+    """What ranks on a CPU multiply with, where no plan says it (platform/dtype.py)."""
+    pack: int = 0
+    """To how many bits those pack weights that are not quantized; 0: not at all."""
     policies: tuple[str, ...] = ()
     """What each rank does with its weights, as planned; empty: each decides for itself."""
     kv_bits: int = 0
@@ -127,8 +131,8 @@ class Loaded:
     weight_bytes: int = 0
     dtype: str = ""
     batches: bool = False
-    unpacked: bool = False
-    """Quantized weights were."""
+    form: str = ""
+    """In which weights are multiplied (platform/dtype.py); empty: as MLX does."""
     disk: bool = False
     """It can write files."""
     files: tuple[str, ...] = ()

@@ -96,6 +96,9 @@ class Workload:
     reserve: int = 512 * MIB
     """Bytes left alone on each rank: the interpreter, the runtime, other programs."""
     dtype: str = "auto"
+    cpu_products: str = "auto"
+    pack: int | None = None
+    """To how many bits CPUs pack weights that are not quantized; None: not at all."""
     kv_bits: int | None = None
     """Keys and values in so many bits; None: in the number type of the weights."""
 

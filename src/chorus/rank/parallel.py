@@ -292,6 +292,8 @@ def take_part(
     place = layout.place(rank)
     options: dict[str, Any] = {
         "dtype": request.dtype,
+        "products": request.cpu_products,
+        "pack": request.pack or None,
         "policy": request.policies[rank] if request.policies else None,
         "kv_bits": request.kv_bits,
         "memory_fraction": request.memory_fraction,

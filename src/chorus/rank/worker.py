@@ -330,7 +330,7 @@ class Worker:
             last_layer=shard.stage.last,
             weight_bytes=shard.weight_bytes,
             dtype=shard.dtype,
-            unpacked=shard.policy.dequantize,
+            form=shard.policy.form,
             batches=shard.stage.batches,
             files=tuple(disk.held_keys()),
             disk=disk.folder is not None,

@@ -110,6 +110,8 @@ def workload(spec: EngineSpec, context: int) -> Workload:
         chunk=spec.prefill_chunk,
         reserve=spec.reserve_mb * MIB,
         dtype=spec.dtype,
+        cpu_products=spec.cpu_products,
+        pack=spec.pack,
         kv_bits=spec.kv_bits,
     )
 

@@ -37,7 +37,7 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "headers", "kv_bits", "weights")
+    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "headers", "cpu_products", "pack", "kv_bits", "weights")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,8 @@ class LoadRequest(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
+    CPU_PRODUCTS_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model_path: str
@@ -84,9 +86,11 @@ class LoadRequest(_message.Message):
     routes: _containers.RepeatedScalarFieldContainer[str]
     session: int
     headers: bytes
+    cpu_products: str
+    pack: int
     kv_bits: int
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., kv_bits: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., cpu_products: _Optional[str] = ..., pack: _Optional[int] = ..., kv_bits: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")
@@ -99,13 +103,13 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "unpacked", "disk", "files")
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "form", "disk", "files")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
-    UNPACKED_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     first_layer: int
@@ -113,10 +117,10 @@ class Loaded(_message.Message):
     weight_bytes: int
     dtype: str
     batches: bool
-    unpacked: bool
+    form: str
     disk: bool
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., unpacked: bool = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., form: _Optional[str] = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")
