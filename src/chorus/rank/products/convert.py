@@ -42,7 +42,8 @@ def pack_products(model: nn.Module, *, tied_head: bool, progress: Callable[[int]
     have been read, again and again.
     """
     converter = _Converter(tied_head, progress)
-    for _, module in list(model.named_modules()):
+    # Not the layers themselves: whoever holds them holds MLX's arrays.
+    for module in [module for _, module in model.named_modules() if not _packed_form(module)]:
         converter.convert(module)
     if converter.unheld:
         log.info("%s cannot be held as integers with scales: those layers are unpacked to float32", converter.unheld)
