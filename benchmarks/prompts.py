@@ -49,6 +49,9 @@ class TokenPrompts:
     def of(self, tokens: int) -> list[int]:
         return [next(self._firsts), *self._random.choices(self._plain, k=tokens - 1)]
 
+    def several(self, number: int, tokens: int) -> list[list[int]]:
+        return [self.of(tokens) for _ in range(number)]
+
 
 @lru_cache
 def _tokenizer(model: Path) -> Tokenizer:

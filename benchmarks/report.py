@@ -132,9 +132,17 @@ def clock() -> float:
 
 def write(result: Result, folder: Path = RESULTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.name}.json"
-    aside = path.with_suffix(".json.partial")
-    aside.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+    return _replace(folder / f"{result.name}.json", json.dumps(asdict(result), indent=2) + "\n")
+
+
+def draw(result: Result, plot: Callable[[Samples], str], folder: Path = RESULTS) -> Path:
+    """The picture of a result, beside its figures."""
+    return _replace(folder / f"{result.name}.svg", plot(result.samples))
+
+
+def _replace(path: Path, text: str) -> Path:
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)
     return path
 

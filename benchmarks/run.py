@@ -28,6 +28,8 @@ class Options:
     """Some benchmarks have a form for an accelerator: a 7B-shaped model on one rank."""
     before: str = ""
     """Another checkout, which some benchmarks compare this one with."""
+    llama: str = ""
+    """A Python that has llama-cpp-python, for the benchmark that shows llama.cpp's speed beside ours."""
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Benchmark:
     name: str
     about: str
     measure: Callable[[Run], list[Goal]]
+    plot: Callable[[Samples], str] | None = None
+    """The figures as a picture (SVG), where one says more than the table."""
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def execute(benchmark: Benchmark, options: Options, console: Console) -> Result:
         machine=machine.facts(),
         load_before=before,
         load_after=machine.load_average(),
-        settings={**asdict(options), "before": Path(options.before).name},
+        settings={**asdict(options), "before": Path(options.before).name, "llama": Path(options.llama).name},
         samples=run.samples,
         verdicts=tuple(report.judge(goal, run.samples) for goal in goals),
         notes=tuple(run.notes),
