@@ -267,9 +267,5 @@ def test_a_kernel_that_answers_nonsense_is_not_believed(tmp_path: Path, monkeypa
 
 def test_without_metal_nothing_is_called() -> None:
     bare: Any = SimpleNamespace(metal=SimpleNamespace(is_available=lambda: False), device_info=dict)
-    buffers = metal.FreedBuffers(bare)
-    buffers.used()
-    buffers.give_back()
-    assert not buffers.any
     assert metal.held_memory(bare) == 0
     assert memory.mac_budget(bare, FRACTION, 1) is None

@@ -30,7 +30,8 @@ from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLo
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Evict, Feed, Step, Store
 from chorus.platform import faults
-from chorus.platform.metal import FreedBuffers, raise_if_gpu_lost
+from chorus.platform.freed_buffers import FreedBuffers
+from chorus.platform.metal import raise_if_gpu_lost
 from chorus.platform.process import beats
 from chorus.platform.process.losses import Loss, cause_of
 from chorus.platform.process.output import LogFile

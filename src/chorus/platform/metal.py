@@ -42,23 +42,3 @@ def held_memory(mx: ModuleType) -> int:
     if not mx.metal.is_available():
         return 0
     return int(mx.get_active_memory()) + int(mx.get_cache_memory())
-
-
-class FreedBuffers:
-    """Buffers that MLX keeps for the next step: given back when there has been none for a while."""
-
-    def __init__(self, mx: ModuleType) -> None:
-        self._mx = mx if mx.metal.is_available() else None
-        self._used = False
-
-    def used(self) -> None:
-        self._used = self._mx is not None
-
-    @property
-    def any(self) -> bool:
-        return self._used
-
-    def give_back(self) -> None:
-        if self._mx and self._used:
-            self._mx.clear_cache()
-            self._used = False

@@ -27,9 +27,10 @@ from chorus.messages.protocol import PROTOCOL
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
 from chorus.platform import device, faults
+from chorus.platform.freed_buffers import FreedBuffers
 from chorus.platform.mac_memory import Budget
 from chorus.platform.memory import left_for_cache, resident_memory
-from chorus.platform.metal import FreedBuffers, GpuLost, gpu_lost, held_memory
+from chorus.platform.metal import GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE

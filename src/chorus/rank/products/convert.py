@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from chorus.platform.freed_buffers import give_back_freed
 from chorus.rank.products import kernels
 from chorus.rank.products.kernels import Kernel, Matrix
 from chorus.rank.products.layers import (
@@ -47,7 +48,7 @@ def pack_products(model: nn.Module, *, tied_head: bool, progress: Callable[[int]
         converter.convert(module)
     if converter.unheld:
         log.info("%s cannot be held as integers with scales: those layers are unpacked to float32", converter.unheld)
-    kernels.give_back_freed()
+    give_back_freed()
     return converter.held
 
 

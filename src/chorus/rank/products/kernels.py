@@ -6,7 +6,6 @@ slower, and a memory arena for each session would hold gigabytes.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,17 +74,10 @@ _ONLY_WHAT_IS_ASKED = ort.RunOptions()
 _ONLY_WHAT_IS_ASKED.only_execute_path_to_fetches = True
 
 
-def use_threads(count: int) -> None:
-    """For all graphs of this process; before the first."""
+def start(threads: int) -> None:
+    """Before the first graph of this process: so many threads for all of them."""
     ort.set_default_logger_severity(3)
-    ort.set_global_thread_pool_sizes(count, 1)
-
-
-def give_back_freed() -> None:
-    """What making graphs has freed goes back to the system; the C library keeps it otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)
+    ort.set_global_thread_pool_sizes(threads, 1)
 
 
 def linears(matrices: Sequence[Matrix]) -> Kernel:

@@ -46,7 +46,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """What a kernel takes to hold it: scales as they came, as the kernel lays them out, and a sum for each block."""
+        """What a kernel takes to hold it: scales as they came and as it lays them out, and a sum for each block."""
         return self.codes.nbytes + 3 * self.scales.nbytes + (self.shift.nbytes if self.shift is not None else 0)
 
 

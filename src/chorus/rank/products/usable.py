@@ -33,7 +33,7 @@ def _try_out() -> None:
     from chorus.rank.products import kernels
     from chorus.rank.products.packing import Packed
 
-    kernels.use_threads(platform.rank_threads())
+    kernels.start(platform.rank_threads())
     ones = Packed(8, _WIDTH, np.full((1, 1, _WIDTH), 129, np.uint8), np.ones((1, 1), np.float32), None)
     (made,) = kernels.linears([kernels.Matrix(ones)])(np.ones((1, _WIDTH), np.float32))
     if not np.allclose(made, _WIDTH, rtol=0.02):
