@@ -10,15 +10,18 @@ from chorus.planning.facts import LayerFacts, ModelFacts, Weights
 
 GB = 10**9
 MB = 10**6
+KERNELS = {"kernel_flops": 3e11, "kernel_bandwidth": 4e10, "kernel_layer_seconds": 2e-4}
+"""What a CPU adds that multiplies packed weights."""
 
 
 def bf16(nbytes: int) -> Weights:
-    return Weights(nbytes, 0, nbytes // 2, nbytes // 2)
+    numbers = nbytes // 2
+    return Weights(nbytes, 0, numbers, numbers, 4 * numbers, numbers)
 
 
 def four_bit(elements: int) -> Weights:
     packed, scales = elements // 2, elements // 32
-    return Weights(packed + 2 * scales, packed, scales, elements)
+    return Weights(packed + 2 * scales, packed, scales, elements, packed + 4 * scales)
 
 
 def model(layers: int = 28, layer_bytes: int = 400 * MB, context: int = 32768, model_type: str = "llama") -> ModelFacts:
@@ -94,6 +97,7 @@ def clusters(
             flops=draw(st.integers(100, 20_000)) * 1e9,
             bandwidth=draw(st.integers(10, 800)) * 1e9,
             layer_seconds=draw(st.sampled_from([0.0, 1e-4])),
+            **draw(st.sampled_from([{}, KERNELS])),
         )
         for index in range(draw(st.integers(1, most_nodes)))
     ]

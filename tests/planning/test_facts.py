@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
@@ -19,6 +20,7 @@ from chorus.platform.dtype import DtypePolicy
 from chorus.rank.cache.caches import size_bytes
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
+from chorus.rank.products.packing import pack
 from chorus.rank.tensor.divide import rule_of
 from tests.support.architectures import ARCHITECTURES, UNSUPPORTED
 from tests.support.architectures.build import instantiate, single_cache
@@ -34,7 +36,10 @@ ODD_CACHES = {
     "longcat_flash_ngram": "keeps two token ids besides",
 }
 NOT_SPLIT = {"iquestloopcoder", "nanbeige"}
-STORED = DtypePolicy("stored", False, "")
+STORED = DtypePolicy("stored", "", "")
+PACKED = DtypePolicy("float32", "packed", "")
+PACKS: dict[str, Any] = {"kernel_flops": 1e12, "kernel_bandwidth": 1e11}
+"""A CPU that multiplies packed weights."""
 
 
 def facts_of_tiny(name: str) -> tuple[Any, ModelFacts]:
@@ -117,6 +122,68 @@ def test_bytes_after_the_dtype_policy_are_those_that_are_loaded(
         loaded = load_shard(folder, lambda _, run=range(first, last): run, dtype=dtype)
         assert table.policy(first, last).dequantize == dequantized == loaded.policy.dequantize
         assert table.weights[first, last] == pytest.approx(loaded.weight_bytes, rel=0.01)
+
+
+WIDTHS = [*((bits, group, "affine") for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128))]
+OTHER_WAYS = [(4, 32, "mxfp4"), (4, 16, "nvfp4"), (8, 32, "mxfp8")]
+
+
+@pytest.mark.parametrize(("bits", "group", "mode"), [*WIDTHS, *OTHER_WAYS])
+def test_a_matrix_is_counted_as_the_kernels_hold_it(bits: int, group: int, mode: str) -> None:
+    rows, columns = 24, 256
+    parts = dict(
+        zip(
+            ("weight", "scales", "biases"),
+            mx.quantize(mx.random.normal((rows, columns)), group_size=group, bits=bits, mode=mode),
+            strict=False,
+        )
+    )
+    plain = {name: np.array(part) for name, part in parts.items()}
+    held = pack(plain["weight"], plain["scales"], plain.get("biases"), bits=bits, block=group, mode=mode)
+    layer = {f"model.layers.0.mlp.up_proj.{name}": part for name, part in parts.items()}
+    tensors = {
+        name: TensorInfo(Path(), "F32" if part.dtype == mx.float32 else "U32", tuple(part.shape), 0, part.nbytes)
+        for name, part in layer.items()
+    }
+    # What is said of one module goes over what is said of all.
+    own = {"group_size": group, "bits": bits, "mode": mode}
+    config = {"num_hidden_layers": 1, "quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.up_proj": own}}
+    weights = facts_of(config, tensors, "one").layers[0].weights
+    assert weights.bytes_under(PACKED) == (held.nbytes if held else rows * columns * 4)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "pack_to", "changes"),
+    [
+        ({"bits": 4, "group_size": 32}, None, {"tie_word_embeddings": True}),
+        ({"bits": 6, "group_size": 64}, None, {"tie_word_embeddings": False}),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, None, {"tie_word_embeddings": True}),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, None, {"tie_word_embeddings": False}),
+        (None, 8, {"tie_word_embeddings": True}),
+        (None, 4, {"tie_word_embeddings": False}),
+    ],
+)
+def test_packed_bytes_are_those_that_a_rank_loads(
+    quantize: dict[str, Any] | None, pack_to: int | None, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 256, **changes}
+    folder = write_tiny_model(tmp_path / "model", "qwen3", quantize=quantize, dtype="bfloat16", tokenizer=False, **wide)
+    work = Workload(context=256, cpu_products="packed", pack=pack_to)
+    table = stage_table(read_facts(folder), Machine("here", "cpu", 1 << 40, 1e12, 1e11, **PACKS), work)
+    for first, last in ((0, 3), (3, 7), (0, 7)):
+        policy = table.policy(first, last)
+        assert policy.packed
+        loaded = load_shard(folder, lambda _, run=range(first, last): run, policy=policy.name)
+        assert loaded.policy.form == policy.form
+        # The final norm is counted for every stage.
+        assert table.weights[first, last] == pytest.approx(loaded.weight_bytes, abs=4 * 128), (first, last)
+
+
+def test_experts_are_counted_as_the_kernels_hold_them(tmp_path: Path) -> None:
+    quantize = {"bits": 4, "group_size": 32}
+    folder = write_tiny_model(tmp_path / "model", "qwen3_moe", quantize=quantize, dtype="bfloat16", tokenizer=False)
+    table = stage_table(read_facts(folder), Machine("here", "cpu", 1 << 40, 1e12, 1e11, **PACKS), Workload(context=256))
+    assert table.weights[0, -1] == pytest.approx(load_shard(folder, range).weight_bytes, rel=0.03)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -112,30 +112,36 @@ def test_a_policy_is_told_by_its_name(dtype: str, form: Form) -> None:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a GPU, whichever this is."""
+def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without a GPU, whichever this is, with the kernels, that was never measured."""
+    monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("chorus.platform.device.backend", lambda: "cpu")
+    monkeypatch.setattr("chorus.platform.products.installed", lambda: True)
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_ranks_of_this_machine_are_decided_about_together(quantized: Path, tmp_path: Path) -> None:
     settings = load_settings(None, {"engine": {"ranks": 2}}, {}, tmp_path)
     model = LocalModel("m", "m", quantized)
-    assert local_plan(settings, model).policies == ("float32, unpacked", "float32, unpacked")
+    assert local_plan(settings, model).policies == ("float32, packed", "float32, packed")
+    unpacked = load_settings(None, {"engine": {"ranks": 2, "cpu_products": "float32"}}, {}, tmp_path)
+    assert local_plan(unpacked, model).policies == ("float32, unpacked", "float32, unpacked")
     stored = load_settings(None, {"engine": {"ranks": 2, "dtype": "stored"}}, {}, tmp_path)
     assert local_plan(stored, model).policies == ("stored", "stored")
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("room_mb", [400, 16])
+@pytest.mark.parametrize(
+    ("room_mb", "products", "expected"),
+    [(400, "float32", "float32, unpacked"), (16, "float32", "float32"), (16, "auto", "float32, packed")],
+)
 def test_stages_of_several_ranks_and_parts_cut_before_are_decided_about_too(
-    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_mb: int
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_mb: int, products: str, expected: str
 ) -> None:
-    """With room for unpacked weights in every rank, and with room for packed ones only."""
+    """With room for unpacked weights in every rank, and with room for quantized ones only."""
     monkeypatch.setattr("chorus.platform.memory.available_memory", lambda: room_mb * MB)
-    monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
     model, common = LocalModel("m", "m", quantized), {"reserve_mb": 0, "memory_fraction": 1.0, "context": 64}
-    expected = "float32, unpacked" if room_mb == 400 else "float32"
+    common["cpu_products"] = products
     hybrid = {"parallel": "hybrid", "split": (4, 3), "weights": (1, 1), **common}
     found = [local_plan(load_settings(None, {"engine": hybrid}, {}, tmp_path), model)]
     for division in (Division("pipeline", (2, 2, 2, 1)), Division("tensor", (1, 1))):
@@ -161,7 +167,7 @@ def test_status_shows_what_was_planned_beside_what_was_loaded(quantized: Path, t
         status = server.get("/cluster/status")
     planned, loaded = status["plan"]["ranks"], status["ranks"]
     assert [rank["computes_in"] for rank in planned] == [rank["dtype"] for rank in loaded] == ["float32"] * 2
-    assert [rank["dequantize"] for rank in planned] == [rank["unpacked"] for rank in loaded]
+    assert [rank["form"] for rank in planned] == [rank["form"] for rank in loaded]
     for one, other in zip(planned, loaded, strict=True):
         assert one["weight_bytes"] == pytest.approx(other["weight_bytes"], rel=0.05)
 

@@ -26,7 +26,7 @@ from chorus.planning.plan import Plan, PlanError, RankPlan
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest
 from chorus.planning.split import SplitError, choose_split
-from chorus.platform import cores, device, memory
+from chorus.platform import cores, device, memory, products
 
 log = logging.getLogger("chorus.serve")
 
@@ -57,7 +57,8 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
     else:
         room = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
-        nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0) for name in names]
+        kernels = {"kernel_flops": 1.0, "kernel_bandwidth": 1.0} if products.installed() else {}
+        nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0, **kernels) for name in names]
     laid_down = settings.sharding.custom_proportions if _strategy_decides(settings) else None
     if laid_down and engine.served_parallel == "hybrid":
         raise CannotDivide("sharding.custom_proportions: a hybrid is given the layers of each stage: use engine.split")

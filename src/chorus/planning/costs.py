@@ -47,10 +47,19 @@ class Machine:
     bandwidth: float
     """Bytes of weights read per second."""
     packed_flops: float | None = None
-    """Another rate for quantized products; None where it is the same."""
+    """Another rate for MLX's quantized products; None where it is the same."""
     packed_bandwidth: float | None = None
     layer_seconds: float = 0.0
     """What a layer costs however small it is: launching its operations."""
+    kernel_flops: float | None = None
+    """What a CPU's own kernels do with packed weights (chorus.rank.products); None where there are none."""
+    kernel_bandwidth: float | None = None
+    kernel_layer_seconds: float | None = None
+    """As `layer_seconds`, with the crossings to those kernels and back."""
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.kernel_bandwidth is not None
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ def stage_table(
     activations = _activations(facts, node, roomy.item, work)
     unpacked = roomy.weights + roomy.cache + activations + work.reserve <= node.memory
     times = [
-        stage_times(node, effort, costs, is_packed(facts, policy))
+        stage_times(node, effort, costs, speed_of(facts, node, policy))
         for costs, policy in zip((roomy, tight), policies, strict=True)
     ]
     prefill = np.where(unpacked, times[0][0], times[1][0])
@@ -253,6 +262,9 @@ def policies_of(facts: ModelFacts, node: Machine, work: Workload) -> tuple[Dtype
             total.elements * ITEM_BYTES["bfloat16"],
             budget,
             work.dtype,
+            work.cpu_products,
+            work.pack,
+            node.has_kernels,
         )
         for budget in (total.elements * 8, -1)
     )
@@ -263,8 +275,22 @@ def activation_item(facts: ModelFacts, policy: DtypePolicy) -> int:
     return ITEM_BYTES[facts.stored_dtype if policy.dtype == "stored" else policy.dtype]
 
 
-def is_packed(facts: ModelFacts, policy: DtypePolicy) -> bool:
-    return facts.quantized and not policy.dequantize
+@dataclass(frozen=True)
+class Speed:
+    """How fast a machine is under a policy."""
+
+    flops: float
+    bandwidth: float
+    layer_seconds: float
+
+
+def speed_of(facts: ModelFacts, node: Machine, policy: DtypePolicy) -> Speed:
+    if policy.packed:
+        seconds = node.layer_seconds if node.kernel_layer_seconds is None else node.kernel_layer_seconds
+        return Speed(node.kernel_flops or node.flops, node.kernel_bandwidth or node.bandwidth, seconds)
+    quantized = facts.quantized and not policy.dequantize
+    flops = (quantized and node.packed_flops) or node.flops
+    return Speed(flops, (quantized and node.packed_bandwidth) or node.bandwidth, node.layer_seconds)
 
 
 def sums_over_runs(values: Sequence[float]) -> Matrix:
@@ -287,16 +313,14 @@ def _read(layer: LayerFacts, policy: DtypePolicy, tokens: int) -> float:
 
 def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> PolicyCosts:
     item = activation_item(facts, policy)
-    head = head_weights(facts).bytes_under(policy)
-    around = facts.around.bytes_under(policy)
-    layers = facts.layers
+    layers, shared = facts.layers, shared_bytes(facts, policy)
     weights = _with_ends(
-        sums_over_runs([layer.weights.bytes_under(policy) for layer in layers]) + around,
-        facts.embedding.bytes_under(policy),
-        head,
+        sums_over_runs([layer.weights.bytes_under(policy) for layer in layers]) + facts.around.bytes_under(policy),
+        facts.embedding.looked_up_under(policy),
+        head_bytes(facts, policy) + shared,
     )
-    if facts.tied:
-        weights[0, -1] -= facts.tokens.bytes_under(policy)  # one copy where both ends are on one rank
+    weights[0, -1] -= shared  # one copy where both ends are on one rank
+    head = head_weights(facts).bytes_under(policy)
     kept = _kept_bytes(item, work.kv_bits)
     per_sequence = [
         layer.cache.numbers(work.cached_tokens) * kept + layer.cache.state * (STATE_BYTES - kept) for layer in layers
@@ -315,6 +339,17 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
 def _kept_bytes(item: int, bits: int | None) -> float:
     """Of a number among keys and values; packed ones have a scale and an offset for each group."""
     return item if bits is None else bits / 8 + 2 * item / PACKED_GROUP
+
+
+def shared_bytes(facts: ModelFacts, policy: DtypePolicy) -> int:
+    """Of an embedding that a tied head uses again."""
+    return facts.tokens.looked_up_under(policy) if facts.tied else 0
+
+
+def head_bytes(facts: ModelFacts, policy: DtypePolicy) -> int:
+    """What a rank that has the head holds for it alone: kernels have a tied one to themselves."""
+    own = facts.head.bytes_under(policy)
+    return own + facts.tokens.bytes_under(policy) if facts.tied and facts.tokens.in_kernels(policy) else own
 
 
 def head_weights(facts: ModelFacts) -> Weights:
@@ -360,11 +395,9 @@ def model_effort(facts: ModelFacts, work: Workload) -> Effort:
     )
 
 
-def stage_times(node: Machine, effort: Effort, costs: PolicyCosts, packed: bool) -> tuple[Matrix, Matrix]:
+def stage_times(node: Machine, effort: Effort, costs: PolicyCosts, speed: Speed) -> tuple[Matrix, Matrix]:
     """Seconds of one prefill chunk and of one decode step."""
-    flops = (packed and node.packed_flops) or node.flops
-    bandwidth = (packed and node.packed_bandwidth) or node.bandwidth
-    launches = node.layer_seconds * effort.layers
+    flops, bandwidth, launches = speed.flops, speed.bandwidth, speed.layer_seconds * effort.layers
     prefill = np.maximum(effort.products / flops, costs.prefill_read / bandwidth) + effort.attention / node.flops
     decode = np.maximum(costs.decode_read / bandwidth, effort.step / flops) + costs.cache_read / node.bandwidth
     return prefill + launches, decode + launches

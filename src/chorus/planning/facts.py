@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.models.values import PullProgress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer
 from chorus.platform.dtype import DtypePolicy
+from chorus.platform.products import PACK_GROUP, held_bits
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_USUAL_GROUP = 64
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim", "dim")
@@ -30,6 +32,8 @@ _TOP_K_KEYS = (
 )
 _HEAD_KEYS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
 _GROUP_KEYS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_attention_groups", "n_head_kv")
+_MULTI_LINEAR = re.compile(r"\.(?:embed_q|unembed_out)$")
+"""Stacked products of multi-head latent attention, which are in no kernel."""
 _EXPERT = re.compile(r"(?<!shared_)experts?\.|switch_mlp\.|switch_glu\.")
 
 
@@ -45,20 +49,34 @@ class Weights:
     """Floating-point numbers, scales and biases of quantized tensors among them."""
     elements: int = 0
     """Numbers once quantized tensors are unpacked; their scales and biases are gone then."""
+    held: int = 0
+    """Bytes with quantized matrices as a CPU's kernels hold them and everything else in float32."""
+    packable: int = 0
+    """Numbers of matrices that are not quantized and could be."""
 
     def __add__(self, other: Weights) -> Weights:
-        return Weights(
-            self.stored + other.stored,
-            self.packed + other.packed,
-            self.floating + other.floating,
-            self.elements + other.elements,
-        )
+        return Weights(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def bytes_under(self, policy: DtypePolicy) -> int:
+        """Of weights that are multiplied with."""
         if policy.dtype == "stored":
             return self.stored
         size = ITEM_BYTES[policy.dtype]
+        if bits := policy.quantize_to:
+            groups = self.packable // PACK_GROUP
+            return self.packed + self.packable * bits // 8 + (2 * groups + self.floating - self.packable) * size
+        if policy.packed:
+            return self.held
         return self.elements * size if policy.dequantize else self.packed + self.floating * size
+
+    def looked_up_under(self, policy: DtypePolicy) -> int:
+        """Of weights whose rows are looked up: quantized ones stay as MLX has them, where products are packed."""
+        packed = policy.packed and not policy.quantize_to
+        return self.packed + self.floating * ITEM_BYTES[policy.dtype] if packed else self.bytes_under(policy)
+
+    def in_kernels(self, policy: DtypePolicy) -> bool:
+        """Whether a CPU's kernels multiply with some of them."""
+        return policy.packed and bool(self.packable if policy.quantize_to else self.packed)
 
 
 @dataclass(frozen=True)
@@ -123,7 +141,8 @@ class ModelFacts:
 
         def shrink(weights: Weights) -> Weights:
             packed = int(weights.elements * bits / 8)
-            return Weights(packed, packed, 0, weights.elements)
+            wider = 2 * weights.elements // _USUAL_GROUP * (ITEM_BYTES["float32"] - ITEM_BYTES["bfloat16"])
+            return Weights(packed, packed, 0, weights.elements, packed + wider)
 
         layers = tuple(
             replace(layer, weights=shrink(layer.weights), experts=shrink(layer.experts)) for layer in self.layers
@@ -230,29 +249,44 @@ def _expert_count(routed: Iterable[str], tensors: Mapping[str, TensorInfo]) -> i
 
 
 def _count(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Weights:
-    numbers = math.prod(info.shape)
+    numbers, nbytes = math.prod(info.shape), info.nbytes
+    wide = numbers * ITEM_BYTES["float32"]
     module, _, part = key.rpartition(".")
     scales = tensors.get(f"{module}.scales")
-    if scales is not None and part == "weight":
-        group = _group_size(module, config)
-        return Weights(info.nbytes, info.nbytes, 0, math.prod(scales.shape) * group)
-    if scales is not None and part in ("scales", "biases"):
-        if info.dtype in _FLOATING:
-            return Weights(info.nbytes, 0, numbers, 0)
-        return Weights(info.nbytes, info.nbytes, 0, 0)
-    if part.endswith("_blocks"):
-        return Weights(info.nbytes, info.nbytes, 0, 2 * info.nbytes)  # two 4-bit numbers to a byte
+    if scales is not None and part in ("weight", "scales", "biases"):
+        settings = _quantization(module, config)
+        weight, elements = tensors[f"{module}.weight"], math.prod(scales.shape) * _group_size(settings)
+        width = _kernel_bits(module, 8 * weight.nbytes // elements, settings)
+        if part == "weight":
+            return Weights(nbytes, nbytes, 0, elements, elements * (width or 8 * ITEM_BYTES["float32"]) // 8)
+        floats = numbers if info.dtype in _FLOATING else 0
+        return Weights(nbytes, 0 if floats else nbytes, floats, 0, wide if width else 0)
+    if part.endswith("_blocks"):  # mxfp4: two 4-bit numbers to a byte
+        return Weights(nbytes, nbytes, 0, 2 * nbytes, 2 * nbytes * (held_bits(4, "mxfp4") or 0) // 8)
+    if part.endswith("_scales") and f"{key.removesuffix('_scales')}_blocks" in tensors:
+        return Weights(nbytes, nbytes, 0, 0, wide)
+    packable = numbers if len(info.shape) > 1 and info.shape[-1] % PACK_GROUP == 0 else 0
     if info.dtype.startswith("F8_E4M3"):
-        return Weights(2 * numbers, 0, numbers, numbers)  # unpacked to bfloat16 as it is loaded
+        return Weights(2 * numbers, 0, numbers, numbers, wide, packable)  # unpacked to bfloat16 as it is loaded
     if info.dtype in _FLOATING:
-        return Weights(info.nbytes, 0, numbers, numbers)
-    return Weights(info.nbytes, info.nbytes, 0, 0)
+        return Weights(nbytes, 0, numbers, numbers, wide, packable)
+    return Weights(nbytes, nbytes, 0, 0, nbytes)
 
 
-def _group_size(module: str, config: Mapping[str, Any]) -> int:
+def _quantization(module: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a module was quantized: as its configuration says for all, or for this one."""
     settings = config.get("quantization") or config.get("quantization_config") or {}
     own = settings.get(module)
-    return int((own if isinstance(own, dict) else settings).get("group_size") or settings.get("group_size") or 64)
+    return {**settings, **own} if isinstance(own, dict) else settings
+
+
+def _group_size(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("group_size") or _USUAL_GROUP)
+
+
+def _kernel_bits(module: str, bits: int, settings: Mapping[str, Any]) -> int | None:
+    """How wide a CPU's kernels hold the weights of a module; None: they are unpacked to float32."""
+    return None if _MULTI_LINEAR.search(module) else held_bits(bits, str(settings.get("mode") or "affine"))
 
 
 def _main_dtype(tensors: Iterable[TensorInfo]) -> str:

@@ -21,8 +21,8 @@ from chorus.planning.costs import (
     Matrix,
     StageTable,
     Workload,
-    is_packed,
     model_effort,
+    speed_of,
     stage_times,
     sums_over_runs,
 )
@@ -155,10 +155,11 @@ def _room_to_unpack(facts: ModelFacts, whole: StageTable, work: Workload, share:
 def _slice(facts: ModelFacts, whole: StageTable, work: Workload, share: int, unpacked: NDArray[np.bool_]) -> StageTable:
     """What a node's table for whole layers becomes with a share of each."""
     part, effort = share / facts.groups, model_effort(facts, work)
-    launches = whole.node.layer_seconds * effort.layers
     choices = []
     for number, (policy, costs) in enumerate(zip(whole.policies, whole.costs, strict=True)):
-        times = stage_times(whole.node, effort, costs, is_packed(facts, policy))
+        speed = speed_of(facts, whole.node, policy)
+        launches = speed.layer_seconds * effort.layers
+        times = stage_times(whole.node, effort, costs, speed)
         slices = [(time - launches) * part + launches for time in times]
         choices.append((*_held(facts, whole, share, number), *slices))
     weights, cache, prefill, decode = (np.where(unpacked, one, other) for one, other in zip(*choices, strict=True))

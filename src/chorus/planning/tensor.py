@@ -16,9 +16,10 @@ from chorus.planning.costs import (
     Prediction,
     StageTable,
     Workload,
-    is_packed,
+    head_bytes,
     model_effort,
     runs_only,
+    speed_of,
     stage_times,
 )
 from chorus.planning.cuts import evenest
@@ -71,9 +72,10 @@ class TensorChoice:
 def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTable:
     """From the node's table for the whole model: what scales with the share, and what every rank holds."""
     layers, groups, node = len(facts.layers), facts.groups, whole.node
-    ends = [
-        (facts.embedding + facts.head + facts.around).bytes_under(policy) for policy in whole.policies
-    ]  # held in full by every rank
+    ends = [  # held in full by every rank
+        facts.embedding.looked_up_under(policy) + head_bytes(facts, policy) + facts.around.bytes_under(policy)
+        for policy in whole.policies
+    ]
     bodies = [sum(layer.weights.bytes_under(policy) for layer in facts.layers) for policy in whole.policies]
     cache = float(whole.cache[0, layers])
     activations = int(whole.activations[0, layers])
@@ -84,12 +86,18 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
     weights = tuple(
         int(bodies[not fits] * share + ends[not fits]) for fits, share in zip(unpacked, shares, strict=True)
     )
-    launches = node.layer_seconds * layers
     effort = model_effort(facts, work)
+    speeds = [speed_of(facts, node, policy) for policy in whole.policies]
+    launches = [speed.layer_seconds * layers for speed in speeds]
     times = [
-        [float(matrix[0, layers]) - launches for matrix in stage_times(node, effort, costs, is_packed(facts, policy))]
-        for policy, costs in zip(whole.policies, whole.costs, strict=True)
+        [float(matrix[0, layers]) - idle for matrix in stage_times(node, effort, costs, speed)]
+        for speed, idle, costs in zip(speeds, launches, whole.costs, strict=True)
     ]
+
+    def seconds(phase: int) -> tuple[float, ...]:
+        chosen = zip(unpacked, shares, strict=True)
+        return tuple(times[not fits][phase] * share + launches[not fits] for fits, share in chosen)
+
     return SliceTable(
         node=node,
         unpacked=unpacked,
@@ -97,8 +105,8 @@ def slice_table(facts: ModelFacts, whole: StageTable, work: Workload) -> SliceTa
         cache=held,
         activations=activations,
         need=tuple(w + c + activations + work.reserve for w, c in zip(weights, held, strict=True)),
-        prefill=tuple(times[not fits][0] * share + launches for fits, share in zip(unpacked, shares, strict=True)),
-        decode=tuple(times[not fits][1] * share + launches for fits, share in zip(unpacked, shares, strict=True)),
+        prefill=seconds(0),
+        decode=seconds(1),
     )
 
 

@@ -6,6 +6,12 @@ import importlib.util
 
 from chorus.platform.install import install_hint
 
+PACK_GROUP = 32
+"""How many weights share a scale and a shift where a model is packed as it is loaded."""
+_WIDTHS = (2, 4, 8)
+_WHOLE = ("mxfp4", "nvfp4")
+"""Ways of quantizing whose numbers are whole ones times a scale, within 8 bits."""
+
 PACKAGES = ("onnx", "onnxruntime")
 REMEDY = f"packed products need {' and '.join(PACKAGES)}: {install_hint()}"
 
@@ -13,3 +19,10 @@ REMEDY = f"packed products need {' and '.join(PACKAGES)}: {install_hint()}"
 def installed() -> bool:
     """Without importing them: whether they also work shows when a rank does."""
     return all(importlib.util.find_spec(package) is not None for package in PACKAGES)
+
+
+def held_bits(bits: int, mode: str) -> int | None:
+    """How wide the integers are in which the kernels hold weights that were quantized so; None: they cannot."""
+    if mode in _WHOLE:
+        return 8
+    return next((width for width in _WIDTHS if width >= bits), None) if mode == "affine" else None
