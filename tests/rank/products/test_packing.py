@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from chorus.rank.products.packing import pack, unpack
 
 ROWS, COLUMNS = 24, 256
+HELD = {1: 2, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 8: 8}
 
 
 def quantized(bits: int, block: int, mode: str = "affine") -> tuple[list[np.ndarray], np.ndarray]:
@@ -19,22 +22,23 @@ def quantized(bits: int, block: int, mode: str = "affine") -> tuple[list[np.ndar
 
 
 @pytest.mark.parametrize("block", [32, 64, 128])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 def test_affine_weights_of_every_width_are_the_same_numbers(bits: int, block: int) -> None:
     (weight, scales, biases), expected = quantized(bits, block)
     matrix = pack(weight, scales, biases, bits=bits, block=block, mode="affine")
     assert matrix is not None
-    assert (matrix.rows, matrix.columns, matrix.bits) == (ROWS, COLUMNS, bits if bits in (2, 4, 8) else 8)
+    assert (matrix.rows, matrix.columns, matrix.bits) == (ROWS, COLUMNS, HELD[bits])
     # A scale times the middle is added and taken away again.
     np.testing.assert_allclose(unpack(matrix), expected, rtol=0, atol=float(np.abs(scales).max()) * 2**bits * 1e-6)
 
 
-@pytest.mark.parametrize("bits", [3, 5, 6])
+@pytest.mark.parametrize("bits", [1, 3, 5, 6])
 def test_codes_of_other_widths_lie_around_the_middle(bits: int) -> None:
     (weight, scales, biases), _ = quantized(bits, 64)
     matrix = pack(weight, scales, biases, bits=bits, block=64, mode="affine")
     assert matrix is not None
-    assert np.abs(matrix.codes.astype(int) - 128).max() <= 2 ** (bits - 1)
+    integers = unpack(replace(matrix, scales=np.ones_like(matrix.scales), shift=None))
+    assert (integers.min(), integers.max()) == (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 @pytest.mark.parametrize(("mode", "block"), [("mxfp4", 32), ("nvfp4", 16)])
