@@ -42,9 +42,9 @@ def pack_products(model: nn.Module, *, tied_head: bool, progress: Callable[[int]
     `tied_head` says whether the embedding is multiplied with too. `progress` is told of the bytes of MLX's arrays that
     have been read, again and again.
     """
-    converter = _Converter(tied_head, progress)
+    converter = _Converter(_doubles_as_head(model) if tied_head else None, progress)
     # Not the layers themselves: whoever holds them holds MLX's arrays.
-    for module in [module for _, module in model.named_modules() if not _packed_form(module)]:
+    for module in [module for _, module in model.named_modules() if not upstream.has_plain_form(module)]:
         converter.convert(module)
     if converter.unheld:
         log.info("%s cannot be held as integers with scales: those layers are unpacked to float32", converter.unheld)
@@ -53,8 +53,8 @@ def pack_products(model: nn.Module, *, tied_head: bool, progress: Callable[[int]
 
 
 class _Converter:
-    def __init__(self, tied_head: bool, progress: Callable[[int], object]) -> None:
-        self._tied_head = tied_head
+    def __init__(self, head: nn.Module | None, progress: Callable[[int], object]) -> None:
+        self._head = head
         self._progress = progress
         self.held = 0
         self.unheld = ""
@@ -132,11 +132,14 @@ class _Converter:
     def _alone(self, place: Place) -> None:
         holder, key = place
         child = holder[key]
-        form = innermost(converted(type(child), PACKED_FORMS))
+        form = _packed_form(child)
+        if form is None:
+            self._unpack(place)
+            return
         if form is PackedLinear:
             self._share([place])
             return
-        if form is PackedEmbedding and not self._tied_head:
+        if form is PackedEmbedding and child is not self._head:
             return
         read, matrices = self._matrices(child)
         if not matrices:
@@ -193,6 +196,14 @@ class _Converter:
         return kernel
 
 
+def _doubles_as_head(model: nn.Module) -> nn.Module | None:
+    """The embedding that is multiplied with where there is no head: the one of all tokens, not of positions, and not
+    the wide one from which each layer takes a part.
+    """
+    embeddings = [module for _, module in model.named_modules() if _packed_form(module) is PackedEmbedding]
+    return max(embeddings, key=lambda one: (_sizes(one).gives, -_sizes(one).takes), default=None)
+
+
 def _routers(module: nn.Module) -> list[str]:
     """The layers by which a module that holds experts chooses among them."""
     held = (child for value in module.values() if isinstance(value, nn.Module) for child in value.values())
@@ -218,10 +229,10 @@ def _children(module: nn.Module, form: type) -> dict[str, Any]:
 def _places(module: nn.Module) -> Iterator[Place]:
     """Where the module itself still has quantized layers."""
     for name, child in list(module.items()):
-        if _packed_form(child):
+        if upstream.has_plain_form(child):
             yield module, name
         elif isinstance(child, list):
-            yield from ((child, number) for number, entry in enumerate(child) if _packed_form(entry))
+            yield from ((child, number) for number, entry in enumerate(child) if upstream.has_plain_form(entry))
 
 
 def _packed_form(child: Any) -> type | None:

@@ -87,10 +87,10 @@ class PackedExperts(nn.Module):
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         *batch, rows, width = x.shape
-        # As gather_qmm has it: x is broadcast over the choices.
-        places = np.broadcast_to(np.arange(math.prod(batch)).reshape(batch), indices.shape)
-        made = by_expert(self.experts, as_rows(x, (-1, rows, width)), places, np.array(indices))
-        return mx.array(made).reshape(*indices.shape, rows, -1)
+        # As gather_qmm has it: inputs and choices are broadcast over each other.
+        places, chosen = np.broadcast_arrays(np.arange(math.prod(batch)).reshape(batch), np.array(indices))
+        made = by_expert(self.experts, as_rows(x, (-1, rows, width)), places, chosen)
+        return mx.array(made).reshape(*chosen.shape, rows, -1)
 
 
 class PackedMlp:

@@ -146,18 +146,26 @@ def count_elements(model: nn.Module) -> int:
 
 def dequantize(model: nn.Module, dtype: mx.Dtype) -> None:
     """Swap quantized modules for plain ones; their weights are computed when they are first read."""
-    quantized = [(name, module) for name, module in model.named_modules() if converted(type(module), PLAIN_FORMS)]
+    quantized = [(name, module) for name, module in model.named_modules() if has_plain_form(module)]
     plain = [(name, unpacked(module, dtype)) for name, module in quantized]
     model.update_modules(tree_unflatten(plain))
 
 
 def quantize(model: nn.Module, bits: int) -> None:
-    """Swap plain modules for quantized ones; their weights are computed when they are first read."""
+    """Swap plain modules for quantized ones; their weights are computed when they are first read. What an architecture
+    wants to have treated otherwise, say its routers, stays as it is.
+    """
+    usual = getattr(model, "quant_predicate", None) or (lambda path, module: True)
 
-    def fitting(_: str, module: nn.Module) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[-1] % PACKED_GROUP == 0
+    def fitting(path: str, module: nn.Module) -> bool:
+        packed = hasattr(module, "to_quantized") and not isinstance(module, MultiLinear)
+        return packed and module.weight.shape[-1] % PACKED_GROUP == 0 and usual(path, module) is True
 
     nn.quantize(model, group_size=PACKED_GROUP, bits=bits, class_predicate=fitting)
+
+
+def has_plain_form(module: Any) -> bool:
+    return isinstance(module, nn.Module) and converted(type(module), PLAIN_FORMS) is not None
 
 
 def unpacked(module: nn.Module, dtype: mx.Dtype) -> nn.Module:
