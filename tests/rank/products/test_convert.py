@@ -53,7 +53,7 @@ def logits(model: nn.Module) -> mx.array:
 
 
 class Columns(nn.Module):
-    """A layer whose last quantization group another rank has a part of: it has the whole group, and the rest is zeros."""
+    """A layer that has quantization groups of which another rank has a part: it is given zeros for what is not its own."""
 
     def __init__(self, layer: nn.Module, foreign: tuple[int, int]) -> None:
         super().__init__()
@@ -149,9 +149,7 @@ def test_floats_of_8_bits_are_unpacked_and_one_line_says_so(caplog: pytest.LogCa
     dequantize(same, mx.float32)
     with caplog.at_level(logging.INFO):
         pack_products(model, tied_head=True)
-    assert caplog.messages == [
-        "mxfp8 cannot be held as integers with scales: those layers are unpacked to float32"
-    ]
+    assert caplog.messages == ["mxfp8 cannot be held as integers with scales: those layers are unpacked to float32"]
     assert mx.allclose(logits(model), logits(same), atol=1e-5).item()
 
 

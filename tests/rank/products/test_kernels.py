@@ -49,7 +49,7 @@ def test_a_row_alone_is_the_row_of_a_batch(bits: int, block: int, mode: str) -> 
 
 def test_several_matrices_of_different_kinds_multiply_one_input() -> None:
     random = np.random.default_rng(1)
-    x, held = inputs(3, COLUMNS), [quantized(*kind, rows, COLUMNS) for kind, rows in zip(KINDS[::4], range(8, 64, 8))]
+    x, held = inputs(3, COLUMNS), [quantized(*kind, 8 + 3 * kind[0], COLUMNS) for kind in KINDS[::4]]
     matrices = [Matrix(one, random.standard_normal(one.rows).astype(np.float32)) for one in held]
     for made, matrix in zip(linears(matrices)(x), matrices, strict=True):
         assert matrix.bias is not None

@@ -158,9 +158,7 @@ def test_an_embedding_is_looked_up_exactly_and_its_tied_head_is_a_product() -> N
         ((5, 3, 1), (1, 3)),  # the same choices for all
     ],
 )
-def test_experts_choose_and_broadcast_as_mlx_does(
-    shape: tuple[int, ...], chosen: tuple[int, ...], bias: bool
-) -> None:
+def test_experts_choose_and_broadcast_as_mlx_does(shape: tuple[int, ...], chosen: tuple[int, ...], bias: bool) -> None:
     layer = SwitchLinear(WIDTH, 24, 5, bias=bias)
     if bias:
         layer.bias = mx.random.normal((5, 24), key=mx.random.key(9))

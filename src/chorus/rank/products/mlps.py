@@ -15,9 +15,9 @@ from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO, Between, 
 from chorus.rank.products.packing import Floats
 from chorus.rank.upstream.forms import innermost
 
-_ROWS = 3
-_SPREAD = 6.0
-"""Wide enough that clipping at 7 shows."""
+_SPREADS = np.array([[1], [6], [1000]], np.float32)
+"""Of the rows of known numbers. Near zero activations differ most; far from it clipping shows, wherever it begins."""
+_ROWS = len(_SPREADS)
 _CLOSE = 1e-4
 
 
@@ -80,7 +80,8 @@ def _between(parts: Sequence[Floats], found: Floats) -> Between | None:
         known = BETWEEN_ONE
     else:
         known = [halves(between, swapped) for between in BETWEEN_TWO for swapped in (False, True)]
-    return next((between for between in known if _close(between.compute(parts), found)), None)
+    with np.errstate(over="ignore"):  # of the exponential of a thousand, which is meant
+        return next((between for between in known if _close(between.compute(parts), found)), None)
 
 
 class _Watched:
@@ -113,7 +114,7 @@ def _run_with(module: nn.Module, watched: Mapping[str, _Watched], x: Floats, arg
 
 
 def _random(random: np.random.Generator, width: int) -> Floats:
-    return (_SPREAD * random.standard_normal((_ROWS, width))).astype(np.float32)
+    return _SPREADS * random.standard_normal((_ROWS, width), np.float32)
 
 
 def _same(one: Floats, other: Floats) -> bool:
