@@ -53,7 +53,7 @@ def logits(model: nn.Module) -> mx.array:
 
 
 class Columns(nn.Module):
-    """A layer that has quantization groups of which another rank has a part: it is given zeros for what is not its own."""
+    """A layer with quantization groups of which another rank has a part: it is given zeros for what is not its own."""
 
     def __init__(self, layer: nn.Module, foreign: tuple[int, int]) -> None:
         super().__init__()
