@@ -19,7 +19,7 @@ from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.models.values import PullProgress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer
 from chorus.platform.dtype import DtypePolicy
-from chorus.platform.products import PACK_GROUP, held_bits
+from chorus.platform.products import PACK_GROUP, SCALE_COPIES, held_bits
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _USUAL_GROUP = 64
@@ -63,20 +63,25 @@ class Weights:
             return self.stored
         size = ITEM_BYTES[policy.dtype]
         if bits := policy.quantize_to:
-            groups = self.packable // PACK_GROUP
-            return self.packed + self.packable * bits // 8 + (2 * groups + self.floating - self.packable) * size
+            return self._quantized_to(bits, SCALE_COPIES)
         if policy.packed:
             return self.held
         return self.elements * size if policy.dequantize else self.packed + self.floating * size
 
     def looked_up_under(self, policy: DtypePolicy) -> int:
         """Of weights whose rows are looked up: quantized ones stay as MLX has them, where products are packed."""
-        packed = policy.packed and not policy.quantize_to
-        return self.packed + self.floating * ITEM_BYTES[policy.dtype] if packed else self.bytes_under(policy)
+        if bits := policy.quantize_to:
+            return self._quantized_to(bits, 1)
+        return self.packed + self.floating * ITEM_BYTES[policy.dtype] if policy.packed else self.bytes_under(policy)
 
     def in_kernels(self, policy: DtypePolicy) -> bool:
         """Whether a CPU's kernels multiply with some of them."""
         return policy.packed and bool(self.packable if policy.quantize_to else self.packed)
+
+    def _quantized_to(self, bits: int, scale_copies: int) -> int:
+        """With so many copies of each group's scale, and a shift for each."""
+        floats = self.packable // PACK_GROUP * (scale_copies + 1) + self.floating - self.packable
+        return self.packed + self.packable * bits // 8 + floats * ITEM_BYTES["float32"]
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,8 @@ class ModelFacts:
 
         def shrink(weights: Weights) -> Weights:
             packed = int(weights.elements * bits / 8)
-            wider = 2 * weights.elements // _USUAL_GROUP * (ITEM_BYTES["float32"] - ITEM_BYTES["bfloat16"])
-            return Weights(packed, packed, 0, weights.elements, packed + wider)
+            floats = (SCALE_COPIES + 1) * ITEM_BYTES["float32"] - 2 * ITEM_BYTES["bfloat16"]
+            return Weights(packed, packed, 0, weights.elements, packed + weights.elements // _USUAL_GROUP * floats)
 
         layers = tuple(
             replace(layer, weights=shrink(layer.weights), experts=shrink(layer.experts)) for layer in self.layers
@@ -260,11 +265,12 @@ def _count(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], config
         if part == "weight":
             return Weights(nbytes, nbytes, 0, elements, elements * (width or 8 * ITEM_BYTES["float32"]) // 8)
         floats = numbers if info.dtype in _FLOATING else 0
-        return Weights(nbytes, 0 if floats else nbytes, floats, 0, wide if width else 0)
+        copies = (SCALE_COPIES if part == "scales" else 1) if width else 0
+        return Weights(nbytes, 0 if floats else nbytes, floats, 0, copies * wide)
     if part.endswith("_blocks"):  # mxfp4: two 4-bit numbers to a byte
         return Weights(nbytes, nbytes, 0, 2 * nbytes, 2 * nbytes * (held_bits(4, "mxfp4") or 0) // 8)
     if part.endswith("_scales") and f"{key.removesuffix('_scales')}_blocks" in tensors:
-        return Weights(nbytes, nbytes, 0, 0, wide)
+        return Weights(nbytes, nbytes, 0, 0, SCALE_COPIES * wide)
     packable = numbers if len(info.shape) > 1 and info.shape[-1] % PACK_GROUP == 0 else 0
     if info.dtype.startswith("F8_E4M3"):
         return Weights(2 * numbers, 0, numbers, numbers, wide, packable)  # unpacked to bfloat16 as it is loaded
