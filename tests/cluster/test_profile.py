@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from chorus.cluster.profile import machine as profiles
 from chorus.cluster.profile.kernels import Rates
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.deploy.nodes.plan import machine_of
+from chorus.platform import products
 from chorus.platform.rdma import parse_devices
 from tests.support.mac import play_mac
 
@@ -42,6 +45,9 @@ def test_this_machine_is_really_measured() -> None:
     assert rates.flops > 1e8
     assert rates.bandwidth > 1e7
     assert 0 < rates.layer_seconds < 1
+    kernels = rates.kernel_flops, rates.kernel_bandwidth, rates.kernel_layer_seconds
+    there = found.backend == "cpu" and products.installed()
+    assert all(rate is not None and rate > 0 for rate in kernels) if there else kernels == (None,) * 3
     assert 0 < found.usable_memory(0.5) < found.memory_total
     assert found.disk_free > 0
     assert found.threads == 1
@@ -54,6 +60,40 @@ def test_a_measurement_is_remembered_for_each_number_of_threads(measured: list[i
     assert measured == [1, 2]
     profile(1, refresh=True)
     assert measured == [1, 2, 1]
+
+
+def test_figures_from_before_there_were_kernels_are_still_read(measured: list[int], own_cache: Path) -> None:
+    older = {key: value for key, value in asdict(RATES).items() if not key.startswith("kernel_")}
+    own_cache.parent.mkdir(parents=True)
+    own_cache.write_text(json.dumps({profiles._key(1): older}))
+    assert profile(1).rates == RATES
+    assert not node_of(profile(1), "a", 0.8).has_kernels
+    assert measured == []
+
+
+def test_a_machine_whose_kernels_cannot_be_measured_is_planned_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if "chorus.rank.products.rates" in command:
+            return subprocess.CompletedProcess(command, 1, "", "ImportError: libonnxruntime is missing\n")
+        return subprocess.CompletedProcess(command, 0, json.dumps(asdict(RATES)), "")
+
+    monkeypatch.setattr(profiles.device, "backend", lambda: "cpu")
+    monkeypatch.setattr(profiles.products, "installed", lambda: True)
+    monkeypatch.setattr(profiles.subprocess, "run", run)
+    assert profile(1).rates == RATES
+    assert "libonnxruntime is missing" in caplog.text
+
+
+def test_what_the_kernels_do_is_told_of_a_node(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = replace(RATES, kernel_flops=3e11, kernel_bandwidth=4e10, kernel_layer_seconds=1e-3)
+    monkeypatch.setattr(profiles, "_measured", lambda threads: rates)
+    node = node_of(profile(1), "a", 0.8)
+    there = machine_of(json.loads(json.dumps(asdict(node))))  # as its agent tells a coordinator
+    assert there == node
+    assert there.has_kernels
+    assert not machine_of({key: value for key, value in asdict(node).items() if "kernel" not in key}).has_kernels
 
 
 def test_another_version_of_anything_measures_again(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,10 @@ class Rates:
     packed_bandwidth: float
     layer_seconds: float
     collectives: tuple[str, ...]
+    kernel_flops: float | None = None
+    """Of packed weights on a CPU (chorus.rank.products.rates); None where no kernels work."""
+    kernel_bandwidth: float | None = None
+    kernel_layer_seconds: float | None = None
 
 
 def measure(threads: int | None) -> Rates:

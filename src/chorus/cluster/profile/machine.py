@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import chorus
 from chorus.cluster.profile.kernels import Rates
 from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
-from chorus.platform import cores, device, memory
+from chorus.platform import cores, device, memory, products
 from chorus.platform.chip import chip, gpu_cores
 from chorus.platform.device import Backend
 from chorus.platform.files import write_if_possible
 from chorus.platform.paths import cache_dir, models_dir
+
+log = logging.getLogger("chorus.profile")
+T = TypeVar("T")
 
 PROFILE_FILE = "profile.json"
 MEASURE_SECONDS = 180.0
@@ -95,6 +100,9 @@ def node_of(found: Profile, name: str, memory_fraction: float, ranks: int = 1) -
         packed_flops=rates.packed_flops,
         packed_bandwidth=rates.packed_bandwidth,
         layer_seconds=rates.layer_seconds,
+        kernel_flops=rates.kernel_flops,
+        kernel_bandwidth=rates.kernel_bandwidth,
+        kernel_layer_seconds=rates.kernel_layer_seconds,
     )
 
 
@@ -110,20 +118,40 @@ def _rates(threads: int, refresh: bool) -> Rates:
 
 def _key(threads: int) -> str:
     """Names whatever could change the figures."""
-    versions = [f"{name} {device.installed(name)}" for name in ("mlx", "mlx-cpu", *device.CUDA_PACKAGES)]
+    packages = ("mlx", "mlx-cpu", *device.CUDA_PACKAGES, *products.PACKAGES)
+    versions = [f"{name} {device.installed(name)}" for name in packages]
     parts = (f"chorus {chorus.__version__}", *versions, chip(), device.backend(), f"{threads} threads")
     return "; ".join([*parts, os.environ.get("CHORUS_BLAS", "")])
 
 
 def _measured(threads: int) -> Rates:
-    command = [sys.executable, "-m", "chorus.cluster.profile.kernels", "--threads", str(threads)]
+    return replace(_told("chorus.cluster.profile.kernels", threads, _parsed), **_kernel_rates(threads))
+
+
+def _kernel_rates(threads: int) -> dict[str, Any]:
+    """Of packed weights on a CPU; nothing where they cannot be multiplied as they are."""
+    if device.backend() != "cpu" or not products.installed():
+        return {}
+    names = ("flops", "bandwidth", "layer_seconds")
+    try:
+        return _told(
+            "chorus.rank.products.rates", threads, lambda told: {f"kernel_{name}": float(told[name]) for name in names}
+        )
+    except ProfileError as error:
+        log.warning("packed products cannot be measured, so plans count with float32 here: %s", error)
+        return {}
+
+
+def _told(module: str, threads: int, read: Callable[[Any], T]) -> T:
+    """What a process of its own has measured."""
+    command = [sys.executable, "-m", module, "--threads", str(threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise ProfileError(f"measuring took more than {MEASURE_SECONDS:.0f} s; see: chorus doctor") from None
     try:
         # Only the last line is ours: libraries may print above it.
-        return _parsed(json.loads(done.stdout.strip().splitlines()[-1]))
+        return read(json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError, TypeError, KeyError):
         lines = done.stderr.strip().splitlines()
         why = lines[-1] if lines else f"exit code {done.returncode}"
