@@ -21,7 +21,7 @@ def bf16(nbytes: int) -> Weights:
 
 def four_bit(elements: int) -> Weights:
     packed, scales = elements // 2, elements // 32
-    return Weights(packed + 2 * scales, packed, scales, elements, packed + 8 * scales)
+    return Weights(packed + 2 * scales, packed, scales, elements, packed + 8 * scales, scales=scales // 2)
 
 
 def model(layers: int = 28, layer_bytes: int = 400 * MB, context: int = 32768, model_type: str = "llama") -> ModelFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,64 @@ def test_without_machines_this_one_is_planned_for(model: str, monkeypatch: pytes
     assert Plan.from_json(run("plan", model, "--json").stdout).nodes == ("here",)
     two = Plan.from_json(run("plan", model, "--ranks", "2", "--json").stdout)
     assert two.nodes == ("rank0", "rank1")
+
+
+def write_shape(folder: Path) -> str:
+    """A model of 32B in 4 bits, by groups of 64, of which there are only the headers: its files have no blocks."""
+    hidden, inner, layers, vocabulary, kv = 5120, 27_648, 64, 152_064, 1024
+    matrices = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden)}
+    for layer in range(layers):
+        for name, shape in (
+            *(("self_attn.q_proj", (hidden, hidden)), ("self_attn.o_proj", (hidden, hidden))),
+            *(("self_attn.k_proj", (kv, hidden)), ("self_attn.v_proj", (kv, hidden))),
+            *(("mlp.gate_proj", (inner, hidden)), ("mlp.up_proj", (inner, hidden)), ("mlp.down_proj", (hidden, inner))),
+        ):
+            matrices[f"model.layers.{layer}.{name}"] = shape
+    header, end = {}, 0
+    for name, (rows, columns) in matrices.items():
+        groups = ("BF16", [rows, columns // 64], rows * columns // 32)
+        for part, (kind, shape, nbytes) in {
+            "weight": ("U32", [rows, columns // 8], rows * columns // 2),
+            "scales": groups,
+            "biases": groups,
+        }.items():
+            header[f"{name}.{part}"] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + nbytes]}
+            end += nbytes
+    folder.mkdir()
+    told = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(told)) + told)
+        file.truncate(file.tell() + end)
+    config = {"model_type": "qwen2", "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner}
+    config |= {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": vocabulary, "rms_norm_eps": 1e-6}
+    config |= {"max_position_embeddings": 32_768, "quantization": {"bits": 4, "group_size": 64}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def linux_boxes(file: Path, memory_gb: int) -> str:
+    offers = {"backend": "cpu", "memory_gb": memory_gb, "tflops": 1.0, "bandwidth_gbs": 60}
+    boxes = [{"device_id": f"box{n}", "hostname": f"10.0.0.{n}", "capabilities": offers} for n in (1, 2, 3)]
+    file.write_text(json.dumps({"devices": boxes}))
+    return str(file)
+
+
+def test_three_linux_machines_serve_a_packed_32b_five_times_as_fast_as_an_unpacked_one(tmp_path: Path) -> None:
+    shape = write_shape(tmp_path / "32b")
+    asked = ("plan", shape, "-c", linux_boxes(tmp_path / "boxes.json", 64), "--parallel", "pipeline", "--json")
+    packed, unpacked = (
+        Plan.from_json(run(*asked, "--cpu-products", products).stdout) for products in ("auto", "float32")
+    )
+    assert {rank.numbers for rank in packed.ranks} == {"float32, packed"}
+    assert {rank.numbers for rank in unpacked.ranks} == {"float32, unpacked"}
+    assert packed.prediction.tokens_per_second >= 5 * unpacked.prediction.tokens_per_second
+    assert sum(rank.weight_bytes for rank in packed.ranks) < 0.2 * sum(rank.weight_bytes for rank in unpacked.ranks)
+
+
+def test_a_packed_32b_fits_one_linux_machine_with_48_gb(tmp_path: Path) -> None:
+    shape = write_shape(tmp_path / "32b")
+    made = run("plan", shape, "-c", linux_boxes(tmp_path / "boxes.json", 48), "--parallel", "single", "--json")
+    assert [rank.numbers for rank in Plan.from_json(made.stdout).ranks] == ["float32, packed"]
 
 
 def test_a_plan_file_cuts_the_model(model: str, tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def _with_ends(runs: Matrix, first: float, last: float) -> Matrix:
 
 
 def _read(layer: LayerFacts, policy: DtypePolicy, tokens: int) -> float:
-    whole, routed = layer.weights.bytes_under(policy), layer.experts.bytes_under(policy)
+    whole, routed = layer.weights.read_under(policy), layer.experts.read_under(policy)
     return whole - routed * (1 - layer.read_share(tokens))
 
 
@@ -320,7 +320,7 @@ def policy_costs(facts: ModelFacts, policy: DtypePolicy, work: Workload) -> Poli
         head_bytes(facts, policy) + shared,
     )
     weights[0, -1] -= shared  # one copy where both ends are on one rank
-    head = head_weights(facts).bytes_under(policy)
+    head = head_weights(facts).read_under(policy)
     kept = _kept_bytes(item, work.kv_bits)
     per_sequence = [
         layer.cache.numbers(work.cached_tokens) * kept + layer.cache.state * (STATE_BYTES - kept) for layer in layers

@@ -19,7 +19,7 @@ from chorus.models.tensors import TensorInfo, read_json, tensor_index
 from chorus.models.values import PullProgress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer
 from chorus.platform.dtype import DtypePolicy
-from chorus.platform.products import PACK_GROUP, SCALE_COPIES, held_bits
+from chorus.platform.products import PACK_GROUP, READ_COPIES, SCALE_COPIES, held_bits
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _USUAL_GROUP = 64
@@ -53,6 +53,8 @@ class Weights:
     """Bytes with quantized matrices as a CPU's kernels hold them and everything else in float32."""
     packable: int = 0
     """Numbers of matrices that are not quantized and could be."""
+    scales: int = 0
+    """Scales of quantized matrices that the kernels hold."""
 
     def __add__(self, other: Weights) -> Weights:
         return Weights(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -67,6 +69,13 @@ class Weights:
         if policy.packed:
             return self.held
         return self.elements * size if policy.dequantize else self.packed + self.floating * size
+
+    def read_under(self, policy: DtypePolicy) -> int:
+        """What a product with all of them reads: less than the kernels hold."""
+        if not policy.packed:
+            return self.bytes_under(policy)
+        scales = self.packable // PACK_GROUP if policy.quantize_to else self.scales
+        return self.bytes_under(policy) - (SCALE_COPIES - READ_COPIES) * scales * ITEM_BYTES["float32"]
 
     def looked_up_under(self, policy: DtypePolicy) -> int:
         """Of weights whose rows are looked up: quantized ones stay as MLX has them, where products are packed."""
@@ -147,7 +156,8 @@ class ModelFacts:
         def shrink(weights: Weights) -> Weights:
             packed = int(weights.elements * bits / 8)
             floats = (SCALE_COPIES + 1) * ITEM_BYTES["float32"] - 2 * ITEM_BYTES["bfloat16"]
-            return Weights(packed, packed, 0, weights.elements, packed + weights.elements // _USUAL_GROUP * floats)
+            groups = weights.elements // _USUAL_GROUP
+            return Weights(packed, packed, 0, weights.elements, packed + groups * floats, scales=groups)
 
         layers = tuple(
             replace(layer, weights=shrink(layer.weights), experts=shrink(layer.experts)) for layer in self.layers
@@ -265,12 +275,13 @@ def _count(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], config
         if part == "weight":
             return Weights(nbytes, nbytes, 0, elements, elements * (width or 8 * ITEM_BYTES["float32"]) // 8)
         floats = numbers if info.dtype in _FLOATING else 0
-        copies = (SCALE_COPIES if part == "scales" else 1) if width else 0
-        return Weights(nbytes, 0 if floats else nbytes, floats, 0, copies * wide)
+        if part == "scales" and width:
+            return Weights(nbytes, 0 if floats else nbytes, floats, 0, SCALE_COPIES * wide, scales=numbers)
+        return Weights(nbytes, 0 if floats else nbytes, floats, 0, wide if width else 0)
     if part.endswith("_blocks"):  # mxfp4: two 4-bit numbers to a byte
         return Weights(nbytes, nbytes, 0, 2 * nbytes, 2 * nbytes * (held_bits(4, "mxfp4") or 0) // 8)
     if part.endswith("_scales") and f"{key.removesuffix('_scales')}_blocks" in tensors:
-        return Weights(nbytes, nbytes, 0, 0, SCALE_COPIES * wide)
+        return Weights(nbytes, nbytes, 0, 0, SCALE_COPIES * wide, scales=numbers)
     packable = numbers if len(info.shape) > 1 and info.shape[-1] % PACK_GROUP == 0 else 0
     if info.dtype.startswith("F8_E4M3"):
         return Weights(2 * numbers, 0, numbers, numbers, wide, packable)  # unpacked to bfloat16 as it is loaded

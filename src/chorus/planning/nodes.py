@@ -20,6 +20,10 @@ METAL_LAYER_SECONDS = 5e-5
 ASSUMED_CORES = 10
 ASSUMED = {"cuda": (60e12, 700e9), "cpu": (0.2e12, 20e9)}
 """Flops and bandwidth of a node about which nothing was said."""
+QUANTIZED_ON_CPU = (1 / 43, 1 / 14)
+"""Flops and bandwidth of MLX's quantized products on a CPU, as parts of those in float32; measured on one core."""
+KERNEL_LAYER_SECONDS = 6e-4
+"""What a layer costs a CPU that multiplies packed weights, however small it is; measured on two cores."""
 LINK_KINDS = {
     "loopback": LOOPBACK,
     "wifi": LinkSpeed(latency=0.003, bandwidth=30e6, all_reduce=0.006),
@@ -70,9 +74,20 @@ def described(devices: Sequence[DeviceConfig], memory_fraction: float, here: Mac
         flops, bandwidth, assumed = rates_of(offers)
         if assumed:
             notes.append(f"{device.device_id}: {assumed}")
-        seconds = METAL_LAYER_SECONDS if offers.backend == "metal" else 0.0
         memory = usable_memory(offers.backend, int(offers.memory_gb * _GB), memory_fraction)
-        nodes.append(Machine(device.device_id, offers.backend, memory, flops, bandwidth, layer_seconds=seconds))
+        machine = Machine(device.device_id, offers.backend, memory, flops, bandwidth)
+        if offers.backend == "metal":
+            machine = replace(machine, layer_seconds=METAL_LAYER_SECONDS)
+        elif offers.backend == "cpu":  # as installed with the [cpu] extra
+            machine = replace(
+                machine,
+                packed_flops=flops * QUANTIZED_ON_CPU[0],
+                packed_bandwidth=bandwidth * QUANTIZED_ON_CPU[1],
+                kernel_flops=flops,
+                kernel_bandwidth=bandwidth,
+                kernel_layer_seconds=KERNEL_LAYER_SECONDS,
+            )
+        nodes.append(machine)
     return Machines(tuple(nodes), Links(_usual_link(devices)), tuple(notes))
 
 

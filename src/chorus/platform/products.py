@@ -10,6 +10,8 @@ PACK_GROUP = 32
 """How many weights share a scale and a shift where a model is packed as it is loaded."""
 SCALE_COPIES = 3
 """How often the kernels hold a block's scale: as it came, as they lay it out, and as a sum over the block."""
+READ_COPIES = 2
+"""How many of those a product reads."""
 _WIDTHS = (2, 4, 8)
 _WHOLE = ("mxfp4", "nvfp4")
 """Ways of quantizing whose numbers are whole ones times a scale, within 8 bits."""

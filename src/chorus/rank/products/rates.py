@@ -18,6 +18,7 @@ from typing import Any
 from chorus.errors import ChorusError
 from chorus.platform import device, prepare
 from chorus.platform.mlx_import import explain
+from chorus.platform.products import READ_COPIES, SCALE_COPIES
 
 _SECONDS_EACH = 0.8
 _FEWEST_RUNS = 3
@@ -33,7 +34,7 @@ _CONTEXT = 64
 class KernelRates:
     flops: float
     bandwidth: float
-    """Bytes of packed weights, with everything that the kernels hold for them, per second."""
+    """Bytes that products read, scales and shifts among them, per second."""
     layer_seconds: float
 
 
@@ -47,7 +48,7 @@ def measure(threads: int | None) -> KernelRates | None:
     tiny, large, rows = _Layers(_TINY), _Layers(_LARGE), device.prefill_chunk()
     seconds = tiny.seconds(1)
     step, chunk = (large.seconds(count) - seconds for count in (1, rows))
-    return KernelRates(2 * rows * large.elements / chunk, large.held / step, seconds)
+    return KernelRates(2 * rows * large.elements / chunk, large.read / step, seconds)
 
 
 class _Layers:
@@ -66,7 +67,8 @@ class _Layers:
         arrays = tree_flatten([layer.parameters() for layer in model.layers])
         self.elements = sum(array.size for _, array in arrays) / self._count
         nn.quantize(model, group_size=_GROUP, bits=_BITS)
-        self.held = pack_products(model, tied_head=False) / self._count
+        spare = (SCALE_COPIES - READ_COPIES) * self.elements / _GROUP * 4
+        self.read = pack_products(model, tied_head=False) / self._count - spare
         self._run: Any = model.model  # without the head
 
     def seconds(self, rows: int) -> float:
