@@ -13,6 +13,7 @@ from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
 
 TOLERANCE = 1e-3
+PACKED_TOLERANCE = 0.05
 
 
 class Reference:
