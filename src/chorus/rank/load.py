@@ -85,7 +85,7 @@ def load_shard(
     layers: Callable[[int], range],
     *,
     dtype: str = "auto",
-    products: str = "auto",
+    cpu_products: str = "auto",
     pack: int | None = None,
     policy: str | None = None,
     kv_bits: int = 0,
@@ -96,8 +96,8 @@ def load_shard(
 ) -> LoadedShard:
     """Load the layers that `layers(total)` names, and whatever a stage holding them needs besides (pipeline).
 
-    `policy` is what a plan decided about the weights; without one, `dtype`, `products`, `pack` and the free memory
-    decide.
+    `policy` is what a plan decided about the weights; without one, `dtype`, `cpu_products`, `pack` and the free
+    memory decide.
     """
     own, mapping = layers(total := stored_layers(path)), weight_map(path)
     # A rank that fetched only its own files has far layers of which some tensors are there and some are not; upstream
@@ -113,7 +113,7 @@ def load_shard(
         raise _cannot_load(path, error) from error
     _check_complete(path, lazy, own)
     share = _Share(memory_fraction, ranks_here)
-    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, products, pack), policy, share), progress)
+    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, cpu_products, pack), policy, share), progress)
 
 
 def load_slices(
@@ -123,7 +123,7 @@ def load_slices(
     layers: Callable[[int], range] = range,
     *,
     dtype: str = "auto",
-    products: str = "auto",
+    cpu_products: str = "auto",
     pack: int | None = None,
     policy: str | None = None,
     kv_bits: int = 0,
@@ -155,7 +155,7 @@ def load_slices(
     except (OSError, ValueError, RuntimeError, *_MISFITS) as error:
         raise _cannot_load(path, error) from error
     share = _Share(memory_fraction, ranks_here)
-    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, products, pack), policy, share), progress)
+    return _finish(path, lazy, stage, _Numbers(_Asked(dtype, cpu_products, pack), policy, share), progress)
 
 
 def own_folder(path: Path, rank: int, split: Sequence[int] | None, weights: Sequence[int] | None) -> Path:
@@ -191,7 +191,7 @@ class _Asked:
     """What the settings say of the weights."""
 
     dtype: str
-    products: str
+    cpu_products: str
     pack: int | None
 
 
@@ -289,7 +289,7 @@ def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
         dequantized_bf16_bytes=elements * 2,
         budget=budget,
         wanted=asked.dtype,
-        cpu_products=asked.products,
+        cpu_products=asked.cpu_products,
         pack=asked.pack,
         kernels=usable(),
     )

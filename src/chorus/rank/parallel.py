@@ -292,7 +292,7 @@ def take_part(
     place = layout.place(rank)
     options: dict[str, Any] = {
         "dtype": request.dtype,
-        "products": request.cpu_products,
+        "cpu_products": request.cpu_products,
         "pack": request.pack or None,
         "policy": request.policies[rank] if request.policies else None,
         "kv_bits": request.kv_bits,
