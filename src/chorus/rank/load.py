@@ -309,6 +309,7 @@ def _apply(model: nn.Module, policy: DtypePolicy) -> None:
 def _pack(path: Path, model: nn.Module, tied_head: bool, progress: Progress) -> int:
     """Give the products to the kernels, then read what MLX keeps."""
     from chorus.rank.products.convert import pack_products
+    from chorus.rank.products.threads import share_threads
 
     total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     done = 0
@@ -319,6 +320,7 @@ def _pack(path: Path, model: nn.Module, tied_head: bool, progress: Progress) -> 
         progress(min(done, total), total)
 
     try:
+        share_threads()
         held = pack_products(model, tied_head=tied_head, progress=read)
     except RuntimeError as error:
         raise LoadError(f"cannot read the weights in {path}: {error}") from error
