@@ -7,7 +7,8 @@ import importlib.util
 from chorus.platform.install import install_hint
 
 PACK_GROUP = 32
-"""How many weights share a scale and a shift where a model is packed as it is loaded."""
+"""How many weights share a scale and a shift where a model is packed as it is loaded: the fewest that MLX offers, which
+loses least."""
 SCALE_COPIES = 3
 """How often the kernels hold a block's scale: as it came, as they lay it out, and as a sum over the block."""
 READ_COPIES = 2

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chorus.platform.products import SCALE_COPIES, held_bits
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_KERNEL_BITS = (2, 4, 8)
+_AT_ONCE = 1 << 20
+"""Words of packed numbers that are changed at a time."""
 # Twice the values of a 4-bit float (e2m1), by its code: whole numbers, which 8 bits hold.
-_DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
+_DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+_DOUBLED_PAIRS = ((_DOUBLED_FP4 + 128) + (_DOUBLED_FP4[:, None] + 128) * 256).reshape(-1).astype(np.uint16)
+"""Both numbers of a byte, as codes of 8 bits."""
 # The largest number of nvfp4 itself: a tensor's own scale is the largest number that the tensor has.
 _LARGEST_NVFP4 = np.float32(448 * 6)
 
@@ -46,8 +52,10 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """What a kernel takes to hold it: scales as they came and as it lays them out, and a sum for each block."""
-        return self.codes.nbytes + 3 * self.scales.nbytes + (self.shift.nbytes if self.shift is not None else 0)
+        """What a kernel takes to hold it."""
+        return (
+            self.codes.nbytes + SCALE_COPIES * self.scales.nbytes + (self.shift.nbytes if self.shift is not None else 0)
+        )
 
 
 def pack(
@@ -69,12 +77,13 @@ def pack(
     if mode == "affine":
         assert biases is not None
         held = held_bits(bits, mode)
-        codes = weight.view(np.uint8) if held == bits else _stream(_values(weight, bits) - 2 ** (bits - 1), held)
+        assert held is not None
+        codes = weight.view(np.uint8) if held == bits else _by_rows(weight, lambda some: _widened(some, bits, held))
         own = scales.astype(np.float32)
         shift = biases.astype(np.float32) + own * np.float32(2 ** (bits - 1))
         return Packed(held, block, codes.reshape(rows, blocks, -1), own, shift)
     if mode in ("mxfp4", "nvfp4"):
-        codes = _stream(_DOUBLED_FP4[_values(weight, 4)], 8)
+        codes = _by_rows(weight, lambda some: _DOUBLED_PAIRS[some.view(np.uint8)].view(np.uint8))
         powers = _powers_of_two(scales) if mode == "mxfp4" else _e4m3(scales)
         if tensor_scale is not None:
             powers = powers * (tensor_scale / _LARGEST_NVFP4)
@@ -82,32 +91,46 @@ def pack(
     return None
 
 
-def held_bits(bits: int, mode: str) -> int:
-    """The width in which the kernels hold a matrix."""
-    return 8 if mode != "affine" else next(width for width in _KERNEL_BITS if width >= bits)
-
-
 def unpack(matrix: Packed) -> Floats:
-    """The numbers themselves, for comparing and for looking up rows."""
+    """The numbers themselves, for comparing."""
     codes = matrix.codes.reshape(matrix.rows, -1)
-    values = _values(codes, matrix.bits) if matrix.bits != 8 else codes.astype(np.int16)
-    blocked = (values - 2 ** (matrix.bits - 1)).reshape(matrix.rows, -1, matrix.block)
+    values = codes if matrix.bits == 8 else _spread(codes, matrix.bits, 8).view(np.uint8)
+    blocked = (values.astype(np.int16) - 2 ** (matrix.bits - 1)).reshape(matrix.rows, -1, matrix.block)
     numbers = blocked.astype(np.float32) * matrix.scales[..., None]
     if matrix.shift is not None:
         numbers += matrix.shift[..., None]
     return numbers.reshape(matrix.rows, -1)
 
 
-def _values(packed: NDArray[np.uint32] | Bytes, bits: int) -> NDArray[np.int16]:
-    """The integers of a stream of so many bits each, row by row, the first in the lowest bits."""
-    stream = np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
-    return stream.reshape(len(packed), -1, bits) @ (1 << np.arange(bits, dtype=np.int16))
+def _by_rows(packed: NDArray[np.uint32], change: Callable[[NDArray[np.uint32]], Bytes]) -> Bytes:
+    """Some rows at a time, since a change takes several times what it makes."""
+    step = max(1, _AT_ONCE // packed.shape[1])
+    return np.concatenate([change(packed[at : at + step]) for at in range(0, len(packed), step)])
 
 
-def _stream(signed: NDArray[np.int16], bits: int) -> Bytes:
-    """The other way round, of integers around zero."""
-    codes = (signed + 2 ** (bits - 1)).astype(np.uint8).reshape(len(signed), -1, 8 // bits)
-    return np.bitwise_or.reduce(codes << (bits * np.arange(8 // bits, dtype=np.uint8)), axis=2)
+def _widened(packed: NDArray[np.uint32], bits: int, held: int) -> Bytes:
+    """Codes of so many bits in more, as far from their middle as they were from that of their own width."""
+    spread = _spread(packed, bits, held)
+    spread += np.uint64(_repeated(2 ** (held - 1) - 2 ** (bits - 1), held, 8))
+    return spread.view(np.uint8).reshape(*spread.shape, 8)[..., :held].reshape(len(packed), -1)
+
+
+def _spread(packed: NDArray[np.uint32] | Bytes, bits: int, held: int) -> NDArray[np.uint64]:
+    """Eight codes to a number, each in `held` bits instead of `bits`, the first lowest: halves are moved apart, then
+    their halves."""
+    stream = packed.view(np.uint8).reshape(len(packed), -1, bits)
+    wide = np.zeros((*stream.shape[:2], 8), np.uint8)
+    wide[..., :bits] = stream
+    eight = wide.view(np.uint64)[..., 0]
+    for half in (4, 2, 1):
+        low = np.uint64(_repeated(2 ** (half * bits) - 1, 2 * half * held, 4 // half))
+        high = low << np.uint64(half * bits)
+        eight = (eight & low) | (eight & high) << np.uint64(half * (held - bits))
+    return eight
+
+
+def _repeated(value: int, every: int, times: int) -> int:
+    return sum(value << (every * place) for place in range(times))
 
 
 def _powers_of_two(exponents: Bytes | Floats) -> Floats:

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from chorus.platform.filelimit import keep_file_limit
+from chorus.platform.products import PACK_GROUP
 from chorus.rank.upstream.forms import Table, converted
 
 with keep_file_limit():  # mlx_lm.utils lowers it for the whole process
@@ -117,8 +118,6 @@ def _observe(
     model.__dict__["load_weights"] = types.MethodType(recorded, model)
 
 
-PACKED_GROUP = 32
-"""How many numbers share a scale where Chorus quantizes: the fewest that MLX offers, which loses least."""
 PLAIN_FORMS: Table = {
     nn.QuantizedLinear: nn.Linear,
     # What mlx-lm's own division makes of linear layers.
@@ -159,9 +158,9 @@ def quantize(model: nn.Module, bits: int) -> None:
 
     def fitting(path: str, module: nn.Module) -> bool:
         packed = hasattr(module, "to_quantized") and not isinstance(module, MultiLinear)
-        return packed and module.weight.shape[-1] % PACKED_GROUP == 0 and usual(path, module) is True
+        return packed and module.weight.shape[-1] % PACK_GROUP == 0 and usual(path, module) is True
 
-    nn.quantize(model, group_size=PACKED_GROUP, bits=bits, class_predicate=fitting)
+    nn.quantize(model, group_size=PACK_GROUP, bits=bits, class_predicate=fitting)
 
 
 def has_plain_form(module: Any) -> bool:
