@@ -15,6 +15,10 @@ BFLOAT16_TOLERANCE = 0.05
 """For the typical row of logits. Single rows may differ by much more: where two experts score alike, rounding decides
 which one is asked.
 """
+PACKED_TOLERANCE = 0.03
+"""Likewise, where a quantization group is shared by two ranks: each rounds its own part of the activations, to finer
+integers than one rank has for the whole. Where groups are whole, packed products are exact.
+"""
 
 OWN = (
     "llama",
@@ -94,6 +98,23 @@ BY_THREE = {
 }
 
 
+# Dense, with biases, tied, in one matrix, experts of several kinds, latent heads, divided by mlx-lm itself.
+PACKED = (
+    "llama",
+    "qwen2",
+    "phi",
+    "phi3",
+    "gemma2",
+    "olmo3",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "glm4_moe",
+    "minimax",
+)
+PACKED_UPSTREAM = ("deepseek_v2", "exaone_moe", "qwen3_5")
+
+
 @dataclass(frozen=True)
 class Case:
     label: str
@@ -144,6 +165,13 @@ def _particular(ranks: int) -> Iterator[Case]:
     sizes = {} if ranks == 2 else BY_THREE
     yield Case("exaone_moe", _sized("exaone_moe", sizes), "unpacked", even, group_size=32)
     yield Case("qwen2", _sized("qwen2", FOUR_GROUPS), "4-bit", {2: (3, 1), 3: (1, 2, 1)}[ranks])
+    for label in PACKED:
+        yield Case(label, _sized(label, FOUR_GROUPS), "packed", four)
+    for label in PACKED_UPSTREAM:
+        yield Case(label, _sized(label, sizes), "packed", even, group_size=32)
+    for label in ("llama", "gpt_oss"):
+        # Groups of which two ranks have a part each.
+        yield Case(label, _sized(label, WIDE_HEADS), "packed", straddling)
     for label, fault in (("llama", "shifted columns"), ("phi", "biases on every rank"), ("qwen2", "foreign rows")):
         yield Case(label, _sized(label, FOUR_GROUPS), "float32", four, fault=fault)
 

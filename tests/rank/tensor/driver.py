@@ -28,6 +28,8 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 
 from chorus.messages.rank import Drop, Feed, Step  # noqa: E402
 from chorus.rank.pipeline.stage import Stage, layer_count  # noqa: E402
+from chorus.rank.products.convert import pack_products  # noqa: E402
+from chorus.rank.products.usable import usable  # noqa: E402
 from chorus.rank.runner import Runner  # noqa: E402
 from chorus.rank.tensor import divide, parts  # noqa: E402
 from chorus.rank.tensor.cuts import Cut, take  # noqa: E402
@@ -160,7 +162,14 @@ def _quantization(case: Case, path: str, module: nn.Module) -> bool | dict[str, 
 
 def whole(case: Case) -> list[Spoken]:
     model = made(case)
+    if case.format == "packed":
+        pack(model)
     return converse(Stage(model, 0, layer_count(model)), chosen_by(case))
+
+
+def pack(model: nn.Module) -> None:
+    assert usable()
+    pack_products(model, tied_head=True)
 
 
 def run(case: Case, group: mx.distributed.Group, references: Path) -> Outcome:
@@ -174,6 +183,8 @@ def run(case: Case, group: mx.distributed.Group, references: Path) -> Outcome:
         if case.format == "unpacked":
             dequantize(model, mx.float32)
             assert not any("scales" in module for _, module in model.named_modules())
+        if case.format == "packed":
+            pack(model)
     except divide.SplitError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
     choose = chosen_by(case)
