@@ -13,7 +13,8 @@ SCALE_COPIES = 3
 """How often the kernels hold a block's scale: as it came, as they lay it out, and as a sum over the block."""
 READ_COPIES = 2
 """How many of those a product reads."""
-_WIDTHS = (2, 4, 8)
+WIDTHS = (2, 4, 8)
+"""Bits of the integers that the kernels hold."""
 _WHOLE = ("mxfp4", "nvfp4")
 """Ways of quantizing whose numbers are whole ones times a scale, within 8 bits."""
 
@@ -30,4 +31,4 @@ def held_bits(bits: int, mode: str) -> int | None:
     """How wide the integers are in which the kernels hold weights that were quantized so; None: they cannot."""
     if mode in _WHOLE:
         return 8
-    return next((width for width in _WIDTHS if width >= bits), None) if mode == "affine" else None
+    return next((width for width in WIDTHS if width >= bits), None) if mode == "affine" else None
