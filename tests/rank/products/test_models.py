@@ -17,8 +17,11 @@ import pytest
 
 from chorus.rank.load import load_shard, stored_layers
 from chorus.rank.pipeline.stage import Stage
+from tests.models.gguf_files import TinyModel, Type
+from tests.models.test_gguf_import import convert
 from tests.rank.pipeline.programs import PROGRAMS, Row
 from tests.rank.pipeline.test_pipeline_parity import difference, of, run
+from tests.rank.products.test_layers import NEAR
 from tests.support.margins import PACKED_TOLERANCE
 from tests.support.tiny_model import write_tiny_model
 
@@ -104,6 +107,19 @@ def furthest_from_alone(stage: Stage, rows: list[Row]) -> float:
         alone = stage.forward(mx.array([past]), stage.new_cache())[0][0].astype(mx.float32)
         worst = max(worst, (mx.max(alone) - alone[mx.argmax(logits)]).item())
     return worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_tokens"), [(Type.Q4_K, Type.Q6_K), (Type.Q4_1, Type.Q8_0), (Type.Q5_K, Type.F16)]
+)
+def test_an_imported_gguf_of_mixed_kinds_is_packed_and_near_float32(kind: Type, of_tokens: Type, tmp_path: Path) -> None:
+    path, _ = convert(tmp_path, TinyModel(kind=kind, embedding_kind=of_tokens))
+    packed, exact = (load_shard(path, range, cpu_products=products) for products in ("auto", "float32"))
+    assert (packed.policy.name, exact.policy.name) == ("float32, packed", "float32, unpacked")
+    ours, right = (
+        shard.stage.forward(mx.array([[7, 3, 11, 200, 42]]), shard.stage.new_cache())[0] for shard in (packed, exact)
+    )
+    assert (mx.linalg.norm(ours - right) / mx.linalg.norm(right)).item() < NEAR
 
 
 def test_packed_keys_and_values_go_with_packed_products(tmp_path: Path) -> None:
