@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from chorus.engine.sampling import Draw, preferences
 from chorus.messages.engine import Sampling
-from chorus.rank.load import load_shard
+from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.pipeline.stage import Stage
 
 TOLERANCE = 1e-3
@@ -23,8 +23,17 @@ class Reference:
         self._path = path
 
     @functools.cached_property
+    def shard(self) -> LoadedShard:
+        return load_shard(self._path, range)
+
+    @property
     def stage(self) -> Stage:
-        return load_shard(self._path, range).stage
+        return self.shard.stage
+
+    @property
+    def tolerance(self) -> float:
+        """How far apart two candidates are that rounding may choose either of."""
+        return PACKED_TOLERANCE if self.shard.policy.packed else TOLERANCE
 
 
 def load_reference(path: Path) -> Reference:
@@ -47,7 +56,7 @@ def explain_difference(
         return None
     at = next((i for i, (a, b) in enumerate(zip(lone, other, strict=False)) if a != b), min(len(lone), len(other)))
     gap = margin(reference, prompt + lone[:at], sampling)
-    return None if gap < TOLERANCE else f"differs at token {at}, where the two best lie {gap:.2g} apart"
+    return None if gap < reference.tolerance else f"differs at token {at}, where the two best lie {gap:.2g} apart"
 
 
 def furthest_from_best(reference: Reference, prompt: list[int], answered: list[int]) -> float:
