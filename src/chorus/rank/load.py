@@ -207,7 +207,8 @@ class _Numbers:
         available = device_memory(mx).available
         if self.planned is None:
             return _choose_dtype(model, self.asked, int(available * self.share.fraction))
-        chosen = on_backend(planned_policy(self.planned), platform.device.backend(), kernels=usable())
+        planned = planned_policy(self.planned)
+        chosen = on_backend(planned, platform.device.backend(), kernels=planned.packed and usable())
         needed = upstream.count_elements(model) * getattr(mx, chosen.dtype).size if chosen.dequantize else 0
         if needed > available:
             raise LoadError(
@@ -280,10 +281,13 @@ def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
     stored = sum(array.nbytes for _, array in parameters)
     elements = upstream.count_elements(model)
     floating = next((a.dtype for _, a in parameters if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
+    quantized = upstream.is_quantized(model)
+    # Whoever has no use for the kernels does not even import them.
+    packable = asked.cpu_products != "float32" and (quantized or bool(asked.pack))
     return choose_dtype(
         backend=platform.device.backend(),
         stored_dtype=dtype_name(floating),
-        quantized=upstream.is_quantized(model),
+        quantized=quantized,
         stored_bytes=stored,
         dequantized_float32_bytes=elements * 4,
         dequantized_bf16_bytes=elements * 2,
@@ -291,7 +295,7 @@ def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
         wanted=asked.dtype,
         cpu_products=asked.cpu_products,
         pack=asked.pack,
-        kernels=usable(),
+        kernels=packable and usable(),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from chorus.platform.products import REMEDY
+from chorus.rank.load import load_shard
 from chorus.rank.products import kernels, usable
 from tests.support.tiny_model import write_tiny_model
 
@@ -131,3 +132,17 @@ def test_a_rank_with_a_broken_onnxruntime_computes_in_float32(tmp_path: Path) ->
     name, _, reason = done.stdout.strip().partition(" | ")
     assert name == "float32, unpacked"
     assert reason.endswith(REMEDY)
+
+
+def test_who_has_no_use_for_the_kernels_does_not_import_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("chorus.rank.load.usable", lambda: not asked.append(True))
+    plain = write_tiny_model(tmp_path / "plain", "qwen2", tokenizer=False)
+    quantized = write_tiny_model(tmp_path / "quantized", "qwen2", quantize={"bits": 4}, tokenizer=False)
+    assert load_shard(plain, range).policy.name == "float32"
+    assert load_shard(plain, range, policy="float32").policy.name == "float32"
+    assert load_shard(quantized, range, cpu_products="float32").policy.name == "float32, unpacked"
+    assert not asked
+    assert load_shard(quantized, range).policy.name == "float32, packed"
+    assert load_shard(quantized, range, policy="float32, packed").policy.name == "float32, packed"
+    assert len(asked) == 2
