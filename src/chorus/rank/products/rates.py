@@ -41,10 +41,12 @@ class KernelRates:
 def measure(threads: int | None) -> KernelRates | None:
     """None where there are no kernels, or they do not work."""
     prepare(threads)
+    from chorus.rank.products.threads import share_threads
     from chorus.rank.products.usable import usable
 
     if not usable():
         return None
+    share_threads()
     tiny, large, rows = _Layers(_TINY), _Layers(_LARGE), device.prefill_chunk()
     seconds = tiny.seconds(1)
     step, chunk = (large.seconds(count) - seconds for count in (1, rows))
