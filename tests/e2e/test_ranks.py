@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from chorus.messages.engine import Sampling
 from chorus.text.tokenizer import Tokenizer
 from tests.e2e.test_schemas import documents_keep_to_their_schemas
-from tests.support.margins import explain_difference, load_reference
+from tests.support.margins import Reference, explain_difference, load_reference
 from tests.support.server import ChorusServer
 
 PROMPTS = [
@@ -43,12 +44,34 @@ TEXT = "The river rises in the hills, turns the old mill, and reaches the sea af
 LONG_PROMPTS = [TEXT + "It begins", "def fibonacci(n):\n" * 12, "1, 2, 3, 4, 5, " * 20]
 
 
+@dataclass(frozen=True)
+class Said:
+    alone: list[list[int]]
+    together: list[list[int]]
+
+
+def said_by(server: ChorusServer) -> Said:
+    return Said([tokens(server, prompt) for prompt in PROMPTS[:ALONE]], batch_tokens(server))
+
+
 @pytest.fixture(scope="session")
-def one_rank(smollm2_server: ChorusServer) -> list[list[int]]:
-    """What one rank says to each prompt, whether asked alone or with the others."""
-    said = batch_tokens(smollm2_server)
-    assert [tokens(smollm2_server, prompt) for prompt in PROMPTS[:ALONE]] == said[:ALONE]
+def reference(smollm2: Path) -> Reference:
+    return load_reference(smollm2)
+
+
+@pytest.fixture(scope="session")
+def one_rank(smollm2_server: ChorusServer, reference: Reference, smollm2: Path) -> Said:
+    """What one rank says to each prompt, asked alone or with the others."""
+    said = said_by(smollm2_server)
+    part_only_at_near_ties(smollm2, reference, said.alone, said.together[:ALONE])
     return said
+
+
+def part_only_at_near_ties(model: Path, reference: Reference, said: list[list[int]], other: list[list[int]]) -> None:
+    """Batches differ in what has come together, and a CPU's kernels round what a sum in another order has moved."""
+    tokenizer = Tokenizer.load(model)
+    for prompt, lone, answer in zip(PROMPTS, said, other, strict=False):
+        assert explain_difference(reference, tokenizer.encode(prompt), lone, answer, Sampling()) is None, prompt
 
 
 def tokens(server: ChorusServer, prompt: str, count: int = TOKENS) -> list[int]:
@@ -70,15 +93,16 @@ def traffic(server: ChorusServer) -> tuple[int, int]:
 
 @pytest.mark.parametrize("transport", ["grpc", "ring", "mpi"])
 def test_three_unequal_stages_say_exactly_what_one_rank_says(
-    transport: str, one_rank: list[list[int]], tmp_path: Path
+    transport: str, one_rank: Said, reference: Reference, smollm2: Path, tmp_path: Path
 ) -> None:
     arguments = ["--ranks", "3", "--split", "20,7,3", "--transport", transport, "--threads", "1"]
     with ChorusServer("smollm2-135m", arguments, tmp_path) as server:
         held = [rank["layers"] for rank in server.get("/model/info")["ranks"]]
         assert held == ["10-29", "3-9", "0-2"]
-        assert [tokens(server, prompt) for prompt in PROMPTS[:ALONE]] == one_rank[:ALONE]
-        # The two best candidates for each of these tokens are further apart than rounding, in a batch too.
-        assert batch_tokens(server) == one_rank
+        said = said_by(server)
+        # Alone, stages do the very same as one rank.
+        assert said.alone == one_rank.alone
+        part_only_at_near_ties(smollm2, reference, one_rank.together, said.together)
         if transport == "grpc":
             # Frames are packed on one machine only when asked.
             plain, sent = traffic(server)
@@ -87,17 +111,15 @@ def test_three_unequal_stages_say_exactly_what_one_rank_says(
 
 @pytest.mark.parametrize("weights", ["2,1", "1,1,1"])
 def test_slices_of_unequal_weight_say_what_one_rank_says(
-    weights: str, one_rank: list[list[int]], smollm2: Path, tmp_path: Path
+    weights: str, one_rank: Said, reference: Reference, smollm2: Path, tmp_path: Path
 ) -> None:
     ranks = str(len(weights.split(",")))
     arguments = ["--ranks", ranks, "--parallel", "tensor", "--weights", weights, "--threads", "1"]
-    tokenizer, reference = Tokenizer.load(smollm2), load_reference(smollm2)
     with ChorusServer("smollm2-135m", arguments, tmp_path) as server:
         assert server.get("/model/info")["parallel"] == "tensor"
-        said = [tokens(server, prompt) for prompt in PROMPTS[:ALONE]] + batch_tokens(server)
-    asked = [*zip(PROMPTS[:ALONE], one_rank[:ALONE], strict=True), *zip(PROMPTS, one_rank, strict=True)]
-    for (prompt, lone), other in zip(asked, said, strict=True):
-        assert explain_difference(reference, tokenizer.encode(prompt), lone, other, Sampling()) is None, prompt
+        said = said_by(server)
+    part_only_at_near_ties(smollm2, reference, one_rank.alone, said.alone)
+    part_only_at_near_ties(smollm2, reference, one_rank.together, said.together)
 
 
 @pytest.fixture(scope="module")

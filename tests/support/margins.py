@@ -13,7 +13,10 @@ from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.pipeline.stage import Stage
 
 TOLERANCE = 1e-3
-PACKED_TOLERANCE = 0.05
+PACKED_TOLERANCE = 0.5
+"""Where a CPU multiplies packed weights: what moves by a millionth may be rounded to another integer, and layers later
+all integers are others. SmolLM2, a prompt read at once against token by token: margins move by 0.07 (median) to 0.3.
+"""
 
 
 class Reference:

@@ -110,9 +110,7 @@ def furthest_from_alone(stage: Stage, rows: list[Row]) -> float:
 
 
 @pytest.mark.parametrize(("kind", "of_tokens"), [(Type.Q4_K, Type.Q6_K), (Type.Q4_1, Type.Q8_0), (Type.Q5_K, Type.F16)])
-def test_an_imported_gguf_of_mixed_kinds_is_packed_and_near_float32(
-    kind: Type, of_tokens: Type, tmp_path: Path
-) -> None:
+def test_a_gguf_of_mixed_kinds_is_packed_and_near_float32(kind: Type, of_tokens: Type, tmp_path: Path) -> None:
     path, _ = convert(tmp_path, TinyModel(kind=kind, embedding_kind=of_tokens))
     packed, exact = (load_shard(path, range, cpu_products=products) for products in ("auto", "float32"))
     assert (packed.policy.name, exact.policy.name) == ("float32, packed", "float32, unpacked")
