@@ -17,7 +17,8 @@ from chorus.text.tokenizer import Tokenizer
 from tests.support.margins import explain_difference, load_reference
 from tests.support.server import ChorusServer
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# In the answer no token has a near rival, which rounding might prefer.
+QUESTION = [{"role": "user", "content": "Please tell me the capital of France."}]
 
 
 def test_the_real_model_answers_paris(smollm2_server: ChorusServer) -> None:

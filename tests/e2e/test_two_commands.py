@@ -46,7 +46,7 @@ def test_a_fresh_clone_with_an_empty_home_serves_the_real_model(tmp_path: Path) 
     try:
         url = _wait_until_ready(server, log_file)
         client = openai.OpenAI(base_url=url, api_key="none", timeout=300)
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "Please tell me the capital of France."}]
         ask = {"model": "smollm2-135m", "messages": question, "temperature": 0, "max_tokens": 24}
         answer = client.chat.completions.create(**ask)  # type: ignore[call-overload]
         assert "Paris" in answer.choices[0].message.content

@@ -15,7 +15,7 @@ from tests.localai.table import message, state_name
 
 MODEL = "smollm2-135m"
 QUESTION: dict[str, Any] = {
-    "Messages": [message("user", "What is the capital of France?")],
+    "Messages": [message("user", "Please tell me the capital of France.")],
     "UseTokenizerTemplate": True,
     "Tokens": 12,
     "ModelIdentity": MODEL,

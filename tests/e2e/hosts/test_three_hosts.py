@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.linux("network namespaces"), pytes
 ASK = """
 import openai, sys
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=300)
-question = [{"role": "user", "content": "What is the capital of France?"}]
+question = [{"role": "user", "content": "Please tell me the capital of France."}]
 answer = client.chat.completions.create(model="default_model", messages=question, temperature=0, max_tokens=16)
 print(answer.choices[0].message.content)
 """
