@@ -47,6 +47,7 @@ def measure(run: Run) -> list[Goal]:
     ours = chorus(model, "--threads", str(THREADS), name=NOW)
     theirs = chorus(model, "--threads", str(THREADS), name=BEFORE, checkout=checkout(run))
     with ours, theirs:
+        check_packed(ours)
         for server in (ours, theirs):
             add_resident(run, server, LOADED)
             warm(server, prompts, STREAMS)
@@ -69,6 +70,13 @@ def checkout(run: Run) -> Path:
     if not run.options.before:
         raise ServerFailed("--before names no checkout to compare with")
     return Path(run.options.before)
+
+
+def check_packed(server: HttpServer) -> None:
+    """Before anybody waits for figures of something else."""
+    (rank,) = server.get("/model/info")["ranks"]
+    if (form := rank.get("form")) != "packed":
+        raise ServerFailed(f"{server.name} multiplies weights in the form {form!r}, not packed:\n{server.log_tail()}")
 
 
 def warm(server: HttpServer, prompts: TokenPrompts, numbers: Sequence[int]) -> None:

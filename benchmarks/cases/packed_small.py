@@ -31,6 +31,7 @@ def measure(run: Run) -> list[Goal]:
     with ExitStack() as running:
         ours = running.enter_context(chorus(model, *options, name=packed.NOW))
         theirs = running.enter_context(chorus(model, *options, name=packed.BEFORE, checkout=packed.checkout(run)))
+        packed.check_packed(ours)
         sides = [partial(measure_server, run, server, prompts) for server in (ours, theirs)]
         for server in (ours, theirs):
             packed.warm(server, prompts, STREAMS)
