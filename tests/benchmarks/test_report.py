@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import Facts, is_busy, parse_peak
-from benchmarks.report import Goal, Result, Samples, interleave, judge, shortened, write
+from benchmarks.report import Goal, Result, Samples, draw, interleave, judge, shortened, write
 
 
 def samples(**sides: list[float]) -> Samples:
@@ -85,6 +85,8 @@ def test_a_result_is_written_with_every_sample(tmp_path: Path) -> None:
     assert written["samples"]["figures"] == {"decode": {"ours": [3, 1, 2]}}
     assert written["verdicts"][0]["met"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["name.json"]
+    assert draw(result, lambda figures: str(len(figures.units)), tmp_path).read_text() == "1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["name.json", "name.svg"]
 
 
 @pytest.mark.parametrize(("value", "text"), [(1234.5, "1,234"), (12.345, "12.3"), (0.9, "0.9"), (0.01234, "0.0123")])

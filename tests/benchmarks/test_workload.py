@@ -73,8 +73,9 @@ def test_a_quick_run_is_shorter_and_options_go_first() -> None:
 
 
 def test_without_a_name_all_are_run_that_need_no_other_checkout() -> None:
-    assert parse([])[0] == [name for name in BENCHMARKS if name not in ("before", "fault_free")]
-    for name in ("before", "fault_free"):
+    comparing = ("before", "fault_free", "packed", "packed_small")
+    assert parse([])[0] == [name for name in BENCHMARKS if name not in comparing]
+    for name in comparing:
         with pytest.raises(SystemExit):
             parse([name])
 
@@ -134,3 +135,14 @@ def test_a_large_model_is_for_those_benchmarks_that_have_one() -> None:
     assert parse(["agents", "--large"])[1].large
     with pytest.raises(SystemExit):
         parse(["single", "--large"])
+
+
+def test_llama_cpp_is_shown_beside_one_benchmark_only(tmp_path: Path) -> None:
+    (tmp_path / "src" / "chorus").mkdir(parents=True)
+    python = tmp_path / "python"
+    python.touch()
+    before = ["--before", str(tmp_path)]
+    assert parse(["packed_small", *before, "--llama", str(python)])[1].llama == str(python)
+    for arguments in (["single", "--llama", str(python)], ["packed_small", *before, "--llama", str(tmp_path / "none")]):
+        with pytest.raises(SystemExit):
+            parse(arguments)
