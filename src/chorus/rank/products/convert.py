@@ -72,7 +72,7 @@ class _Converter:
         mlp = recognise(module, {name: _sizes(child) for name, child in experts.items()}, EXPERT)
         if mlp and self._experts_as_one(module, experts, mlp):
             return
-        for names in _likely_together(linears):
+        for names in _likely_together(linears, ends=not _children(module, PackedSummedLinear)):
             self._share([(module, name) for name in names])
         for place in _places(module):
             self._alone(place)
@@ -211,15 +211,16 @@ def _routers(module: nn.Module) -> list[str]:
     return [name for name, child in _children(module, PackedLinear).items() if _sizes(child).gives in counts]
 
 
-def _likely_together(linears: Children) -> list[list[str]]:
-    """Layers that take equally wide rows are likely to be given the same; not the last, which is given what the others
-    have made. This only saves work: whether they are is seen when they run.
+def _likely_together(linears: Children, ends: bool) -> list[list[str]]:
+    """Layers that take equally wide rows are likely to be given the same; not the last where the module `ends` with it,
+    for it is given what the others have made. This only saves work: whether they are is seen when they run.
     """
     by_width: defaultdict[int, list[str]] = defaultdict(list)
-    *first, last = linears or [""]
-    for name in first:
-        by_width[_sizes(linears[name]).takes].append(name)
-    return [*by_width.values(), *([[last]] if last else [])]
+    alone = list(linears)[-1:] if ends else []
+    for name, child in linears.items():
+        if name not in alone:
+            by_width[_sizes(child).takes].append(name)
+    return [*by_width.values(), *([alone] if alone else [])]
 
 
 def _children(module: nn.Module, form: type) -> dict[str, Any]:
