@@ -44,8 +44,10 @@ def measure(run: Run) -> list[Goal]:
         f"{model.name}, one rank, {THREADS} threads; its packed weights are {stored / 1e6:.0f} MB of files"
     )
     prompts = TokenPrompts(model, run.options.seed)
-    ours = chorus(model, "--threads", str(THREADS), name=NOW)
-    theirs = chorus(model, "--threads", str(THREADS), name=BEFORE, checkout=checkout(run))
+    # What is kept of prompts would be counted as memory, and no prompt comes back.
+    options = ("--threads", str(THREADS), "--no-cache")
+    ours = chorus(model, *options, name=NOW)
+    theirs = chorus(model, *options, name=BEFORE, checkout=checkout(run))
     with ours, theirs:
         check_packed(ours)
         for server in (ours, theirs):
