@@ -24,6 +24,7 @@ PROMPT = 256
 FIRST_TOKEN = f"time to first token, {PROMPT}-token prompt"
 AS_FAST = 0.95
 RELATIVE, FIXED_BYTES = 1.3, 250e6
+WEIGHTS = "weights, as the rank counts what it holds"
 RESIDENT = "resident memory of the rank"
 LOADED, USED, PEAK = "after loading", "after the streams", "at most, ever"
 BOUND = "resident memory / (1.3 × packed weights + 250 MB)"
@@ -40,9 +41,7 @@ def decode(streams: int) -> str:
 def measure(run: Run) -> list[Goal]:
     model = model_folder(TINY_4BIT if run.options.quick else LLAMA_1B_4BIT)
     stored = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    run.notes.append(
-        f"{model.name}, one rank, {THREADS} threads; its packed weights are {stored / 1e6:.0f} MB of files"
-    )
+    run.notes.append(f"{model.name}, one rank, {THREADS} threads, no prefix cache; its file has {stored / 1e6:.0f} MB")
     prompts = TokenPrompts(model, run.options.seed)
     # What is kept of prompts would be counted as memory, and no prompt comes back.
     options = ("--threads", str(THREADS), "--no-cache")
@@ -51,6 +50,8 @@ def measure(run: Run) -> list[Goal]:
     with ours, theirs:
         check_packed(ours)
         for server in (ours, theirs):
+            (rank,) = server.get("/model/info")["ranks"]
+            run.samples.add(WEIGHTS, "MB", server.name, rank["weight_bytes"] / 1e6)
             add_resident(run, server, LOADED)
             warm(server, prompts, STREAMS)
         run.interleave(*(partial(measure_all, run, server, prompts) for server in (ours, theirs)))
