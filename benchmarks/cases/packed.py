@@ -64,6 +64,7 @@ def measure(run: Run) -> list[Goal]:
     return [
         Goal(common.DECODE, NOW, ">=", 6, against=BEFORE),
         Goal(throughput(8), NOW, ">=", 4, against=BEFORE),
+        Goal(decode(8), NOW, ">=", 4, against=BEFORE),
         Goal(FIRST_TOKEN, NOW, "<=", 1 / AS_FAST, against=BEFORE),
         *(Goal(BOUND, when, "<=", 1) for when in (LOADED, USED)),
     ]
