@@ -107,6 +107,7 @@ class LoadRequest:
         values = {field.name: getattr(message, field.name) for field in fields(cls)}
         for name in ("split", "weights", "policies", "addresses", "routes", "ring_hosts"):
             values[name] = tuple(values[name])
+        values["cpu_products"] = message.cpu_products or cls.cpu_products  # a leader of before does not say
         rows = json.loads(message.rdma_devices) if message.rdma_devices else None
         values["rdma_devices"] = rows and tuple(tuple(_device(entry) for entry in row) for row in rows)
         return cls(**values)
