@@ -11,7 +11,7 @@ import typer
 
 from chorus.cli.own_server import ASK_SECONDS, KeyOption, PortOption, Target, UrlOption, ask, find_target
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Please tell me the capital of France."
 
 
 def try_served(
