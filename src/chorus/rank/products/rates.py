@@ -1,14 +1,15 @@
 """How fast this machine computes layers with packed weights: `python -m chorus.rank.products.rates`, its own process.
 
 Whole layers are measured, as a rank computes them. What a tiny one takes is launching operations and crossing to the
-kernels; what a large one takes besides is products. The best of several runs counts, since other programs can only slow
-one down.
+kernels; what a large one takes besides is products. The median of several runs counts: two pools of threads are never
+quite out of each other's way, and a rank is no luckier.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -87,10 +88,10 @@ class _Layers:
             for one in cache:
                 one.trim(rows)
 
-        return _best(step) / self._count
+        return _usual(step) / self._count
 
 
-def _best(action: Callable[[], object]) -> float:
+def _usual(action: Callable[[], object]) -> float:
     action()
     runs: list[float] = []
     end = time.perf_counter() + _SECONDS_EACH
@@ -98,7 +99,7 @@ def _best(action: Callable[[], object]) -> float:
         begin = time.perf_counter()
         action()
         runs.append(time.perf_counter() - begin)
-    return min(runs)
+    return statistics.median(runs)
 
 
 def main() -> None:
