@@ -20,8 +20,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(chorus.__file__).parent
 RECORDER = ROOT / "tests" / "support" / "passed_modules"
 PROGRAMS = ("chorus.api", "chorus.engine", "chorus.rank")
-BY_THE_CLOCK = {"platform.memory", "platform.cgroup", "platform.system", "platform.process.looks"}
-"""A rank looks at its memory once in a while, and the leader at its ranks: a request may be there just then."""
+BY_THE_CLOCK = {"platform.memory", "platform.cgroup", "platform.system", "platform.metal", "platform.process.looks"}
+"""A rank looks at its memory once in a while and after a pause, and the leader at its ranks: a request may be there
+just then.
+"""
 MOST_STATIONS = 25
 DEADLINE = 60.0
 NUMBER = re.compile(r"^(\d+)\. ", re.MULTILINE)
