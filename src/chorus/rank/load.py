@@ -19,7 +19,7 @@ from chorus.models.description import vocabulary
 from chorus.models.layer_names import files_for_layers, is_tied, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
-from chorus.platform import mac_memory, metal
+from chorus.platform import blas, mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
 from chorus.platform.sizes import size
@@ -228,6 +228,7 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
         tied = stage.is_last and is_tied(lazy.config, lazy.loaded)
         weight_bytes = _pack(path, lazy.model, tied, progress)
     else:
+        blas.set_threads(platform.rank_threads())  # a packed model before it may have taken some
         weight_bytes = _read(path, lazy.model, progress)
     if budget:
         metal.hold(mx, weight_bytes, budget)

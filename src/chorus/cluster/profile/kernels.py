@@ -6,24 +6,18 @@ seconds in all; the best of several runs counts, since other programs can only s
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-from chorus.errors import ChorusError
 from chorus.platform import mpi, prepare
 from chorus.platform.memory import own_device_memory
-from chorus.platform.mlx_import import explain
+from chorus.platform.process.measuring import seconds_of, tell
 from chorus.transport import catalog
 
 _SECONDS_EACH = 0.4
-_FEWEST_RUNS = 3
 _ROWS = 256
 _PACKED_ROWS = {"cpu": 16, "metal": 512, "cuda": 512}
 """As many as a prompt's chunk has: GPUs take another kernel for few rows. On a CPU one kernel takes them all, so slowly
@@ -134,26 +128,11 @@ def _layer_seconds(mx: ModuleType, dtype: Any) -> float:
 
 
 def _best(action: Callable[[], object]) -> float:
-    action()
-    runs: list[float] = []
-    end = time.perf_counter() + _SECONDS_EACH
-    while len(runs) < _FEWEST_RUNS or time.perf_counter() < end:
-        begin = time.perf_counter()
-        action()
-        runs.append(time.perf_counter() - begin)
-    return min(runs)
+    return min(seconds_of(action, _SECONDS_EACH))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=None)
-    threads = parser.parse_args().threads
-    try:
-        print(json.dumps(asdict(measure(threads))))
-    except ImportError as error:
-        sys.exit(explain(str(error)))
-    except ChorusError as error:
-        sys.exit(str(error))
+    tell(__doc__, lambda threads: asdict(measure(threads)))
 
 
 if __name__ == "__main__":

@@ -72,11 +72,9 @@ class PackedSummedLinear(PackedLinear):
 class PackedEmbedding(nn.QuantizedEmbedding):
     """Rows are looked up as MLX does it; a head that is tied to them is a product like any other."""
 
-    head: Kernel | None = None
+    head: Kernel
 
     def as_linear(self, x: mx.array) -> mx.array:
-        if self.head is None:
-            return super().as_linear(x)
         return cross(self.head, x, [0])[0]
 
 

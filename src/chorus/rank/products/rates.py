@@ -7,22 +7,15 @@ quite out of each other's way, and a rank is no luckier.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chorus.errors import ChorusError
 from chorus.platform import device, prepare
-from chorus.platform.mlx_import import explain
+from chorus.platform.process.measuring import seconds_of, tell
 from chorus.platform.products import READ_COPIES, SCALE_COPIES
 
 _SECONDS_EACH = 0.8
-_FEWEST_RUNS = 3
 _BITS, _GROUP = 4, 64
 _HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8}
 _LARGE = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 3, **_HEADS}
@@ -88,31 +81,11 @@ class _Layers:
             for one in cache:
                 one.trim(rows)
 
-        return _usual(step) / self._count
-
-
-def _usual(action: Callable[[], object]) -> float:
-    action()
-    runs: list[float] = []
-    end = time.perf_counter() + _SECONDS_EACH
-    while len(runs) < _FEWEST_RUNS or time.perf_counter() < end:
-        begin = time.perf_counter()
-        action()
-        runs.append(time.perf_counter() - begin)
-    return statistics.median(runs)
+        return statistics.median(seconds_of(step, _SECONDS_EACH)) / self._count
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=None)
-    threads = parser.parse_args().threads
-    try:
-        found = measure(threads)
-        print(json.dumps(asdict(found) if found else None))
-    except ImportError as error:
-        sys.exit(explain(str(error)))
-    except ChorusError as error:
-        sys.exit(str(error))
+    tell(__doc__, lambda threads: (found := measure(threads)) and asdict(found))
 
 
 if __name__ == "__main__":

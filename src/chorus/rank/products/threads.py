@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from chorus import platform
 from chorus.platform import blas
 from chorus.rank.products.kernels import Kernel, Matrix, linears
 from chorus.rank.products.packing import Packed
@@ -33,8 +34,8 @@ _GAIN = 0.95
 
 def share_threads() -> None:
     """Try a prompt's attention and a product in turn, with each number of threads for the BLAS; keep the fastest."""
-    most = blas.get_threads()
-    if most is None or most < 2:
+    most = platform.rank_threads()
+    if blas.get_threads() is None or most < 2:
         return
     kernel = _product()
     queries, keys = mx.zeros((_HEADS, _ROWS, _HEAD)), mx.zeros((_HEADS, _HEAD, _KEYS))
