@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import weakref
+
 import mlx.core as mx
 import pytest
 
+from chorus.rank.cache import caches
 from chorus.rank.cache.rows import STEP, KeyValueRows
 from chorus.rank.upstream.decoders import KVCache
 
@@ -27,7 +30,7 @@ def merged(*lengths: int) -> tuple[KeyValueRows, list[KVCache]]:
 
 
 def hold_the_same(rows: KeyValueRows, singles: list[KVCache]) -> bool:
-    assert rows.lengths == [cache.offset for cache in singles]
+    assert list(rows.lengths.values) == [cache.offset for cache in singles]
     pairs = [(rows.extract(row).keys_and_values(), cache.keys_and_values()) for row, cache in enumerate(singles)]
     return all(mx.array_equal(ours, theirs).item() for pair in pairs for ours, theirs in zip(*pair, strict=True))
 
@@ -132,7 +135,7 @@ def test_ghosts_and_values_without_width_are_counted_and_never_scattered(lengths
         rows.extend(KeyValueRows.merge([alone(1, width)]))
         rows.filter(mx.array([1, 2]))
         mx.eval(rows.arrays, rows.newest(1))
-        assert rows.lengths == [lengths[1] + 1, 1]
+        assert rows.lengths.values == (lengths[1] + 1, 1)
         assert values.shape == (2, HEADS, lengths[1] + 1, 0)
 
 
@@ -144,3 +147,26 @@ def test_what_was_taken_from_a_row_stays_when_the_row_is_written() -> None:
     rows.trim_row(0, 2)
     write(rows, singles, 1)
     assert mx.array_equal(taken.keys, before)
+
+
+def test_layers_whose_rows_are_equally_long_share_what_follows_from_it() -> None:
+    """Also when a layer is never written: it falls behind, and holds nothing of what came after."""
+    sequences = [[single(length, start) for start in (0.0, 1e4)] + [KVCache()] for length in (2, 5)]
+    first, second, unwritten = batch = caches.merge(sequences)
+    for _ in range(2):
+        asked = first.make_mask(1)
+        write(first, [entry[0] for entry in sequences], 1)
+        assert second.make_mask(1) is asked
+        write(second, [entry[1] for entry in sequences], 1)
+        assert second.lengths is first.lengths
+        assert second.offset is first.offset
+    assert hold_the_same(first, [entry[0] for entry in sequences])
+    assert unwritten.lengths.values == (0, 0)
+    caches.extend(batch, caches.merge([[single(3, 0.0), single(3, 0.0), KVCache()]]))
+    caches.keep(batch, [2, 0])
+    assert second.lengths is first.lengths
+    assert first.lengths.values == (3, 4)
+    before = weakref.ref(first.lengths)
+    first.append([tokens(2, 1)] * 2)
+    second.append([tokens(2, 1)] * 2)
+    assert before() is None

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from chorus.errors import ChorusError
 from chorus.rank.cache.packed import PackedCache, PackedRows, Packing, packed
-from chorus.rank.cache.rows import KeyValueRows
+from chorus.rank.cache.rows import KeyValueRows, Rows, share_lengths
 from chorus.rank.upstream import decoders
 
 Cache = list[Any]
@@ -41,14 +41,14 @@ def merge(caches: Sequence[Cache]) -> Cache:
         raise CacheError("there is nothing to merge: give at least one cache")
     _require_batchable(caches[0])
     places = {id(entry): place for place, entry in enumerate(caches[0])}
-    return _per_object(caches[0], lambda entry: _merge([cache[places[id(entry)]] for cache in caches]))
+    return _shared(_per_object(caches[0], lambda entry: _merge([cache[places[id(entry)]] for cache in caches])))
 
 
 def extend(batch: Cache, other: Cache) -> Cache:
     """The rows of `other` join `batch`, which is changed in place; `other` must not be used afterwards."""
     for entry, joining in _distinct(batch, other):
         entry.extend(joining)
-    return batch
+    return _shared(batch)
 
 
 def keep(batch: Cache, rows: Sequence[int]) -> Cache:
@@ -58,7 +58,7 @@ def keep(batch: Cache, rows: Sequence[int]) -> Cache:
     indices = mx.array(list(rows), dtype=mx.int32)
     for (entry,) in _distinct(batch):
         entry.filter(indices)
-    return batch
+    return _shared(batch)
 
 
 def row(cache: Cache, number: int) -> Cache:
@@ -150,6 +150,12 @@ def advance_ghost(entry: Any, batch: int, count: int) -> None:
     else:
         nothing = mx.zeros((batch, 1, count, 0))
         entry.update_and_fetch(nothing, nothing)
+
+
+def _shared(batch: Cache) -> Cache:
+    """The batch, with one object for the lengths of all layers that have the same."""
+    share_lengths(entry for entry in decoders.leaves(batch) if isinstance(entry, Rows))
+    return batch
 
 
 def _require_batchable(cache: Cache) -> None:

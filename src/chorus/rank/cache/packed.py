@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from chorus.errors import ChorusError
-from chorus.rank.cache.rows import Rows
+from chorus.rank.cache.rows import Lengths, Rows
 from chorus.rank.upstream import decoders
 
 GROUPS = (64, 32)
@@ -102,12 +102,12 @@ class PackedCache(_Packed):
     def fill(self, arrays: Sequence[mx.array], length: int) -> None:
         """Hold these arrays, of which so many places are filled."""
         self.arrays = list(arrays)
-        self._set_lengths([length])
+        self.lengths = Lengths([length])
 
     @staticmethod
     def merge(singles: Sequence[PackedCache]) -> PackedRows:
         """Single sequences, which stay as they are, as the rows of one batch."""
-        rows = PackedRows(singles[0].packing, [single.lengths[0] for single in singles])
+        rows = PackedRows(singles[0].packing, [single.lengths.longest for single in singles])
         rows._stack([single.arrays for single in singles])
         return rows
 
@@ -119,7 +119,7 @@ class PackedRows(_Packed):
         """A row as a single sequence, whose arrays are slices of these."""
         single = PackedCache(self.packing)
         if self.arrays:
-            single.fill(self._row(row), self.lengths[row])
+            single.fill(self._row(row), self.lengths.values[row])
         return single
 
 

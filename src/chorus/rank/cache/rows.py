@@ -7,7 +7,9 @@ would cost an accelerator its fused attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import mlx.core as mx
@@ -21,45 +23,104 @@ Block = tuple[Sequence[mx.array], int, int]
 """Arrays, how many rows they have, and how many of their places are filled at most."""
 
 
+class Lengths:
+    """How long the rows of a batch are, and the arrays that follow from it.
+
+    Layers whose rows are equally long share one object: each array is made once for all of them.
+    """
+
+    def __init__(self, values: Iterable[int]) -> None:
+        self.values = tuple(values)
+        self.longest = max(self.values)
+        self.equal = min(self.values) == self.longest
+        self._places: dict[int, mx.array] = {}
+        self._spread: dict[tuple[int, ...], mx.array] = {}
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
+        # Weak, or a cache that is never written would hold all that came after it.
+        self._after: tuple[int, weakref.ref[Lengths]] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lengths) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(self.values)
+
+    @cached_property
+    def array(self) -> mx.array:
+        """One number per row."""
+        return mx.array(self.values, dtype=mx.int32)
+
+    def after(self, count: int) -> Lengths:
+        """The lengths when every row has `count` tokens more: the same object for all layers that come to them."""
+        if self._after and self._after[0] == count and (shared := self._after[1]()):
+            return shared
+        lengths = Lengths([length + count for length in self.values])
+        self._after = count, weakref.ref(lengths)
+        return lengths
+
+    def places(self, count: int) -> mx.array:
+        """Where the next `count` tokens of each row go: (rows, 1, count, 1)."""
+        if count not in self._places:
+            starts = mx.expand_dims(self.array, (1, 2, 3))
+            self._places[count] = starts if count == 1 else starts + mx.arange(count)[:, None]
+        return self._places[count]
+
+    def places_of(self, tokens: mx.array) -> mx.array:
+        """Where each number of these tokens goes."""
+        shape = tokens.shape
+        if shape not in self._spread:
+            self._spread[shape] = mx.broadcast_to(self.places(shape[2]), shape)
+        return self._spread[shape]
+
+    def mask(self, count: int, window: int | None) -> mx.array:
+        """What the next `count` tokens of each row may look at."""
+        if (count, window) not in self._masks:
+            asking, places = self.places(count), mx.arange(self.longest + count)
+            seen = asking >= places
+            self._masks[count, window] = seen if window is None else seen & (asking < places + window)
+        return self._masks[count, window]
+
+
+def share_lengths(layers: Iterable[Rows]) -> None:
+    """Layers whose rows are equally long have one object for it from now on."""
+    known: dict[Lengths, Lengths] = {}
+    for rows in layers:
+        rows.lengths = known.setdefault(rows.lengths, rows.lengths)
+
+
 class Rows:
     """What rows of any form have in common: how long they are, and arrays of the shape (rows, heads, places, width)."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
+        self.lengths = Lengths(lengths)
         self.arrays: list[mx.array] = []
         """Nothing until the first tokens are written."""
-        self._offset: int | mx.array | None = None
 
     @property
     def offset(self) -> int | mx.array:
         """The place of the next token: one number where it is the same for all rows, else an array of one per row."""
-        if self._offset is None:
-            self._offset = self.lengths[0] if self._equal else mx.array(self.lengths, dtype=mx.int32)
-        return self._offset
+        return self.lengths.longest if self.lengths.equal else self.lengths.array
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """What the next `count` tokens of each row may look at."""
-        if self._equal:
+        if self.lengths.equal:
             mask: mx.array | str | None = decoders.create_attention_mask(
-                count, self.lengths[0], return_array, window_size
+                count, self.lengths.longest, return_array, window_size
             )
             return mask
-        asking = self._next_places(count)
-        places = mx.arange(max(self.lengths) + count)
-        seen = asking >= places
-        return seen if window_size is None else seen & (asking < places + window_size)
+        return self.lengths.mask(count, window_size)
 
     def append(self, new: Sequence[mx.array]) -> None:
         """Write the next tokens of every row, the same number for each."""
         count = new[0].shape[2]
-        room = room_for(max(self.lengths) + count)
+        room = room_for(self.lengths.longest + count)
         held = self.arrays or [array[:, :, :0] for array in new]
         self.arrays = [
             self._written(widened(array, room), tokens, count) for array, tokens in zip(held, new, strict=True)
         ]
-        self._set_lengths([length + count for length in self.lengths])
+        self.lengths = self.lengths.after(count)
 
     def is_trimmable(self) -> bool:
         """Every cache has this method: by it one is told from other values."""
@@ -67,70 +128,59 @@ class Rows:
 
     def trim_row(self, row: int, count: int) -> None:
         """One row forgets its last `count` tokens."""
-        lengths = list(self.lengths)
+        lengths = list(self.lengths.values)
         lengths[row] -= count
-        self._set_lengths(lengths)
+        self.lengths = Lengths(lengths)
 
     def filter(self, rows: mx.array) -> None:
         """Only these rows stay, in this order; the room that only others needed goes with them."""
-        self._set_lengths([self.lengths[row] for row in cast(list[int], rows.tolist())])
-        room = room_for(max(self.lengths))
+        self.lengths = Lengths([self.lengths.values[row] for row in cast(list[int], rows.tolist())])
+        room = room_for(self.lengths.longest)
         self.arrays = [array[:, :, :room][rows] for array in self.arrays]
 
     def extend(self, other: Rows) -> None:
         """The rows of `other` come behind these."""
         self.arrays = _stacked(
             [
-                (self.arrays, len(self.lengths), max(self.lengths)),
-                (other.arrays, len(other.lengths), max(other.lengths)),
+                (self.arrays, len(self.lengths.values), self.lengths.longest),
+                (other.arrays, len(other.lengths.values), other.lengths.longest),
             ]
         )
-        self._set_lengths(self.lengths + other.lengths)
+        self.lengths = Lengths(self.lengths.values + other.lengths.values)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
-    @property
-    def _equal(self) -> bool:
-        return min(self.lengths) == max(self.lengths)
-
     def _stack(self, singles: Sequence[Sequence[mx.array]]) -> None:
         """Take over what single sequences hold."""
-        self.arrays = _stacked([(arrays, 1, length) for arrays, length in zip(singles, self.lengths, strict=True)])
+        filled = zip(singles, self.lengths.values, strict=True)
+        self.arrays = _stacked([(arrays, 1, length) for arrays, length in filled])
 
     def _row(self, row: int) -> list[mx.array]:
-        return [array[row : row + 1, :, : self.lengths[row]] for array in self.arrays]
+        return [array[row : row + 1, :, : self.lengths.values[row]] for array in self.arrays]
 
     def _filled(self) -> list[mx.array]:
         """All arrays up to the end of the longest row."""
-        longest = max(self.lengths)
+        longest = self.lengths.longest
         return [array[..., :longest, :] for array in self.arrays]
 
     def _newest(self, count: int) -> list[mx.array]:
-        if self._equal:
-            end = self.lengths[0]
+        if self.lengths.equal:
+            end = self.lengths.longest
             return [array[..., end - count : end, :] for array in self.arrays]
-        places = self._next_places(count) - count
+        places = self.lengths.places(count) - count
         return [mx.take_along_axis(array, places, axis=2) for array in self.arrays]
-
-    def _set_lengths(self, lengths: list[int]) -> None:
-        self.lengths, self._offset = lengths, None
 
     def _written(self, held: mx.array, new: mx.array, count: int) -> mx.array:
         # The arrays of a ghost have no bytes, and a scatter divides by their width.
         if new.size == 0:
             return held
-        if self._equal:
-            start = self.lengths[0]
+        if self.lengths.equal:
+            start = self.lengths.longest
             held[..., start : start + count, :] = new
             return held
-        return mx.put_along_axis(held, self._next_places(count), new, axis=2)
-
-    def _next_places(self, count: int) -> mx.array:
-        """Where the next `count` tokens of each row go: (rows, 1, count, 1)."""
-        starts = mx.expand_dims(mx.array(self.offset), (1, 2, 3))
-        return starts if count == 1 else starts + mx.arange(count)[:, None]
+        return mx.put_along_axis(held, self.lengths.places_of(new), new, axis=2)
 
 
 class KeyValueRows(Rows):
@@ -148,7 +198,7 @@ class KeyValueRows(Rows):
         single = decoders.KVCache()
         if self.arrays:
             single.keys, single.values = self._row(row)
-            single.offset = self.lengths[row]
+            single.offset = self.lengths.values[row]
         return single
 
     # Some models put arrays of their own here.
