@@ -15,6 +15,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from chorus.messages.rank import CACHE_STEP
+from chorus.rank.attention.masks import Meaning, note
 from chorus.rank.upstream import decoders
 
 STEP = CACHE_STEP
@@ -77,7 +78,8 @@ class Lengths:
         if (count, window) not in self._masks:
             asking, places = self.places(count), mx.arange(self.longest + count)
             seen = asking >= places
-            self._masks[count, window] = seen if window is None else seen & (asking < places + window)
+            mask = seen if window is None else seen & (asking < places + window)
+            self._masks[count, window] = note(mask, Meaning(self.after(count), count, window or 0))
         return self._masks[count, window]
 
 
