@@ -6,8 +6,8 @@ over the width of the longest row: on an H200 34 ms for 32 rows of 4,096 tokens 
 A block has four warps, each of which takes 32 keys at a time. Four lanes share a key, 16 bytes each, so that a score
 takes two exchanges between lanes; then lanes stand side by side over the width of a value. What the heads of a group
 and the queries of a row ask for is computed together, as far as registers go: they read the same keys. Long rows are
-cut into parts, which a second kernel joins. Keys and values that lie otherwise than a cache lays them are read number by
-number.
+cut into parts, which a second kernel joins. Keys and values that lie otherwise than a cache lays them are read one by
+one.
 """
 
 from __future__ import annotations
