@@ -14,6 +14,7 @@ from benchmarks.cases import (
     agents,
     before,
     copy,
+    decode,
     disk,
     fault_free,
     grammar,
@@ -40,11 +41,14 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small),
+        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode),
     )
 }
-LARGE = ("agents", "prefix", "unique")
+LARGE = ("agents", "prefix", "unique", "decode")
 """Those that have a form for an accelerator."""
+QUANTIZED = ("decode",)
+"""Those of them that also have one for a quantized model."""
+IN_PARTS = {"decode": decode.PARTS}
 COMPARING = tuple(module.BENCHMARK.name for module in (before, fault_free, packed, packed_small))
 """Those that need another checkout."""
 QUICK = Options(quick=True, rounds=1, tokens=16)
@@ -77,6 +81,23 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         metavar="PYTHON",
         help=f"a Python that has llama-cpp-python, to show its speed beside ours ({packed_small.BENCHMARK.name})",
     )
+    parser.add_argument("--bits", type=int, choices=(4,), help=f"with --large: quantized ({', '.join(QUANTIZED)})")
+    parser.add_argument(
+        "--parts",
+        type=lambda text: tuple(text.split(",")),
+        metavar="PART,…",
+        help="only these: " + "; ".join(f"{', '.join(parts)} of {name}" for name, parts in IN_PARTS.items()),
+    )
+    parser.add_argument(
+        "--no-peer",
+        dest="peer",
+        action="store_const",
+        const=False,
+        help=f"without what it is compared with ({', '.join(IN_PARTS)})",
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="write results there, also those of quick runs and of runs ended early"
+    )
     given = parser.parse_args(arguments)
     names = given.names or [name for name in BENCHMARKS if name not in COMPARING or given.before]
     if unknown := [name for name in names if name not in BENCHMARKS]:
@@ -95,11 +116,18 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         parser.error(f"--llama is for {packed_small.BENCHMARK.name}: the others do not compare with llama.cpp")
     if given.llama and not Path(given.llama).is_file():
         parser.error(f"--llama: there is no {given.llama}")
+    if given.bits and not (given.large and set(names) <= set(QUANTIZED)):
+        parser.error(f"--bits is for --large and {', '.join(QUANTIZED)}")
+    if given.parts and not (len(names) == 1 and set(given.parts) <= set(IN_PARTS.get(names[0], ()))):
+        parser.error("--parts is for one benchmark at a time, and its own parts: see --help")
+    if given.peer is False and not set(names) <= set(IN_PARTS):
+        parser.error(f"--no-peer is for {', '.join(IN_PARTS)}")
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
     if given.tokens is not None and given.tokens < 2:
         parser.error("--tokens must be at least 2: one token has no speed")
-    chosen = {key: getattr(given, key) for key in ("rounds", "tokens", "seed", "model", "large", "before", "llama")}
+    keys = ("rounds", "tokens", "seed", "model", "large", "before", "llama", "bits", "parts", "peer", "out")
+    chosen = {key: getattr(given, key) for key in keys}
     overrides = {key: value for key, value in chosen.items() if value is not None}
     return names, replace(QUICK if given.quick else Options(), **overrides)
 
@@ -118,10 +146,11 @@ def main() -> int:
             continue
         report.show(result, console)
         # A quick run must not take the place of figures that somebody waited for.
-        if not options.quick:
-            console.print(f"written to {report.write(result)}", highlight=False)
+        if options.out or not options.quick:
+            folder = Path(options.out) if options.out else report.RESULTS
+            console.print(f"written to {report.write(result, folder)}", highlight=False)
             if plot := BENCHMARKS[name].plot:
-                console.print(f"drawn in {report.draw(result, plot)}", highlight=False)
+                console.print(f"drawn in {report.draw(result, plot, folder)}", highlight=False)
         missed += [f"{name}: {verdict.goal.words}" for verdict in result.verdicts if not verdict.met]
     for miss in missed:
         console.print(f"[bold red]missed[/] {miss}", highlight=False)

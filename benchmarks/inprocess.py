@@ -1,7 +1,7 @@
 """Generating without a server: the least that a token can cost.
 
-`InProcess` asks `mlx_lm.stream_generate`; running this module is the side that generates, one JSON line for each it
-reads. `LlamaCpp` asks benchmarks/llamacpp.py.
+`InProcess` asks `mlx_lm.stream_generate`, or `BatchGenerator` for several; running this module is the side that
+generates, one JSON line for each it reads. `LlamaCpp` asks benchmarks/llamacpp.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flow import Window
 from benchmarks.load import Answer, Batch
 from benchmarks.servers import ROOT, START_SECONDS, ServerFailed, Started, peer_module_environment
 
@@ -80,6 +81,11 @@ class InProcess(Generator):
     def generate(self, prompt: str, tokens: int) -> Answer:
         return Answer(**self.ask({"prompt": prompt, "tokens": tokens}))
 
+    def decode_rate(self, prompts: Sequence[Sequence[int]], tokens: int, most: int) -> float:
+        """Tokens per second of `BatchGenerator` once all these decode, until so many tokens of one of them later."""
+        rate: float = self.ask({"prompts": list(prompts), "tokens": tokens, "most": most})["rate"]
+        return rate
+
 
 class LlamaCpp(Generator):
     """A GGUF loaded with llama.cpp, by a Python that has llama-cpp-python."""
@@ -125,12 +131,33 @@ def _serve(path: Path, dtype: str | None) -> Iterator[dict[str, Any]]:
     yield {"ready": True}
     for line in sys.stdin:
         asked = json.loads(line)
+        if "prompts" in asked:
+            yield {"rate": _batch_rate(model, **asked)}
+            continue
         begin = time.perf_counter()
         moments = []
         for response in mlx_lm.stream_generate(model, tokenizer, asked["prompt"], max_tokens=asked["tokens"]):
             moments.append(time.perf_counter() - begin)
             last = response
         yield asdict(Answer(last.prompt_tokens, last.generation_tokens, 0, moments[0], moments[-1]))
+
+
+def _batch_rate(model: Any, prompts: list[list[int]], tokens: int, most: int) -> float:
+    import mlx.core as mx
+    from mlx_lm.generate import BatchGenerator
+
+    generator = BatchGenerator(model, max_tokens=most)
+    window = Window(generator.insert(prompts), tokens)
+    while window.closed is None:
+        for response in generator.next_generated():
+            window.add(response.uid, time.perf_counter(), 1)
+            if response.finish_reason:
+                window.end(time.perf_counter())
+    generator.close()
+    del generator
+    # Others are measured on this machine too.
+    mx.clear_cache()
+    return window.rate
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ HYBRID = "falcon-h1-135m"
 HYBRID_TINY = "falcon-h1-tiny"
 LLAMA_7B = "llama-7b-bfloat16"
 """For an accelerator: 14 GB."""
+LLAMA_MLP_14336 = "llama-7.2b-bfloat16"
+"""As wide as the 8B llamas and Mistral, with a smaller vocabulary: 14 GB."""
+LLAMA_MLP_14336_4BIT = "llama-7.2b-4bit"
 LLAMA_1B_4BIT = "llama-1.1b-4bit"
 """Quantized as most are that one downloads: 4 bits by 64, scales in bfloat16."""
 TINY_4BIT = "llama-tiny-4bit"
@@ -167,20 +170,24 @@ def write_word_model(
     """A random model that never ends an answer by itself and says words only, so that what it said is the same tokens
     when it comes back in the next prompt, as with a model that was trained.
     """
-    import mlx.core as mx
-
     from tests.support.tiny_model import write_random_model
 
     write_random_model(folder, config, dtype=dtype, quantize=quantize)
     first_word = write_word_tokenizer(folder, config["vocab_size"])
-    weights = dict(mx.load(str(folder / "model.safetensors")))
     output = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     # Their scores are zero, and among thousands of random ones there is always one above.
-    for part in weights.keys() & {f"{output}.weight", f"{output}.scales", f"{output}.biases"}:
-        weights[part][:first_word] = 0
-    aside = folder / "aside.safetensors"
-    mx.save_safetensors(str(aside), weights, metadata={"format": "mlx"})
-    aside.replace(folder / "model.safetensors")
+    zero_rows(folder / "model.safetensors", {f"{output}.{part}" for part in ("weight", "scales", "biases")}, first_word)
+
+
+def zero_rows(file: Path, tensors: set[str], rows: int) -> None:
+    """Set the first rows of those of these tensors that a safetensors file has to zero, in place: it may be large."""
+    with file.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        for name in header.keys() & tensors:
+            start, end = header[name]["data_offsets"]
+            stream.seek(8 + length + start)
+            stream.write(bytes(rows * ((end - start) // header[name]["shape"][0])))
 
 
 def _write_qwen2(folder: Path) -> None:
@@ -284,6 +291,19 @@ def _write_llama_7b(folder: Path) -> None:
     write_word_model(folder, LLAMA_400M | shape, dtype="bfloat16")
 
 
+def _write_llama_mlp_14336(folder: Path, quantize: dict[str, Any] | None = None) -> None:
+    from tests.support.tiny_model import LLAMA_400M
+
+    shape = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "vocab_size": 49152, "max_position_embeddings": 32768}
+    config = LLAMA_400M | shape | {"tie_word_embeddings": True}
+    write_word_model(folder, config, dtype="bfloat16", quantize=quantize)
+
+
+def _write_llama_mlp_14336_4bit(folder: Path) -> None:
+    _write_llama_mlp_14336(folder, {"bits": 4, "group_size": 64})
+
+
 def _write_smollm2(folder: Path) -> None:
     import mlx.core as mx
     from mlx_lm.utils import dequantize_model, load, save_model
@@ -316,6 +336,8 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     HYBRID: _write_hybrid,
     HYBRID_TINY: _write_hybrid_tiny,
     LLAMA_7B: _write_llama_7b,
+    LLAMA_MLP_14336: _write_llama_mlp_14336,
+    LLAMA_MLP_14336_4BIT: _write_llama_mlp_14336_4bit,
     LLAMA_1B_4BIT: _write_llama_1b_4bit,
     TINY_4BIT: _write_tiny_4bit,
     SMOLLM2 + FLOAT32_SUFFIX: _write_smollm2,

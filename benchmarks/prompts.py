@@ -41,9 +41,9 @@ class TokenPrompts:
     """Prompts as token ids: no two have even their first token in common."""
 
     def __init__(self, model: Path, seed: int) -> None:
-        vocabulary = _tokenizer(model).get_vocab_size()
+        self._tokenizer = _tokenizer(model)
         self._random = random.Random(seed)
-        self._plain = range(FIRST_PLAIN_TOKEN, vocabulary)
+        self._plain = range(FIRST_PLAIN_TOKEN, self._tokenizer.get_vocab_size())
         self._firsts = iter(self._random.sample(self._plain, len(self._plain)))
 
     def of(self, tokens: int) -> list[int]:
@@ -51,6 +51,10 @@ class TokenPrompts:
 
     def several(self, number: int, tokens: int) -> list[list[int]]:
         return [self.of(tokens) for _ in range(number)]
+
+    def text(self, prompt: list[int]) -> str:
+        """For whoever takes no ids; a word tokenizer (`models.write_word_tokenizer`) finds the same ones in it."""
+        return str(self._tokenizer.decode(prompt))
 
 
 @lru_cache

@@ -131,8 +131,22 @@ def clock() -> float:
 
 
 def write(result: Result, folder: Path = RESULTS) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return _replace(folder / f"{result.name}.json", json.dumps(asdict(result), indent=2) + "\n")
+    _unfinished(result, folder).unlink(missing_ok=True)
+    return _write(result, folder / f"{result.name}.json")
+
+
+def write_unfinished(result: Result, folder: Path) -> Path:
+    """What there is of a result: it stays where the run is ended before it is whole."""
+    return _write(result, _unfinished(result, folder))
+
+
+def _unfinished(result: Result, folder: Path) -> Path:
+    return folder / f"{result.name}.unfinished.json"
+
+
+def _write(result: Result, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _replace(path, json.dumps(asdict(result), indent=2) + "\n")
 
 
 def draw(result: Result, plot: Callable[[Samples], str], folder: Path = RESULTS) -> Path:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import machine, report
 from benchmarks.models import QWEN2
-from benchmarks.report import Goal, Result, Samples
+from benchmarks.report import Goal, Result, Samples, Verdict
 from benchmarks.servers import Started
 
 
@@ -30,6 +31,14 @@ class Options:
     """Another checkout, which some benchmarks compare this one with."""
     llama: str = ""
     """A Python that has llama-cpp-python, for the benchmark that shows llama.cpp's speed beside ours."""
+    bits: int | None = None
+    """With `large`: the same shape quantized to so many bits."""
+    parts: tuple[str, ...] = ()
+    """Some benchmarks can measure only these of their parts."""
+    peer: bool = True
+    """Whether what a benchmark compares with is measured too, where it can do without."""
+    out: str = ""
+    """Where results are written, those of a run that is ended early too."""
 
 
 @dataclass
@@ -40,6 +49,8 @@ class Run:
     say: Callable[[str], None]
     samples: Samples = field(default_factory=Samples)
     notes: list[str] = field(default_factory=list)
+    keep: Callable[[], None] = lambda: None
+    """Writes down what there is so far."""
 
     def interleave(self, *measurements: Callable[[], None], most_rounds: int | None = None) -> None:
         self.rounds(
@@ -48,7 +59,12 @@ class Run:
 
     def rounds(self, number: int, *measurements: Callable[[], None]) -> None:
         """So many, whatever the options say."""
-        report.interleave(number, measurements, self.say)
+
+        def kept(measurement: Callable[[], None]) -> None:
+            measurement()
+            self.keep()
+
+        report.interleave(number, [partial(kept, measurement) for measurement in measurements], self.say)
 
 
 @dataclass(frozen=True)
@@ -74,19 +90,31 @@ def execute(benchmark: Benchmark, options: Options, console: Console) -> Result:
     console.print(f"[bold]{benchmark.name}[/] …")
     run = Run(options, say=lambda text: console.print(f"  {text}", highlight=False))
     before, started, begin = machine.load_average(), report.now(), report.clock()
+
+    def result(verdicts: Iterable[Verdict] = ()) -> Result:
+        return Result(
+            name=result_name(benchmark.name, options),
+            about=benchmark.about,
+            started=started,
+            seconds=round(report.clock() - begin, 1),
+            machine=machine.facts(),
+            load_before=before,
+            load_after=machine.load_average(),
+            settings={**asdict(options), "before": Path(options.before).name, "llama": Path(options.llama).name},
+            samples=run.samples,
+            verdicts=tuple(verdicts),
+            notes=tuple(run.notes),
+        )
+
+    if options.out:
+        run.keep = lambda: report.write_unfinished(result(), Path(options.out))
     goals = benchmark.measure(run)
     if options.quick:
         run.notes.append("a quick run: too short to trust, it shows that the benchmark works")
-    return Result(
-        name=f"{benchmark.name}-large" if options.large else benchmark.name,
-        about=benchmark.about,
-        started=started,
-        seconds=round(report.clock() - begin, 1),
-        machine=machine.facts(),
-        load_before=before,
-        load_after=machine.load_average(),
-        settings={**asdict(options), "before": Path(options.before).name, "llama": Path(options.llama).name},
-        samples=run.samples,
-        verdicts=tuple(report.judge(goal, run.samples) for goal in goals),
-        notes=tuple(run.notes),
-    )
+    return result(report.judge(goal, run.samples) for goal in goals)
+
+
+def result_name(benchmark: str, options: Options) -> str:
+    """Of the file: runs of other models or parts do not take each other's place."""
+    bits = f"{options.bits}bit" if options.bits else ""
+    return "-".join(filter(None, (benchmark, "large" if options.large else "", bits, *options.parts)))

@@ -24,14 +24,18 @@ class StepLog:
 
     def new(self, server: HttpServer) -> list[dict[str, Any]]:
         """The steps since the last call, once the engine has nothing more to do."""
-        deadline = time.monotonic() + IDLE_SECONDS
-        while not is_idle(server.get("/health")):
-            if time.monotonic() > deadline:
-                raise ServerFailed(f"{server.name} is not idle {IDLE_SECONDS:g} s after its last answer")
-            time.sleep(_POLL_SECONDS)
+        wait_until_idle(server)
         lines = self.path.read_text().splitlines()
         added, self._read = lines[self._read :], len(lines)
         return [json.loads(line) for line in added]
+
+
+def wait_until_idle(server: HttpServer) -> None:
+    deadline = time.monotonic() + IDLE_SECONDS
+    while not is_idle(server.get("/health")):
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"{server.name} is not idle {IDLE_SECONDS:g} s after its last answer")
+        time.sleep(_POLL_SECONDS)
 
 
 def fed_tokens(steps: Iterable[dict[str, Any]]) -> int:
