@@ -28,6 +28,7 @@ from benchmarks.cases import (
     prefix,
     preshard,
     single,
+    step,
     storing,
     strangers,
     tensor,
@@ -41,12 +42,12 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode),
+        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode, step),
     )
 }
-LARGE = ("agents", "prefix", "unique", "decode")
+LARGE = ("agents", "prefix", "unique", "decode", "step")
 """Those that have a form for an accelerator."""
-QUANTIZED = ("decode",)
+QUANTIZED = ("decode", "step")
 """Those of them that also have one for a quantized model."""
 IN_PARTS = {"decode": decode.PARTS}
 COMPARING = tuple(module.BENCHMARK.name for module in (before, fault_free, packed, packed_small))
