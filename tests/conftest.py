@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 from collections.abc import Iterator
 
@@ -32,6 +33,9 @@ device_thread.keep_from_interrupting()
 
 # Each of the many clients would read the certificates of all authorities again, for a fortieth of a second.
 transports.create_ssl_context = functools.cache(transports.create_ssl_context)
+
+# A thread that outlives its test may log to what was captured for that test, which is closed by then.
+logging.raiseExceptions = False
 
 # Reading all test files makes a great many objects and no garbage, and looking for some takes a third of the time.
 gc.disable()

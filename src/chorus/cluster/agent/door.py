@@ -139,6 +139,8 @@ class AgentDoor:
             self._route(secure, host)
         except (handshake.JoinRefused, NotTrusted) as refusal:
             log.warning("refused %s: %s", host, refusal)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            log.info("%s went away: %s", host, error)
         except (ssl.SSLError, TimeoutError) as error:
             # A coordinator knocks as a member first, which a node without a certificate cannot answer.
             level = logging.WARNING if self._identity else logging.INFO
