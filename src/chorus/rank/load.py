@@ -23,8 +23,8 @@ from chorus.platform import blas, mac_memory, metal
 from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
 from chorus.platform.sizes import size
-from chorus.rank.attention import hook as attention
 from chorus.rank.cache.packed import CannotPack, packing_of
+from chorus.rank.cuda import hooks as cuda
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
 from chorus.rank.products.usable import usable
 from chorus.rank.tensor.divide import TensorPlan, shard_model
@@ -220,7 +220,7 @@ class _Numbers:
 
 
 def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Numbers, progress: Progress) -> LoadedShard:
-    attention.install()
+    cuda.install()
     policy = numbers.policy(lazy.model)
     _apply(lazy.model, policy)
     budget = mac_budget(mx, numbers.share.fraction, numbers.share.ranks)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from chorus.messages.rank import CACHE_STEP
-from chorus.rank.attention.masks import Meaning, note
+from chorus.rank.cuda.masks import Meaning, note
 from chorus.rank.upstream import decoders
 
 STEP = CACHE_STEP

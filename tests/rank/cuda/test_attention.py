@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from chorus.platform import device
-from chorus.rank.attention import hook
-from chorus.rank.attention.hook import Attention
-from chorus.rank.attention.kernel import Shape
 from chorus.rank.cache import caches
-from tests.rank.attention.test_masks import rows_of
+from chorus.rank.cuda.attention import Attention
+from chorus.rank.cuda.kernel import Shape
+from tests.rank.cuda.test_masks import rows_of
 from tests.support.architectures import ARCHITECTURES
 from tests.support.architectures.build import build_config
 
@@ -126,14 +123,3 @@ def test_what_the_kernel_is_not_made_for_goes_to_mlx() -> None:
     half = mx.bfloat16
     attention(q.astype(half)[:1], k.astype(half)[:1], k.astype(half)[:1], scale=1.0, mask=mask[:1])
     assert not slow.asked
-
-
-@pytest.mark.parametrize(("backend", "hooked"), [("cpu", False), ("metal", False), ("cuda", True)])
-def test_only_cuda_has_it_and_once(backend: str, hooked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "backend", lambda: backend)
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", MLX)
-    for _ in range(2):
-        hook.install()
-    found: Any = mx.fast.scaled_dot_product_attention
-    assert isinstance(found, Attention) == hooked
-    assert (found._own if hooked else found) is MLX

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from chorus.platform import device
-from chorus.rank.attention.hook import TOLERANCE, Attention
-from chorus.rank.attention.kernel import MOST_QUERIES, Shape, _kernel, attend, parts_of
+from chorus.rank.cuda.attention import TOLERANCE, Attention
+from chorus.rank.cuda.kernel import MOST_QUERIES, Shape, _kernel, attend, parts_of
 
 LLAMA = Shape(mx.bfloat16, 128, 128, 8, 4, 1)
 SHAPES = [

@@ -3,9 +3,9 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from chorus.rank.attention import masks
-from chorus.rank.attention.masks import MOST_KEPT, Meaning, meaning, note
 from chorus.rank.cache.rows import KeyValueRows, Lengths
+from chorus.rank.cuda import masks
+from chorus.rank.cuda.masks import MOST_KEPT, Meaning, meaning, note
 from chorus.rank.upstream.decoders import KVCache
 
 

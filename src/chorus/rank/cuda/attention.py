@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from chorus.platform import device
-from chorus.rank.attention import kernel
-from chorus.rank.attention.kernel import Shape
-from chorus.rank.attention.masks import Meaning, meaning
+from chorus.rank.cuda import kernel
+from chorus.rank.cuda.kernel import Shape
+from chorus.rank.cuda.masks import Meaning, meaning
 
 log = logging.getLogger("chorus.rank")
 
@@ -25,13 +24,6 @@ TOLERANCE = 0.05
 """Between the kernel and MLX, both in half precision, on numbers around 1."""
 
 _TRIED_ROWS = (3, 70, 41)
-
-
-def install() -> None:
-    """On CUDA, from now on. Once is enough."""
-    own = mx.fast.scaled_dot_product_attention
-    if device.backend() == "cuda" and not isinstance(own, Attention):
-        mx.fast.scaled_dot_product_attention = Attention(own)
 
 
 class Attention:

@@ -1,1 +1,0 @@
-"""Attention of single tokens over rows of unequal length, where MLX has no kernel for it."""

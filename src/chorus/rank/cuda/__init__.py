@@ -1,0 +1,1 @@
+"""What MLX lacks on CUDA, put in front of its own functions."""
