@@ -7,7 +7,7 @@ and masks that nobody knows, go on to MLX.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -32,7 +32,7 @@ class Attention:
     def __init__(self, own: Attend, attend: Attend = kernel.attend) -> None:
         self._own = own
         self._attend = attend
-        self._usable: dict[Shape, bool] = {}
+        self._shapes: dict[Hashable, Shape | None] = {}
 
     def __call__(
         self,
@@ -46,21 +46,27 @@ class Attention:
         **options: Any,
     ) -> mx.array:
         known = meaning(mask)
-        shape = _shape(q, k, v, known, sinks) if known and not options else None
-        if known is None or shape is None or not self._works(shape):
+        shape = self._shape(q, k, v, known, sinks) if known and not options else None
+        if known is None or shape is None:
             return self._own(q, k, v, scale=scale, mask=mask, sinks=sinks, **options)
         rows = known.lengths
         return self._attend(q, k, v, rows.array, shape=shape, scale=scale, longest=rows.longest, sinks=sinks)
 
-    def _works(self, shape: Shape) -> bool:
+    def _shape(self, q: mx.array, k: mx.array, v: mx.array, known: Meaning, sinks: mx.array | None) -> Shape | None:
+        """What the kernel is asked for; None where it is not made for it, or the mask not for these arrays."""
+        asked, held, lengths = q.shape, k.shape, known.lengths
+        if asked[2] != known.queries or asked[0] != len(lengths.values) or held[2] != lengths.longest:
+            return None
+        kind = asked[1:], held[1], v.shape[3], q.dtype, k.dtype, v.dtype, known.window, sinks is None
+        if kind not in self._shapes:
+            self._shapes[kind] = self._usable(_shape(q, k, v, known.window, sinks))
+        return self._shapes[kind]
+
+    def _usable(self, shape: Shape | None) -> Shape | None:
         """Tried once for every shape, on a few numbers: a kernel that cannot be compiled here ends nobody's request."""
-        if shape not in self._usable:
-            self._usable[shape] = self._try(shape)
-        return self._usable[shape]
+        return shape if shape and shape.fits and self._try(shape) else None
 
     def _try(self, shape: Shape) -> bool:
-        if not shape.fits:
-            return False
         try:
             off = max(self._distance(shape, parts) for parts in (1, 2))
         except (RuntimeError, ValueError) as error:
@@ -95,10 +101,8 @@ class Attention:
         return cast(float, distance.item())
 
 
-def _shape(q: mx.array, k: mx.array, v: mx.array, known: Meaning, sinks: mx.array | None) -> Shape | None:
-    """None where the arrays are not those that the mask was made for."""
-    rows, heads, queries, width = q.shape
-    fitting = queries == known.queries and rows == len(known.lengths.values) and k.shape[2] == known.lengths.longest
-    if not fitting or heads % k.shape[1] or not q.dtype == k.dtype == v.dtype:
+def _shape(q: mx.array, k: mx.array, v: mx.array, window: int, sinks: mx.array | None) -> Shape | None:
+    _, heads, queries, width = q.shape
+    if heads % k.shape[1] or not q.dtype == k.dtype == v.dtype:
         return None
-    return Shape(q.dtype, width, v.shape[3], k.shape[1], heads // k.shape[1], queries, known.window, sinks is not None)
+    return Shape(q.dtype, width, v.shape[3], k.shape[1], heads // k.shape[1], queries, window, sinks is not None)

@@ -12,9 +12,11 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache as memoize
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -29,6 +31,7 @@ MOST_WIDTH = 2048
 SHORTEST_PART = 1024
 """To join parts is another kernel: on an H200 shorter ones gain nothing by it."""
 MOST_PARTS = 16
+MOST_LAUNCHES = 1024
 MOST_BLOCKS = 2048
 """More of them wait for each other."""
 
@@ -190,6 +193,9 @@ _JOIN = r"""
 """
 
 
+Kernel = Callable[..., list[mx.array]]
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a kernel is compiled for."""
@@ -215,7 +221,7 @@ class Shape:
         most = min(MOST_TOGETHER, MOST_WIDTH // self.value_width, MOST_WIDTH // self.width)
         return max(n for n in range(1, most + 1) if wanted % n == 0)
 
-    @property
+    @cached_property
     def blocks_per_row(self) -> int:
         return self.heads * self.queries * self.group // self.together
 
@@ -250,6 +256,27 @@ def attend(
     rows = queries.shape[0]
     parts = parts or parts_of(shape, rows, longest)
     inputs, sinking = [queries, keys, values, lengths, _scalar(scale)], [] if sinks is None else [sinks]
+    launch = _launch(shape, rows, parts)
+    if parts == 1:
+        (out,) = launch.attend(inputs=inputs + sinking)
+        return out
+    count = _count(parts)
+    part, peaks = launch.attend(inputs=[*inputs, count])
+    (out,) = launch.join(inputs=[part, peaks, *sinking, count])
+    return out
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Kernels with all that they are told besides their inputs."""
+
+    attend: Kernel
+    join: Kernel
+
+
+@lru_cache(maxsize=MOST_LAUNCHES)
+def _launch(shape: Shape, rows: int, parts: int) -> _Launch:
+    """Made once for all layers and steps: what it takes to say counts in a step that has hundreds of kernels."""
     constants: list[tuple[str, Any]] = [
         ("X", shape.dtype),
         ("D", shape.width),
@@ -263,32 +290,29 @@ def attend(
         ("WINDOW", shape.window),
     ]
     asked = shape.heads * shape.group * shape.queries
-    result = {
+    whole: dict[str, Any] = {
         "output_shapes": [(rows, shape.heads * shape.group, shape.queries, shape.value_width)],
         "output_dtypes": [shape.dtype],
     }
-    launch: dict[str, Any] = {
-        "template": constants,
-        "grid": (rows * shape.blocks_per_row * parts * WARPS * 32, 1, 1),
-        "threadgroup": (WARPS * 32, 1, 1),
+    cut: dict[str, Any] = {
+        "output_shapes": [(rows * asked * parts * shape.value_width,), (rows * asked * parts * 2,)],
+        "output_dtypes": [mx.float32, mx.float32],
     }
-    if parts == 1:
-        (out,) = _kernel("whole", shape.sinks)(inputs=[*inputs, *sinking], **launch, **result)
-        return out
-    part, peaks = _kernel("part", False)(
-        inputs=[*inputs, _count(parts)],
-        **launch,
-        output_shapes=[(rows * asked * parts * shape.value_width,), (rows * asked * parts * 2,)],
-        output_dtypes=[mx.float32, mx.float32],
+    attend = partial(
+        _kernel("part", False) if parts > 1 else _kernel("whole", shape.sinks),
+        template=constants,
+        grid=(rows * shape.blocks_per_row * parts * WARPS * 32, 1, 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        **(cut if parts > 1 else whole),
     )
-    (out,) = _kernel("join", shape.sinks)(
-        inputs=[part, peaks, *sinking, _count(parts)],
+    join = partial(
+        _kernel("join", shape.sinks),
         template=constants,
         grid=(rows * asked * 128, 1, 1),
         threadgroup=(128, 1, 1),
-        **result,
+        **whole,
     )
-    return out
+    return _Launch(attend, join)
 
 
 @memoize
@@ -303,7 +327,7 @@ def _count(parts: int) -> mx.array:
 
 
 @memoize
-def _kernel(kind: str, with_sinks: bool) -> Any:
+def _kernel(kind: str, with_sinks: bool) -> Kernel:
     """Names of what is not there would not compile, so each form has its own source."""
     read = ["part", "peaks"] if kind == "join" else ["q", "k", "v", "lengths", "scale"]
     written = ["part", "peaks"] if kind == "part" else ["out"]
@@ -315,4 +339,4 @@ def _kernel(kind: str, with_sinks: bool) -> Any:
     source = source.replace("PARTS", "constexpr int S = 1;" if kind == "whole" else "const int S = parts[0];")
     names = [*read, *(["sinks"] if with_sinks else []), *([] if kind == "whole" else ["parts"])]
     name = f"chorus_{kind}{'_sinks' if with_sinks else ''}"
-    return mx.fast.cuda_kernel(name, names, written, source, ensure_row_contiguous=kind == "join")
+    return cast(Kernel, mx.fast.cuda_kernel(name, names, written, source, ensure_row_contiguous=kind == "join"))

@@ -32,7 +32,7 @@ class RowsTogether:
             return self._own(x, w, *arguments, **options)
         together = x.reshape(rows, width)
         if rows < LEAST_ROWS:
-            together = mx.pad(together, ((0, LEAST_ROWS - rows), (0, 0)))
+            together = mx.pad(together, [(0, LEAST_ROWS - rows), (0, 0)])
         made = self._own(together, w, *arguments, **options)
         if rows < LEAST_ROWS:
             made = made[:rows]
