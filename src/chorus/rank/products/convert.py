@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +21,11 @@ from chorus.rank.products.layers import (
     PackedMlp,
     PackedMlps,
     PackedSummedLinear,
-    Shared,
+    cross,
 )
-from chorus.rank.products.mlps import EXPERT, Mlp, Sizes, recognise
+from chorus.rank.products.mlps import EXPERT, Mlp, recognise
 from chorus.rank.products.packing import pack
+from chorus.rank.products.shared import Shared, foreign_columns, likely_together, sizes_of
 from chorus.rank.upstream import weights as upstream
 from chorus.rank.upstream.forms import converted, innermost, put_behind
 
@@ -66,20 +66,21 @@ class _Converter:
             # Rounded activations could choose other experts, and as a part of MLX's graph it needs no crossing.
             self._unpack((module, name))
         linears, experts = _children(module, PackedLinear), _children(module, PackedExperts)
-        mlp = recognise(module, {name: _sizes(child) for name, child in linears.items()})
+        sizes = {name: sizes_of(child) for name, child in linears.items()}
+        mlp = recognise(module, sizes)
         if mlp and self._as_one(module, linears, mlp):
             return
-        mlp = recognise(module, {name: _sizes(child) for name, child in experts.items()}, EXPERT)
+        mlp = recognise(module, {name: sizes_of(child) for name, child in experts.items()}, EXPERT)
         if mlp and self._experts_as_one(module, experts, mlp):
             return
-        for names in _likely_together(linears, ends=not _children(module, PackedSummedLinear)):
+        for names in likely_together(sizes, ends=not _children(module, PackedSummedLinear)):
             self._share([(module, name) for name in names])
         for place in _places(module):
             self._alone(place)
 
     def _as_one(self, module: nn.Module, linears: Children, mlp: Mlp) -> bool:
-        before, after = _foreign(linears[mlp.last])
-        if (before or after) and _sizes(linears[mlp.inner[0]]).gives != _sizes(linears[mlp.last]).takes:
+        before, after = foreign_columns(linears[mlp.last])
+        if (before or after) and sizes_of(linears[mlp.inner[0]]).gives != sizes_of(linears[mlp.last]).takes:
             return False  # gate and what it opens in one matrix: there is no end to add the foreign rows at
         read, last = self._matrices(linears[mlp.last])
         inner = [self._matrices(linears[name]) for name in mlp.inner]
@@ -94,7 +95,7 @@ class _Converter:
         return True
 
     def _experts_as_one(self, module: nn.Module, experts: Children, mlp: Mlp) -> bool:
-        if any(_foreign(child) != (0, 0) for child in experts.values()):
+        if any(foreign_columns(child) != (0, 0) for child in experts.values()):
             return False
         found = {name: self._matrices(child) for name, child in experts.items()}
         if not all(matrices for _, matrices in found.values()):
@@ -123,7 +124,7 @@ class _Converter:
             return
         kernel = kernels.linears([matrix for *_, matrix in found])
         self._hold(kernel, sum(read for _, _, read, _ in found))
-        shared = Shared(kernel)
+        shared = _shared(kernel)
         for number, (holder, key, _, _) in enumerate(found):
             made = upstream.blank(converted(type(holder[key]), PACKED_FORMS))
             vars(made).update(shared=shared, place=number)
@@ -151,7 +152,7 @@ class _Converter:
             (matrix,) = matrices
             made = upstream.blank(converted(type(child), PACKED_FORMS))
             kernel = self._hold(kernels.linears([Matrix(matrix.packed)]), read)
-            vars(made).update(shared=Shared(kernel), place=0, group=child.group)
+            vars(made).update(shared=_shared(kernel), place=0, group=child.group)
             if matrix.bias is not None:
                 made.bias = mx.array(matrix.bias)
             holder[key] = made
@@ -196,31 +197,23 @@ class _Converter:
         return kernel
 
 
+def _shared(kernel: Kernel) -> Shared:
+    return Shared(kernel.count, lambda places, x: cross(kernel, x, places))
+
+
 def _doubles_as_head(model: nn.Module) -> nn.Module | None:
     """The embedding that is multiplied with where there is no head: the one of all tokens, not of positions, and not
     the wide one from which each layer takes a part.
     """
     embeddings = [module for _, module in model.named_modules() if _packed_form(module) is PackedEmbedding]
-    return max(embeddings, key=lambda one: (_sizes(one).gives, -_sizes(one).takes), default=None)
+    return max(embeddings, key=lambda one: (sizes_of(one).gives, -sizes_of(one).takes), default=None)
 
 
 def _routers(module: nn.Module) -> list[str]:
     """The layers by which a module that holds experts chooses among them."""
     held = (child for value in module.values() if isinstance(value, nn.Module) for child in value.values())
     counts = {len(child.weight) for child in held if _packed_form(child) is PackedExperts}
-    return [name for name, child in _children(module, PackedLinear).items() if _sizes(child).gives in counts]
-
-
-def _likely_together(linears: Children, ends: bool) -> list[list[str]]:
-    """Layers that take equally wide rows are likely to be given the same; not the last where the module `ends` with it,
-    for it is given what the others have made. This only saves work: whether they are is seen when they run.
-    """
-    by_width: defaultdict[int, list[str]] = defaultdict(list)
-    alone = list(linears)[-1:] if ends else []
-    for name, child in linears.items():
-        if name not in alone:
-            by_width[_sizes(child).takes].append(name)
-    return [*by_width.values(), *([alone] if alone else [])]
+    return [name for name, child in _children(module, PackedLinear).items() if sizes_of(child).gives in counts]
 
 
 def _children(module: nn.Module, form: type) -> dict[str, Any]:
@@ -239,15 +232,6 @@ def _places(module: nn.Module) -> Iterator[Place]:
 def _packed_form(child: Any) -> type | None:
     form = converted(type(child), PACKED_FORMS) if isinstance(child, nn.Module) else None
     return innermost(form) if form else None
-
-
-def _sizes(child: Any) -> Sizes:
-    return Sizes(child.scales.shape[-1] * child.group_size - sum(_foreign(child)), child.weight.shape[-2])
-
-
-def _foreign(child: Any) -> tuple[int, int]:
-    """How many columns at its ends a layer has that are not its own: it is given zeros for them."""
-    return getattr(type(child), "foreign", (0, 0))
 
 
 def _plain(array: mx.array) -> Any:

@@ -15,38 +15,11 @@ from numpy.typing import NDArray
 
 from chorus.rank.products.kernels import Kernel
 from chorus.rank.products.packing import Floats
+from chorus.rank.products.shared import Shared
 from chorus.rank.upstream.forms import Table
 from chorus.rank.upstream.weights import QuantizedSwitchLinear
 
 Integers = NDArray[np.integer]
-
-
-class Shared:
-    """The products of layers that are given the same input, computed together by whichever of them is asked first.
-
-    Whether they are is seen as they run: a layer that turns out to have an input of its own, or not to be asked, is
-    computed alone from then on.
-    """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._together = list(range(kernel.count))
-        self._input: mx.array | None = None
-        self._waiting: dict[int, mx.array] = {}
-
-    def product(self, place: int, x: mx.array) -> mx.array:
-        if self._input is not x:
-            if self._waiting:
-                self._together = [other for other in self._together if other not in self._waiting]
-                self._waiting = {}
-            self._input = None
-        if self._input is None and place in self._together and len(self._together) > 1:
-            made = cross(self._kernel, x, self._together)
-            self._input, self._waiting = x, dict(zip(self._together, made, strict=True))
-        found = self._waiting.pop(place, None)
-        if not self._waiting:
-            self._input = None
-        return cross(self._kernel, x, [place])[0] if found is None else found
 
 
 class PackedLinear(nn.Module):

@@ -13,6 +13,7 @@ import numpy as np
 
 from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO, Between, halves
 from chorus.rank.products.packing import Floats
+from chorus.rank.products.shared import Sizes
 from chorus.rank.upstream.forms import innermost
 
 _SPREADS = np.array([[1], [6], [1000]], np.float32)
@@ -28,14 +29,6 @@ class Mlp:
     inner: tuple[str, ...]
     between: Between
     last: str
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How wide the rows are that a layer takes, and those it gives."""
-
-    takes: int
-    gives: int
 
 
 def recognise(module: nn.Module, layers: Mapping[str, Sizes], *arguments: Any) -> Mlp | None:
