@@ -26,6 +26,7 @@ from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.cuda import hooks as cuda
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
+from chorus.rank.products.joined import join_products, pays
 from chorus.rank.products.usable import usable
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
@@ -231,6 +232,8 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
         weight_bytes = _pack(path, lazy.model, tied, progress)
     else:
         blas.set_threads(platform.rank_threads())  # a packed model before it may have taken some
+        if pays(platform.device.backend()):
+            join_products(lazy.model)
         weight_bytes = _read(path, lazy.model, progress)
     if budget:
         metal.hold(mx, weight_bytes, budget)

@@ -12,7 +12,8 @@ from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 
 from chorus.rank.products.convert import pack_products
 from chorus.rank.products.kernels import Kernel, Matrix, linears
-from chorus.rank.products.layers import PackedEmbedding, PackedExperts, PackedLinear, PackedMlps, Shared, cross
+from chorus.rank.products.layers import PackedEmbedding, PackedExperts, PackedLinear, PackedMlps, cross, shared_by
+from chorus.rank.products.shared import Shared
 from chorus.rank.upstream.weights import unpacked
 from tests.rank.products.rounding import explained, packed, quantized
 
@@ -83,7 +84,7 @@ def shared(*rows: int) -> tuple[Shared, list[Kernel], list[int]]:
         return run(names, *rest)
 
     kernel._run = counted
-    return Shared(kernel), [linears([matrix]) for matrix in held], crossings
+    return shared_by(kernel), [linears([matrix]) for matrix in held], crossings
 
 
 def alone(kernel: Kernel, x: mx.array) -> mx.array:

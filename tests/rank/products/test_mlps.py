@@ -14,9 +14,10 @@ from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO
-from chorus.rank.products.convert import _children, _sizes, pack_products
+from chorus.rank.products.convert import _children, pack_products
 from chorus.rank.products.layers import PackedExperts, PackedLinear, PackedMlp, PackedMlps
 from chorus.rank.products.mlps import EXPERT, Mlp, recognise
+from chorus.rank.products.shared import sizes_of
 from tests.rank.products.test_layers import WIDTH, near, x_of
 
 HIDDEN = 192
@@ -82,7 +83,7 @@ def quantized(module: nn.Module) -> nn.Module:
 
 
 def found(module: nn.Module) -> Mlp | None:
-    return recognise(module, {name: _sizes(child) for name, child in _children(module, PackedLinear).items()})
+    return recognise(module, {name: sizes_of(child) for name, child in _children(module, PackedLinear).items()})
 
 
 def becomes_one_graph(module: nn.Module) -> None:
@@ -225,7 +226,7 @@ def test_what_is_not_known_in_every_step_is_left_to_mlx_with_packed_layers(what:
 )
 def test_experts_are_recognised_as_well(made: Callable[..., nn.Module], name: str) -> None:
     module = quantized(made(WIDTH, HIDDEN, 4))
-    sizes = {own: _sizes(child) for own, child in _children(module, PackedExperts).items()}
+    sizes = {own: sizes_of(child) for own, child in _children(module, PackedExperts).items()}
     mlp = recognise(module, sizes, EXPERT)
     assert mlp is not None
     assert mlp.between.name == name

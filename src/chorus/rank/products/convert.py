@@ -21,11 +21,11 @@ from chorus.rank.products.layers import (
     PackedMlp,
     PackedMlps,
     PackedSummedLinear,
-    cross,
+    shared_by,
 )
 from chorus.rank.products.mlps import EXPERT, Mlp, recognise
 from chorus.rank.products.packing import pack
-from chorus.rank.products.shared import Shared, foreign_columns, likely_together, sizes_of
+from chorus.rank.products.shared import foreign_columns, likely_together, sizes_of
 from chorus.rank.upstream import weights as upstream
 from chorus.rank.upstream.forms import converted, innermost, put_behind
 
@@ -124,7 +124,7 @@ class _Converter:
             return
         kernel = kernels.linears([matrix for *_, matrix in found])
         self._hold(kernel, sum(read for _, _, read, _ in found))
-        shared = _shared(kernel)
+        shared = shared_by(kernel)
         for number, (holder, key, _, _) in enumerate(found):
             made = upstream.blank(converted(type(holder[key]), PACKED_FORMS))
             vars(made).update(shared=shared, place=number)
@@ -152,7 +152,7 @@ class _Converter:
             (matrix,) = matrices
             made = upstream.blank(converted(type(child), PACKED_FORMS))
             kernel = self._hold(kernels.linears([Matrix(matrix.packed)]), read)
-            vars(made).update(shared=_shared(kernel), place=0, group=child.group)
+            vars(made).update(shared=shared_by(kernel), place=0, group=child.group)
             if matrix.bias is not None:
                 made.bias = mx.array(matrix.bias)
             holder[key] = made
@@ -195,10 +195,6 @@ class _Converter:
         mx.clear_cache()
         self._progress(read)
         return kernel
-
-
-def _shared(kernel: Kernel) -> Shared:
-    return Shared(kernel.count, lambda places, x: cross(kernel, x, places))
 
 
 def _doubles_as_head(model: nn.Module) -> nn.Module | None:

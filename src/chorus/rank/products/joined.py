@@ -22,6 +22,8 @@ from chorus.rank.upstream.weights import QuantizedSwitchLinear, SwitchLinear
 
 Arrays = Mapping[str, mx.array]
 Product = Callable[..., mx.array]
+Products = Callable[..., Any]
+"""A list of them. (For what splits an array, the library tells that it makes one.)"""
 Run = tuple[int, int]
 """Neighbours: the place of the first, and that behind the last."""
 
@@ -69,18 +71,14 @@ class Joined:
         self._arrays = arrays
         self._edges = [0, *accumulate(rows)]
         self._product = product
-        self._plans: dict[Sequence[int], list[tuple[Product, list[int]]]] = {}
+        self._products: dict[Sequence[int], list[Products]] = {}
 
     def __call__(self, places: tuple[int, ...], *given: Any) -> list[mx.array]:
-        if places not in self._plans:
-            self._plans[places] = [self._plan(run) for run in runs(places)]
-        made: list[mx.array] = []
-        for product, cuts in self._plans[places]:
-            whole = product(*given)
-            # With a first cut at 0 MLX takes slices. The parts of its split do not know how far they reach, and CUDA's
-            # rotation would write beyond a buffer that is as long as they say.
-            made += mx.split(whole, cuts, axis=-1)[1:] if cuts else [whole]
-        return made
+        if (products := self._products.get(places)) is None:
+            products = self._products[places] = [self._products_of(run) for run in runs(places)]
+        if len(products) == 1:
+            return products[0](*given)
+        return [made for several in products for made in several(*given)]
 
     def rows(self, run: Run) -> dict[str, mx.array]:
         """What the layers of a run have of each array."""
@@ -89,10 +87,15 @@ class Joined:
             name: array[..., own, :] if _AXES[name] == -2 else array[..., own] for name, array in self._arrays.items()
         }
 
-    def _plan(self, run: Run) -> tuple[Product, list[int]]:
-        """A run's product, and where it is cut."""
+    def _products_of(self, run: Run) -> Products:
         start, *inner = self._edges[slice(*run)]
-        return self._product(self.rows(run)), [0, *(edge - start for edge in inner)] if inner else []
+        product = self._product(self.rows(run))
+        if not inner:
+            return lambda *given: [product(*given)]
+        # With a first cut at 0 MLX takes slices. The parts of its split do not know how far they reach, and CUDA's
+        # rotation would write beyond a buffer that is as long as they say.
+        cuts = [0, *(edge - start for edge in inner)]
+        return lambda *given: mx.split(product(*given), cuts, axis=-1)[1:]
 
 
 def runs(places: Sequence[int]) -> Iterator[Run]:

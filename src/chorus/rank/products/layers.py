@@ -107,6 +107,11 @@ def cross(kernel: Kernel, x: mx.array, places: Sequence[int]) -> list[mx.array]:
     return [mx.array(part).reshape(*x.shape[:-1], -1) for part in made]
 
 
+def shared_by(kernel: Kernel) -> Shared:
+    """For the layers whose products a kernel computes."""
+    return Shared(kernel.count, lambda places, x: cross(kernel, x, places))
+
+
 PACKED_FORMS: Table = {
     nn.QuantizedLinear: PackedLinear,
     nn.QuantizedAllToShardedLinear: PackedLinear,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import mlx.core as mx
@@ -24,20 +25,23 @@ class Shared:
     def __init__(self, count: int, compute: Compute) -> None:
         self._compute = compute
         self._together = tuple(range(count))
-        self._given: tuple[Any, ...] = ()
+        self._input: mx.array | None = None
+        self._beside: tuple[Any, ...] = ()
         self._waiting: dict[int, mx.array] = {}
 
-    def product(self, place: int, *given: Any) -> mx.array:
-        if self._waiting and any(one is not other for one, other in zip(self._given, given, strict=True)):
-            self._together = tuple(other for other in self._together if other not in self._waiting)
-            self._waiting = {}
-        if not self._waiting and place in self._together and len(self._together) > 1:
-            made = self._compute(self._together, *given)
-            self._given, self._waiting = given, dict(zip(self._together, made, strict=True))
-        found = self._waiting.pop(place, None)
-        if not self._waiting:
-            self._given = ()
-        return self._compute((place,), *given)[0] if found is None else found
+    def product(self, place: int, x: mx.array, *beside: Any) -> mx.array:
+        """`beside` is what else the layer is given: to share, it must be the same too."""
+        waiting = self._waiting
+        if waiting and (x is not self._input or (beside and not all(map(is_, beside, self._beside)))):
+            self._together = tuple(other for other in self._together if other not in waiting)
+            waiting.clear()
+        if not waiting and place in self._together and len(self._together) > 1:
+            self._input, self._beside = x, beside
+            waiting.update(zip(self._together, self._compute(self._together, x, *beside), strict=True))
+        found = waiting.pop(place, None)
+        if not waiting:
+            self._input, self._beside = None, ()
+        return self._compute((place,), x, *beside)[0] if found is None else found
 
 
 @dataclass(frozen=True)
