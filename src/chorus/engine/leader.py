@@ -15,20 +15,19 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
-import numpy as np
 
 from chorus.engine.followers import Follower
 from chorus.engine.prefix.disk import FileList
 from chorus.engine.prefix.index import PrefixIndex
-from chorus.engine.sampling import Draw, Mask, Scores, sample, score
+from chorus.engine.sampling import Draw, Mask, Sampler, Scores, score
 from chorus.engine.scheduler import Scheduler
 from chorus.engine.sequences import Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
-from chorus.messages.rank import Evict, Feed, Step, Store
+from chorus.messages.rank import Evict, Step, Store
 from chorus.platform import faults
 from chorus.platform.freed_buffers import FreedBuffers
 from chorus.platform.metal import raise_if_gpu_lost
@@ -43,6 +42,9 @@ log = logging.getLogger("chorus.engine")
 
 IDLE_SECONDS = 1.0
 """How long the loop waits for a command before it looks after the ranks, and gives back what nobody uses."""
+
+NOBODY = Draw(Sampling(), 0)
+"""What is drawn for a row that nobody wants the token of: it ended under way, or is not at its prompt's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class Leader:
         """Steps that were sent and are not over."""
         self._news: list[Progress] = []
         self._freed_buffers = FreedBuffers(mx)
+        self._sampler = Sampler()
 
     def post(self, command: Command) -> None:
         """The only call that is made from other threads."""
@@ -340,10 +343,11 @@ class Leader:
         if not step.logits:
             return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
         faults.at("sample", 0, step.number)
-        since = time.monotonic()
-        tokens = sample(outputs[0], [self._draw(feed, since) for feed in step.feeds])
+        since, find = time.monotonic(), self.scheduler.sequence
+        rows = [None if feed.partial else find(feed.sequence) for feed in step.feeds]
+        tokens = self._sampler.sample(outputs[0], [self._draw(sequence, since) for sequence in rows])
         tokens = self._followers.share(tokens, outputs)
-        scores = self._score(step, outputs[0], tokens)
+        scores = self._score(rows, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
         self._graph_tokens.note(step, tokens)
         return Flight(step, [tokens], sampled=True, scores=scores)
@@ -367,26 +371,25 @@ class Leader:
         self._pooled = {n: sum_ for n, sum_ in self._pooled.items() if self.scheduler.sequence(n)} | {number: pooled}
         return Flight(step, [pooled], sampled=False, embedded=sequence.prompt_left == 0)
 
-    def _draw(self, feed: Feed, since: float) -> Draw:
-        sequence = self.scheduler.sequence(feed.sequence)
-        if sequence is None or feed.partial:  # ended under way, or not at its end: its row is sampled and thrown away
-            return Draw(Sampling(), 0)
-        request, mask = sequence.request, self._mask(sequence, since)
+    def _draw(self, sequence: Sequence | None, since: float) -> Draw:
+        if sequence is None:
+            return NOBODY
+        request = sequence.request
+        mask = self._mask(sequence, since) if sequence.constraint else None
         return Draw(request.sampling, sequence.position, request.prompt, sequence.output, mask)
 
     def _mask(self, sequence: Sequence, since: float) -> Mask | None:
-        if sequence.constraint is None:
-            return None
+        assert sequence.constraint is not None
         try:
             return sequence.constraint.mask(since)
         except GrammarError as error:
             self._news += self.scheduler.reject(sequence.number, error.told, error.field)
             return None
 
-    def _score(self, step: Step, logits: mx.array, tokens: mx.array) -> Scores | None:
-        wanted = [s.request.logprobs for n in step.sequences if (s := self.scheduler.sequence(n))]
-        most = max((count for count in wanted if count is not None), default=None)
-        return None if most is None else score(logits, tokens, max(most, 1))
+    @staticmethod
+    def _score(rows: list[Sequence | None], logits: mx.array, tokens: mx.array) -> Scores | None:
+        wanted = [count for row in rows if row and (count := row.request.logprobs) is not None]
+        return score(logits, tokens, max(1, *wanted)) if wanted else None
 
     def _bring_home(self) -> None:
         flight, self._flight = self._flight, None
@@ -401,13 +404,13 @@ class Leader:
             self._fail(flight.step, error)
             return
         del self._unfinished[flight.step.number]
-        sampled = map(int, np.array(flight.outputs[0])) if flight.sampled else ()
+        sampled = cast(list[int], flight.outputs[0].tolist()) if flight.sampled else ()
         rows = zip(flight.step.feeds, sampled, strict=False)
         tokens = {feed.sequence: token for feed, token in rows if not feed.partial}
         self.finished_step = flight.step.number
         beats.finished(flight.step.number)
         if flight.embedded:
-            values = tuple(map(float, np.array(flight.outputs[0])))
+            values = tuple(cast(list[float], flight.outputs[0].tolist()))
             self._news += self.scheduler.finish_embedding(flight.step.sequences[0], values)
             return
         logprobs = self._read_scores(flight)
@@ -417,12 +420,9 @@ class Leader:
     def _read_scores(self, flight: Flight) -> dict[int, TokenLogprobs]:
         if flight.scores is None:
             return {}
-        asked = {n: s.request.logprobs for n in flight.step.sequences if (s := self.scheduler.sequence(n))}
-        return {
-            number: flight.scores.row(row, count)
-            for row, number in enumerate(flight.step.sequences)
-            if (count := asked.get(number)) is not None
-        }
+        rows = enumerate(map(self.scheduler.sequence, flight.step.sequences))
+        asked = {row: count for row, s in rows if s and (count := s.request.logprobs) is not None}
+        return {flight.step.feeds[row].sequence: told for row, told in flight.scores.rows(asked).items()}
 
     def _advance_constraints(self, tokens: dict[int, int]) -> None:
         for number, token in tokens.items():

@@ -14,7 +14,7 @@ HEADROOM = 256
 """Admission reserves so many tokens for an answer: most are far shorter than they may be, and the rest give way."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Sequence:
     number: int
     request: Request

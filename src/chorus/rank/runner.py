@@ -46,13 +46,14 @@ class Runner:
         self, step: Step, tokens: mx.array | None = None, received: Sequence[mx.array] | None = None
     ) -> list[mx.array]:
         """Build the forward of a step. `tokens` replaces the step's own where they are still inside the graph."""
-        fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
         dropped = {operation.sequence for operation in step.operations if isinstance(operation, Drop)}
-        leaving = dropped | (set(self._lanes[step.lane].rows) - set(step.sequences) if step.decode else set())
-        for operation in step.operations:
-            self._operate(operation, fed, leaving)
+        if step.operations:
+            fed = {feed.sequence: max(1, len(feed.tokens)) for feed in step.feeds}
+            leaving = dropped | (set(self._lanes[step.lane].rows) - set(step.sequences) if step.decode else set())
+            for operation in step.operations:
+                self._operate(operation, fed, leaving)
         for number, batch in self._lanes.items():
-            if not step.decode or number != step.lane:
+            if dropped and not (step.decode and number == step.lane):
                 batch.drop(dropped)
         if not step.feeds or step.recalls:
             return []

@@ -36,6 +36,8 @@ class Batch:
 
     def hold(self, wanted: Sequence[int], alone: dict[int, Cache], dropped: Collection[int] = ()) -> Cache:
         """Hold exactly these sequences: rows that stay keep their order, new ones come last, out of `alone`."""
+        if self.rows == list(wanted) and not dropped:
+            return self._cache
         # All who leave do so at once: each time, the rows that stay are copied.
         self.keep([number for number in self.rows if number in wanted and number not in dropped])
         joining = list(wanted[len(self.rows) :])

@@ -211,6 +211,8 @@ def _arrays_in(value: Any) -> Iterator[mx.array]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _arrays_in(item)
+    elif isinstance(value, Rows):
+        yield from value.arrays
     elif hasattr(value, "is_trimmable"):
         for item in vars(value).values():
             yield from _arrays_in(item)
