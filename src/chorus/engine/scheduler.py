@@ -9,14 +9,16 @@ stage computes for another.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from chorus.engine.prefix.index import PrefixIndex
 from chorus.engine.reuse import Reuse
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
 from chorus.engine.sequences import Lane, Sequence, beginning_together
+from chorus.engine.waiting import Waiting
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, TokenLogprobs
 from chorus.messages.poison import Proved
 from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
@@ -73,7 +75,7 @@ class Scheduler:
         self.preempted = 0
         """How often a stream had to make room and went on later."""
         self._clock = clock
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = Waiting()
         self.filling: list[Sequence] = []
         self._lanes: list[Lane] = []
         self._by_request: dict[str, Sequence] = {}
@@ -101,7 +103,7 @@ class Scheduler:
         sequence.filling = (*request.prompt, *request.answered)
         self._next_sequence += 1
         self._by_request[request.id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
         return None
 
     def cancel(self, request_id: str) -> Progress | None:
@@ -126,7 +128,7 @@ class Scheduler:
                 sequence.spoiled = sequence.expected
                 if sequence not in self._waiting:
                     self._leave(sequence)
-                    self._waiting.appendleft(sequence)
+                    self._waiting.add(sequence)
                 self._suspect(sequence)
         return []
 
@@ -136,11 +138,12 @@ class Scheduler:
         """
         news = self._blame(unfinished, loss) if loss.cause is not Cause.OUTSIDE else []
         self._operations, self._afterwards = [], []
-        ran = sorted(self._admitted, key=lambda sequence: sequence.number)
+        ran = self._admitted
         self.filling.clear()
         self._lanes.clear()
         self._recalled.clear()
-        self._waiting.extendleft(reversed(ran))
+        for sequence in ran:
+            self._waiting.add(sequence)
         for sequence in self._waiting:
             sequence.lose()
         prefixes.counts = self.prefixes.counts
@@ -336,24 +339,20 @@ class Scheduler:
             for other in [sequence for sequence in self._admitted if sequence is not self._suspects[0]]:
                 self._preempt(other)
         while self._waiting and self.running < self.limits.max_batch:
-            sequence = next((s for s in self._in_line() if not self._waits(s)), None)
+            sequence = next((s for s in islice(self._in_line(), self.limits.max_batch) if not self._waits(s)), None)
             if sequence is None or not self._take_room(sequence):
                 return
             self._waiting.remove(sequence)
             self._by_number[sequence.number] = sequence
             self._begin(sequence)
 
-    def _in_line(self) -> list[Sequence]:
-        """Who may begin: of each owner the oldest first, and first whoever's owner has the fewest running. Before them
-        all whoever had begun in an engine that is gone; and alone whoever may be to blame for that.
-        """
+    def _in_line(self) -> Iterable[Sequence]:
+        """Who may begin, in turn; alone whoever may be to blame for a loss."""
         if self._suspects:
             return [] if self._suspects[0].expected or self._admitted else self._suspects[:1]
         served = Counter(sequence.request.owner for sequence in self._admitted)
         # Whoever made room goes on when all that it was promised has come home.
-        waiting = [sequence for sequence in self._waiting if not sequence.expected]
-        turns = sorted(waiting, key=lambda s: (not s.request.resumed, served[s.request.owner], s.number))
-        return turns[: self.limits.max_batch]
+        return (sequence for sequence in self._waiting.in_turn(served) if not sequence.expected)
 
     def _begin(self, sequence: Sequence) -> None:
         sequence.filling = (*sequence.request.prompt, *sequence.output)
@@ -408,7 +407,7 @@ class Scheduler:
         """It makes room now and goes on later, from the tokens that it has."""
         self.preempted += 1
         self._leave(sequence)
-        self._waiting.appendleft(sequence)
+        self._waiting.add(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Its cache goes, and its place among those who run."""
