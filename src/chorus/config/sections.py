@@ -224,7 +224,10 @@ class EngineOptions(Section):
     context: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: int = Field(default_factory=device.prefill_chunk, ge=1)
+    prefill_chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Prompt tokens in one forward; auto: by what they take, so that streams pause no longer than `max_pause_ms`."""
+    max_pause_ms: int = Field(default=100, ge=1)
+    """How long a running stream may wait for prompts between two of its tokens."""
     lanes: int | None = Field(default=None, ge=1)
     """Into how many batches a pipeline's streams are divided; None: as measured when the engine starts."""
     grammar_memory_mb: int = Field(default=GrammarLimits.memory_mb, ge=16)
@@ -244,6 +247,11 @@ class EngineOptions(Section):
         if self.pack and self.cpu_products == "float32":
             raise ValueError(f"pack {self.pack} is for packed products, and cpu_products is float32: leave one out")
         return self
+
+    @property
+    def planned_chunk(self) -> int:
+        """How many prompt tokens a plan takes for one forward."""
+        return device.prefill_chunk() if self.prefill_chunk == "auto" else self.prefill_chunk
 
     @property
     def grammars(self) -> GrammarLimits:

@@ -123,7 +123,7 @@ def workload(settings: Settings, facts: ModelFacts, prompt: int, output: int, co
         output=output,
         concurrency=concurrency,
         context=context_of(settings, facts),
-        chunk=engine.prefill_chunk,
+        chunk=engine.planned_chunk,
         reserve=engine.reserve_mb * MIB,
         dtype=engine.dtype,
         cpu_products=engine.cpu_products,

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from chorus import __version__, platform
 from chorus.config.engine import EngineSpec
+from chorus.engine.chunks import ChunkLimits
 from chorus.engine.followers import CannotForm, RankLost
 from chorus.engine.group import Group, form_group
 from chorus.engine.kept import open_index
@@ -24,7 +25,7 @@ from chorus.engine.prefix.disk import FileList
 from chorus.engine.recovery import recover
 from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
-from chorus.engine.warmup import choose_lanes, warm_up
+from chorus.engine.warmup import choose_lanes, measure_chunks, warm_up
 from chorus.messages.engine import cache_facts_to_wire
 from chorus.messages.grammar import Grammar
 from chorus.messages.load import ranks_here
@@ -32,7 +33,7 @@ from chorus.messages.proto import engine_pb2
 from chorus.models.description import context_length
 from chorus.planning.measured import remember_sum
 from chorus.planning.split import SplitError
-from chorus.platform.memory import resident_memory
+from chorus.platform.memory import left_for_cache, resident_memory
 from chorus.platform.metal import GpuLost
 from chorus.platform.no_memory import out_of_memory
 from chorus.platform.process import beats
@@ -249,6 +250,12 @@ def _recover(engine: Engine, group: Group, leader: Leader, lost: RankLost) -> No
     )
 
 
+def _least_left(group: Group) -> int:
+    """Bytes on the rank that has fewest left."""
+    others = (follower.free_bytes for follower in group.followers.followers)
+    return min(left_for_cache(mx, group.shard.budget), *others)
+
+
 def remember_sums(spec: EngineSpec, seconds: float | None) -> None:
     """For the next plan over these nodes; ranks without an identity are not planned from measurements."""
     members = [split_member(address)[0] for address in spec.ranks[1:]]
@@ -288,7 +295,13 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
         vocabulary=group.shard.vocabulary,
         max_batch=spec.max_batch if group.batches else 1,
         max_queue=spec.max_queue,
-        prefill_chunk=spec.prefill_chunk,
+        prefill_chunk=None if spec.prefill_chunk == "auto" else spec.prefill_chunk,
+        chunks=ChunkLimits(
+            platform.device.prefill_chunk(),
+            platform.device.most_prefill_chunk(),
+            spec.max_pause_ms / 1000,
+            group.stages,
+        ),
         lookahead=group.lookahead,
         lanes=min(spec.lanes or 1, group.stages),
     )
@@ -299,7 +312,10 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
+        if limits.prefill_chunk is None:
+            limits = replace(limits, chunks=measure_chunks(leader, _least_left(group)))
         if spec.lanes is None and group.stages > 1:
+            leader.scheduler.limits = limits
             limits = replace(limits, lanes=choose_lanes(leader, group.stages))
     remember_sums(spec, group.followers.sum_seconds)
     # Only now is it known what a token costs each rank, and what loading and warming up have left.

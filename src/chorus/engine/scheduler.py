@@ -1,6 +1,7 @@
 """Decides which sequences advance next. Holds no tensor and imports no MLX: steps in, tokens out.
 
-Between two decode forwards of a stream at most one budget of prompt tokens is fed, so a long prompt never stalls it.
+Between two decode forwards of a stream at most one budget of prompt tokens is fed, so a long prompt never stalls it:
+so many tokens, or as many as were seen to take no longer than streams may pause.
 Prompts that begin at the same time begin together: a small forward costs about as much for eight sequences as for one.
 Over the stages of a pipeline the streams decode in several lanes: while one stage computes for one lane, the next
 stage computes for another.
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from chorus.engine.chunks import USUAL_CHUNKS, ChunkLimits, Chunks, FixedChunks, MeasuredChunks, StepCosts
 from chorus.engine.prefix.index import PrefixIndex
 from chorus.engine.reuse import Reuse
 from chorus.engine.room import UNLIMITED, Room, Use, rectangle, rounded
@@ -47,7 +49,9 @@ class SchedulerLimits:
     """What there is memory for."""
     max_batch: int = 32
     max_queue: int = 256
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = 512
+    """Prompt tokens in one forward, and between two of a stream; None: by what they take, within `chunks`."""
+    chunks: ChunkLimits = USUAL_CHUNKS
     lookahead: bool = True
     """Whether a decode forward may be sent before the tokens of the one before it are known."""
     lanes: int = 1
@@ -72,6 +76,7 @@ class Scheduler:
         """With `prefixes`, what was computed is kept for requests that begin alike."""
         self.limits = limits
         self.reuse = Reuse(prefixes or PrefixIndex(NOTHING_KEPT), self, clock)
+        self.costs = StepCosts()
         self.preempted = 0
         """How often a stream had to make room and went on later."""
         self._clock = clock
@@ -90,6 +95,9 @@ class Scheduler:
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
+        self._sent: dict[int, float] = {}
+        """When steps that are not home yet were made, by their numbers."""
+        self._came_home = 0.0
 
     # What the front ends ask.
 
@@ -138,6 +146,7 @@ class Scheduler:
         """
         news = self._blame(unfinished, loss) if loss.cause is not Cause.OUTSIDE else []
         self._operations, self._afterwards = [], []
+        self._sent.clear()
         ran = self._admitted
         self.filling.clear()
         self._lanes.clear()
@@ -275,6 +284,7 @@ class Scheduler:
         self, step: Step, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
     ) -> list[Progress]:
         """Take the tokens a step brought, by sequence number."""
+        self._measure(step)
         if step.decode:
             self._lanes[step.lane].under_way -= 1
         news = []
@@ -286,6 +296,18 @@ class Scheduler:
                 else:
                     news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
+
+    def _measure(self, step: Step) -> None:
+        """Steps are computed one behind the other: it has taken the time since the one before it came home. Where one
+        before it ended otherwise, an embedding for instance, nobody knows when that was.
+        """
+        now, earlier = self._clock(), [number for number in self._sent if number < step.number]
+        sent = self._sent.pop(step.number, now)
+        for number in earlier:
+            del self._sent[number]
+        if not earlier:
+            self.costs.note(step, now - max(sent, self._came_home))
+        self._came_home = now
 
     def files_done(self, rank: int, saved: Iterable[str], restored: Iterable[str], failed: Iterable[str]) -> None:
         """What a rank says became of files that it was to write or to read."""
@@ -427,16 +449,24 @@ class Scheduler:
             return None
         # The oldest prompt and the one with least left take turns: neither long nor short ones starve.
         sequence = filling[0] if self._oldest_first else min(filling, key=lambda s: (s.prompt_left, s.number))
-        size = sequence.chunk(self.limits.prefill_chunk)
-        spent = max((lane.prefilled for lane in self._lanes if lane.running), default=0)
-        if spent and spent + size > self.limits.prefill_chunk:
+        decoding = [lane for lane in self._lanes if lane.running]
+        most = self._chunks.most(sum(other.prompt_left for other in filling), bool(decoding))
+        size = sequence.chunk(most)
+        spent = max((lane.prefilled for lane in decoding), default=0.0)
+        if spent and spent + self._chunks.cost(size) > self._chunks.limit:
             return None
-        budget = self.limits.prefill_chunk - spent
+        budget = self._chunks.within(self._chunks.limit - spent) if decoding else most
         return beginning_together(sequence, size, filling, budget), size
 
+    @property
+    def _chunks(self) -> Chunks:
+        fixed = self.limits.prefill_chunk
+        return MeasuredChunks(self.costs, self.limits.chunks) if fixed is None else FixedChunks(fixed)
+
     def _prefill(self, together: list[Sequence], size: int) -> Step:
+        cost = self._chunks.cost(size * len(together))
         for lane in self._lanes:
-            lane.prefilled += size * len(together)
+            lane.prefilled += cost
         self._oldest_first = not self._oldest_first
         if together[0].request.pooling:
             # Nothing is decoded: the sequence ends when the step with its last tokens comes home.
@@ -509,6 +539,7 @@ class Scheduler:
 
     def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False, lane: int = 0) -> Step:
         step = Step(self._next_step, tuple(self._operations), feeds, decode, logits, lane)
+        self._sent[step.number] = self._clock()
         self._next_step += 1
         self._operations, self._afterwards = self._afterwards, []
         return step

@@ -138,8 +138,8 @@ class Lane:
     """Decodes that were sent and are not home yet."""
     last_decode: int = 0
     """The number of the step that sent the last one."""
-    prefilled: int = 0
-    """Prompt tokens fed since then."""
+    prefilled: float = 0.0
+    """What the prompts fed since then cost."""
 
     @property
     def running(self) -> list[Sequence]:

@@ -1,5 +1,5 @@
-"""The requests that wait, in the order in which they may begin. What is asked of it costs the same for ten of them as for
-ten thousand.
+"""The requests that wait, in the order in which they may begin. What is asked of it costs the same for ten of them as
+for ten thousand.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from chorus.engine.chunks import LEAST, ChunkLimits, StepCosts
 from chorus.engine.leader import Leader
 from chorus.messages.engine import Request, Sampling
 from chorus.platform import device
@@ -21,6 +22,13 @@ SHORT_PROMPT = 3
 CPU_PROMPT = 16
 """Nothing is compiled on a CPU: a small chunk touches all weights as well as a large one does."""
 
+TRIED_NEXT = 4
+"""How many times larger each chunk is that is tried; those between are judged by both."""
+TRIED_SECONDS = 0.5
+"""What is expected to take longer is not tried."""
+CHUNK_SHARE = 16
+"""A chunk may take one part in so many of the memory that weights leave."""
+
 LANE_GAIN = 0.95
 """Several lanes must take at most this part of the time of one: the noise of a short trial decides nothing."""
 
@@ -29,13 +37,41 @@ log = logging.getLogger("chorus.engine")
 
 def warm_up(leader: Leader) -> None:
     limits = leader.scheduler.limits
-    chunk = CPU_PROMPT if device.backend() == "cpu" else limits.prefill_chunk + SHORT_PROMPT
+    chunk = CPU_PROMPT if device.backend() == "cpu" else (limits.prefill_chunk or limits.chunks.usual) + SHORT_PROMPT
     room = limits.context - NEW_TOKENS
     if room < 1:
         return
     _run(leader, [min(chunk, room)])
     _run(leader, [min(SHORT_PROMPT + row, room) for row in range(min(4, limits.max_batch))])
     mx.clear_cache()
+
+
+def measure_chunks(leader: Leader, memory: int) -> ChunkLimits:
+    """See what larger and larger chunks take, so that the first prompts beside streams are cut well. None is larger
+    later than those for which there was time and, of so many bytes that are left, memory.
+    """
+    scheduler, limits = leader.scheduler, leader.scheduler.limits
+    # What kernels took to compile says nothing of the next time.
+    scheduler.costs = StepCosts()
+    times = 1 if device.backend() == "cpu" else 2
+    size, taken = LEAST, 0
+    while (
+        size <= min(limits.chunks.most, limits.context - NEW_TOKENS)
+        and (scheduler.costs.chunk(size) or 0.0) <= TRIED_SECONDS
+        and taken * TRIED_NEXT <= memory / CHUNK_SHARE
+    ):
+        scheduler.limits = replace(limits, prefill_chunk=size)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        for _ in range(times):
+            _run(leader, [size])
+        size, taken = size * TRIED_NEXT, mx.get_peak_memory() - before
+    scheduler.limits = limits
+    mx.clear_cache()
+    seen = scheduler.costs
+    told = ", ".join(f"{tokens} in {1000 * seconds:.0f} ms" for tokens, seconds in seen.points)
+    log.info("prompt tokens in one forward: %s; a decode in %.0f ms", told, 1000 * seen.decode)
+    return replace(limits.chunks, most=max(limits.chunks.usual, min(limits.chunks.most, size // TRIED_NEXT)))
 
 
 def choose_lanes(leader: Leader, stages: int) -> int:

@@ -107,7 +107,7 @@ def workload(spec: EngineSpec, context: int) -> Workload:
         prompt,
         output,
         context=context,
-        chunk=spec.prefill_chunk,
+        chunk=spec.planned_chunk,
         reserve=spec.reserve_mb * MIB,
         dtype=spec.dtype,
         cpu_products=spec.cpu_products,

@@ -1,0 +1,173 @@
+"""How many prompt tokens are fed at once: so many as were set, or as many as fit into the pause that running streams
+may make for them, by what the steps before have taken.
+
+Nothing here knows a clock: the scheduler tells how long steps took.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Protocol
+
+from chorus.messages.rank import Step
+
+LEAST = 16
+"""Streams wait for so many tokens however long they take: fewer cost nearly as much."""
+SLOW_STEPS = 3.0
+"""Prompts may take so many times as long as a decode, however short the pause is to be: where every forward is slow,
+they would hardly be read otherwise. So a stream keeps a quarter of its speed, or pauses no longer than was asked for.
+"""
+ALONE_SECONDS = 1.0
+"""While nobody decodes, whoever comes waits for the chunk that is being read."""
+STAGE_CHUNKS = 2
+"""A pipeline's stages all compute only where a prompt makes some chunks for each of them."""
+SAMPLES = 3
+"""Of each size the last so many steps count: enough to pass over one that something else held up, and few enough to
+follow a prompt to where attention takes longer.
+"""
+DECODES = 5
+TIMES_PROPORTION = 1.25
+"""A chunk twice as long takes at most a little more than twice as long."""
+
+
+class Chunks(Protocol):
+    @property
+    def limit(self) -> float:
+        """What may be fed between two decodes of a stream may cost so much."""
+        ...
+
+    def most(self, left: int, decoding: bool) -> int:
+        """How many tokens to feed at once, out of so many that all prompts have left."""
+        ...
+
+    def cost(self, tokens: int) -> float:
+        """Of one forward."""
+        ...
+
+    def within(self, cost: float) -> int:
+        """How many tokens one forward may have to cost no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedChunks:
+    """So many tokens, whatever they take."""
+
+    size: int
+
+    @property
+    def limit(self) -> float:
+        return self.size
+
+    def most(self, left: int, decoding: bool) -> int:
+        return self.size
+
+    def cost(self, tokens: int) -> float:
+        return tokens
+
+    def within(self, cost: float) -> int:
+        return int(cost)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLimits:
+    """Between which sizes chunks are chosen by what they take."""
+
+    usual: int = 512
+    """While nothing is known, and while nobody decodes never less."""
+    most: int = 4096
+    pause_seconds: float = 0.1
+    """How long streams may wait for prompts between two of their tokens."""
+    stages: int = 1
+
+
+USUAL_CHUNKS = ChunkLimits()
+
+
+class StepCosts:
+    """What steps have taken: the seconds between the end of the step before and its own, or since it was sent."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, deque[tuple[float, int]]] = {}
+        """By the number of bits in how many tokens they had: seconds and tokens. What was seen last stands last."""
+        self._decodes: deque[float] = deque(maxlen=DECODES)
+        self.points: list[tuple[int, float]] = []
+        """Tokens of chunks, and seconds, both growing."""
+
+    def note(self, step: Step, seconds: float) -> None:
+        if step.decode:
+            self._decodes.append(seconds)
+        elif step.tokens:
+            size = step.tokens.bit_length()
+            samples = self._chunks.pop(size, None) or deque(maxlen=SAMPLES)
+            samples.append((seconds, step.tokens))
+            self._chunks[size] = samples
+            self.points = self._agreed()
+
+    @property
+    def decode(self) -> float:
+        """Seconds of a decode; 0 where none was seen."""
+        return median_low(self._decodes) if self._decodes else 0.0
+
+    def chunk(self, tokens: int) -> float | None:
+        """Seconds of a forward with so many prompt tokens, which never fall as these grow; None where none was seen."""
+        if not self.points:
+            return None
+        before = 0, min(self.decode, self.points[0][1])
+        for after in self.points:
+            if tokens <= after[0]:
+                return before[1] + (after[1] - before[1]) * (tokens - before[0]) / (after[0] - before[0])
+            before = after
+        return before[1] * tokens / before[0]
+
+    def _agreed(self) -> list[tuple[int, float]]:
+        """What was seen last is believed; what was seen of other sizes before, as far as it agrees with that."""
+        points: list[tuple[int, float]] = []
+        for samples in reversed(self._chunks.values()):
+            seconds, tokens = median_low(samples)
+            place = bisect_left(points, (tokens, 0.0))
+            if place:
+                fewer, least = points[place - 1]
+                seconds = min(max(seconds, least), TIMES_PROPORTION * least * tokens / fewer)
+            if place < len(points):
+                more, most = points[place]
+                seconds = max(min(seconds, most), most * tokens / more / TIMES_PROPORTION)
+            points.insert(place, (tokens, seconds))
+        return points
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChunks:
+    """As many tokens as fit into the pause, by what others took."""
+
+    costs: StepCosts
+    limits: ChunkLimits
+
+    @property
+    def limit(self) -> float:
+        return max(self.limits.pause_seconds, SLOW_STEPS * self.costs.decode)
+
+    def most(self, left: int, decoding: bool) -> int:
+        if not self.costs.points:
+            return self.limits.usual
+        if decoding:
+            return max(LEAST, _power(self.within(self.limit)))
+        enough = self.limits.most
+        if self.limits.stages > 1:
+            enough = min(enough, left // (STAGE_CHUNKS * self.limits.stages))
+        return max(self.limits.usual, _power(min(enough, self.within(ALONE_SECONDS))))
+
+    def cost(self, tokens: int) -> float:
+        seconds = self.costs.chunk(tokens)
+        return self.limit * tokens / self.limits.usual if seconds is None else seconds
+
+    def within(self, cost: float) -> int:
+        return bisect_right(range(1, self.limits.most + 1), cost, key=self.cost)
+
+
+def _power(tokens: int) -> int:
+    """The largest power of two in it: few sizes are seen often, and so known well."""
+    return 1 << tokens.bit_length() - 1 if tokens else 0
