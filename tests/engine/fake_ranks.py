@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from chorus.engine.room import Use, rectangle
 from chorus.engine.scheduler import Scheduler
 from chorus.messages.engine import Finish, Progress, Request
-from chorus.messages.rank import Drop, Erase, Evict, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
+from chorus.messages.rank import Drop, Erase, Evict, Fork, Keeping, Leave, Operation, Restore, Save, Split, Step, Store
 
 VOCABULARY = 50
 STOP = 0
@@ -93,6 +93,11 @@ class FakeRanks:
         match operation:
             case Drop(sequence):
                 self.sequences.pop(sequence, None)
+                for rows in self.lanes.values():
+                    if sequence in rows:
+                        rows.remove(sequence)
+            case Leave(sequence):
+                assert sequence in self.sequences
                 for rows in self.lanes.values():
                     if sequence in rows:
                         rows.remove(sequence)

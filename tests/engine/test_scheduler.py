@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorus.engine.room import RankRoom, Room
 from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Finish, Progress, Request
-from chorus.messages.rank import Drop, Step
+from chorus.messages.rank import Drop, Leave, Step
+from tests.engine.fake_ranks import Run
 
 STOP = 9
 
@@ -240,8 +242,12 @@ def test_every_request_gets_all_its_tokens_whatever_comes_between(
         if len(under_way) < depth + 1 and (step := scheduler.next_step()):
             under_way.append(step)
             for operation in step.operations:
-                assert isinstance(operation, Drop)
-                live.discard(operation.sequence)
+                assert isinstance(operation, Drop | Leave)
+                if isinstance(operation, Drop):
+                    live.discard(operation.sequence)
+                for held in rows.values():
+                    if operation.sequence in held:
+                        held.remove(operation.sequence)
             assert len(step.feeds) <= batch
             live.update(step.sequences)
             if step.decode:
@@ -335,15 +341,10 @@ def test_lanes_decode_in_turn_and_each_waits_for_its_own_tokens_only() -> None:
 def test_a_newcomer_joins_the_lane_with_most_room() -> None:
     scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False, lanes=2))
     begin(scheduler, *"abcd")
+    assert decode_once(scheduler) == {0: (1, 3), 1: (2, 4)}
     scheduler.cancel("b")
-    scheduler.cancel("d")
-    left = {step.lane: step.sequences for step in (scheduler.next_step(), scheduler.next_step()) if step and step.feeds}
-    assert len(left) == 1
-    begin(scheduler, "e", "f")
-    lanes = {}
-    while step := scheduler.next_step():
-        lanes[step.lane] = step.sequences
-    assert 5 in lanes[1 - next(iter(left))]
+    begin(scheduler, "e")
+    assert decode_once(scheduler) == {0: (1, 3), 1: (4, 5)}
 
 
 def test_a_chunk_of_a_prompt_comes_once_between_two_decodes_of_any_lane() -> None:
@@ -354,3 +355,69 @@ def test_a_chunk_of_a_prompt_comes_once_between_two_decodes_of_any_lane() -> Non
     for lane in (0, 1):
         kinds = "".join("P" if not step.decode else "D" for step in steps if not step.decode or step.lane == lane)
         assert "PP" not in kinds.strip("P")
+
+
+def test_when_streams_end_others_move_so_that_lanes_stay_even() -> None:
+    scheduler = Scheduler(SchedulerLimits(context=100, lookahead=False, lanes=2))
+    begin(scheduler, *"abcdef")
+    lanes = decode_once(scheduler)
+    assert [len(rows) for rows in lanes.values()] == [3, 3]
+    alone, *gone = lanes[0]
+    for number in gone:
+        scheduler.cancel("abcdef"[number - 1])
+    step = scheduler.next_step()
+    assert step
+    moved = [operation.sequence for operation in step.operations if isinstance(operation, Leave)]
+    assert moved == [max(lanes[1])]
+    after = {step.lane: step.sequences} | decode_once(scheduler)
+    assert after == {0: (alone, *moved), 1: tuple(number for number in lanes[1] if number not in moved)}
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_stream_that_moves_under_way_loses_and_doubles_nothing(lookahead: bool) -> None:
+    scheduler = Scheduler(SchedulerLimits(context=1000, lookahead=lookahead, lanes=2))
+    run = Run(scheduler, depth=3)
+    requests = [Request(str(i), (i + 2, 7, 9), 12 if i % 2 else 60) for i in range(8)]
+    for each in requests:
+        run.submit(each)
+    run.until_idle()
+    assert all(run.right(each) for each in requests)
+    assert not run.ranks.sequences
+
+
+def test_nobody_moves_for_the_last_few_tokens() -> None:
+    scheduler = Scheduler(SchedulerLimits(context=1000, lookahead=False, lanes=2))
+    begin(scheduler, *"abcdef", new=9)
+    for number in decode_once(scheduler)[0]:
+        scheduler.cancel("abcdef"[number - 1])
+    steps, _ = drain(scheduler)
+    assert not any(isinstance(operation, Leave) for step in steps for operation in step.operations)
+
+
+def test_nobody_moves_where_a_newcomer_will_fill_the_lane() -> None:
+    scheduler = Scheduler(SchedulerLimits(context=1000, lookahead=False, lanes=2, prefill_chunk=18))
+    begin(scheduler, *"abcdef", new=90)
+    emptied = decode_once(scheduler)[0]
+    for number in emptied[1:]:
+        scheduler.cancel("abcdef"[number - 1])
+    scheduler.submit(request("g", prompt=40, new=90))
+    scheduler.submit(request("h", prompt=40, new=90))
+    for _ in range(20):
+        step = scheduler.next_step()
+        assert step
+        assert not any(isinstance(operation, Leave) for operation in step.operations)
+        scheduler.finish(step, tokens_for(step))
+    assert {len(rows) for rows in decode_once(scheduler).values()} == {3}
+
+
+def decode_once(scheduler: Scheduler) -> dict[int, tuple[int, ...]]:
+    """One decode of each lane that can; who is in which."""
+    lanes = {}
+    sent = []
+    while step := scheduler.next_step():
+        sent.append(step)
+        if step.decode:
+            lanes[step.lane] = step.sequences
+    for step in sent:
+        scheduler.finish(step, tokens_for(step))
+    return lanes

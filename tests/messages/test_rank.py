@@ -9,6 +9,7 @@ from chorus.messages.rank import (
     Evict,
     Feed,
     Fork,
+    Leave,
     Operation,
     Part,
     Restore,
@@ -22,6 +23,7 @@ from chorus.messages.rank import (
 
 OPERATIONS: list[Operation] = [
     Drop(3),
+    Leave(3),
     Fork(4, (Part(7, 20), Part(8, 0))),
     Store(4, 9, 20, 30, state=True),
     Split(9, 5, 10),

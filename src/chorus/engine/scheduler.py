@@ -23,7 +23,7 @@ from chorus.engine.sequences import Lane, Sequence, beginning_together
 from chorus.engine.waiting import Waiting
 from chorus.messages.engine import CacheFacts, Finish, Progress, Request, TokenLogprobs
 from chorus.messages.poison import Proved
-from chorus.messages.rank import Drop, Feed, Keeping, Operation, Step, Store
+from chorus.messages.rank import Drop, Feed, Keeping, Leave, Operation, Step, Store
 from chorus.platform.process.losses import Cause, Loss
 from chorus.text.grammar.client import Constraint
 
@@ -35,6 +35,11 @@ CATCH_UP = 4
 
 MORE_LANES = 2
 """Batches beside the usual ones, for sequences that are so long that they would widen everybody's row."""
+
+UNEVEN = 2
+"""A stream moves where a lane has so many more than another: then both have as many, or one more."""
+WORTH_MOVING = 8
+"""Tokens that it may still draw: what both lanes hold is copied."""
 
 WASTE = 1 / 8
 """Of all memory for caches: a sequence that would make others waste more than this gets a batch of its own."""
@@ -265,6 +270,7 @@ class Scheduler:
         self._admit()
         if self._recalled:
             return self._recall()
+        self._even_out()
         if chunk := self._next_chunk():
             return self._prefill(*chunk)
         ready = [(lane, sequences) for lane in self._lanes if (sequences := lane.ready(self.limits.lookahead))]
@@ -506,13 +512,41 @@ class Scheduler:
         if whole is None:
             return usual
 
-        def wasted(number: int) -> int:
-            lengths = [other.soon for other in self._lane(number).sequences]
-            return rectangle([*lengths, sequence.soon]).tokens - rectangle(lengths).tokens - rounded(sequence.soon)
-
-        if wasted(usual) <= WASTE * whole:
+        if self._wasted(sequence, usual) <= WASTE * whole:
             return usual
-        return min(range(self.limits.lanes + MORE_LANES), key=lambda number: (wasted(number), number))
+        return min(range(self.limits.lanes + MORE_LANES), key=lambda number: (self._wasted(sequence, number), number))
+
+    def _wasted(self, sequence: Sequence, number: int) -> int:
+        """How many tokens of the others' rows in a lane would be empty because of it, or of its own."""
+        lengths = [other.soon for other in self._lane(number).sequences]
+        return rectangle([*lengths, sequence.soon]).tokens - rectangle(lengths).tokens - rounded(sequence.soon)
+
+    def _even_out(self) -> None:
+        """Streams move where others have ended, so that no stage waits while the next one computes for a full lane.
+        Whose prompt is being read will go where there is most room, which costs nothing.
+        """
+        if self.limits.lanes < 2 or self.filling:
+            return
+        lanes = [self._lane(number) for number in range(self.limits.lanes)]
+        while True:
+            fewest, most = min(lanes, key=_streams), max(lanes, key=_streams)
+            if _streams(most) - _streams(fewest) < UNEVEN or not self._move(most, fewest):
+                return
+
+    def _move(self, lane: Lane, other: Lane) -> bool:
+        """Whether one could go from one lane into the other, and has."""
+        lasting = [sequence for sequence in lane.sequences if sequence.may_still_draw >= WORTH_MOVING]
+        if not lasting:
+            return False
+        sequence = min(lasting, key=lambda sequence: (self._wasted(sequence, other.number), -sequence.number))
+        place = lane.sequences.index(sequence)
+        del lane.sequences[place]
+        other.sequences.append(sequence)
+        if not self.limits.room.holds(self.live() + self.prefixes.use):
+            lane.sequences.insert(place, other.sequences.pop())
+            return False
+        self._operations.append(Leave(sequence.number))
+        return True
 
     def _lane(self, number: int) -> Lane:
         self._lanes += [Lane(new) for new in range(len(self._lanes), number + 1)]
@@ -577,3 +611,7 @@ class Scheduler:
             sequence.constraint.close()
         timing = sequence.timing(self._clock(), stopped=finish is Finish.STOP)
         return Progress(sequence.request.id, (), finish, error, timing)
+
+
+def _streams(lane: Lane) -> int:
+    return len(lane.running)

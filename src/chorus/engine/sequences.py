@@ -61,8 +61,13 @@ class Sequence:
         return len(self.filling) - self.fed
 
     @property
+    def may_still_draw(self) -> int:
+        """How many tokens, at most, behind those that steps under way will bring."""
+        return self.request.max_tokens - len(self.output) - self.expected
+
+    @property
     def may_decode(self) -> bool:
-        return len(self.output) + self.expected < self.request.max_tokens
+        return self.may_still_draw > 0
 
     @property
     def position(self) -> int:

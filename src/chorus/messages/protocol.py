@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raise it with a change after which an older Chorus would misread, or could not answer, what this one sends: on the
 links of agents and ranks, between their tensors, at an agent's door. A field that the other side may ignore is none.
 Nodes whose releases did not name a protocol yet say 0.

@@ -23,6 +23,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """A sequence goes out of the batch that it decodes in; the next batch that names it takes it in."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """The first `length` tokens of a segment."""
 
@@ -111,7 +118,7 @@ class Keeping:
     """Why nothing can be kept; empty where it can."""
 
 
-Operation = Drop | Fork | Store | Split | Evict | Save | Restore | Erase
+Operation = Drop | Leave | Fork | Store | Split | Evict | Save | Restore | Erase
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,8 @@ def _operation_to_wire(operation: Operation) -> pb.Operation:
     match operation:
         case Drop(sequence):
             return pb.Operation(drop=sequence)
+        case Leave(sequence):
+            return pb.Operation(leave=sequence)
         case Fork(sequence, parts):
             taken = [pb.Part(segment=part.segment, length=part.length) for part in parts]
             return pb.Operation(fork=pb.Fork(sequence=sequence, parts=taken))
@@ -214,6 +223,8 @@ def _operation_from_wire(message: pb.Operation) -> Operation:
     match message.WhichOneof("kind"):
         case "drop":
             return Drop(message.drop)
+        case "leave":
+            return Leave(message.leave)
         case "fork":
             parts = tuple(Part(part.segment, part.length) for part in message.fork.parts)
             return Fork(message.fork.sequence, parts)

@@ -13,7 +13,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from chorus.messages.rank import Drop, Erase, Evict, Feed, Fork, Keeping, Operation, Restore, Save, Split, Step, Store
+from chorus.messages.rank import (
+    Drop,
+    Erase,
+    Evict,
+    Feed,
+    Fork,
+    Keeping,
+    Leave,
+    Operation,
+    Restore,
+    Save,
+    Split,
+    Step,
+    Store,
+)
 from chorus.platform import device
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
@@ -98,6 +112,10 @@ class Runner:
         match operation:
             case Drop(sequence):
                 self._alone.pop(sequence, None)
+            case Leave(sequence):
+                # Who has not decoded yet is in no batch.
+                if sequence not in self._alone:
+                    self._alone[sequence] = self._batch_of(sequence).part_with(sequence)
             case Store(sequence, segment, start, stop, state):
                 wait = sequence not in leaving and self._waits_for_copy(sequence, stop - start)
                 self._store.take(segment, self._cache_of(sequence), start, stop, state, wait)
@@ -145,5 +163,8 @@ class Runner:
     def _cache_of(self, sequence: int) -> Cache:
         if sequence in self._alone:
             return self._alone[sequence]
+        return self._batch_of(sequence).cache_of(sequence)
+
+    def _batch_of(self, sequence: int) -> Batch:
         holders = {row: batch for batch in self._lanes.values() for row in batch.rows}
-        return known(holders, sequence).cache_of(sequence)
+        return known(holders, sequence)

@@ -48,10 +48,12 @@ class Chain:
     def feed(self, sequence: int, tokens: Sequence[int], begins: bool = False) -> mx.array:
         return self.run((), [Feed(sequence, tuple(tokens), begins=begins)])
 
-    def run(self, operations: Sequence[Operation] = (), feeds: Sequence[Feed] = (), decode: bool = False) -> mx.array:
+    def run(
+        self, operations: Sequence[Operation] = (), feeds: Sequence[Feed] = (), decode: bool = False, lane: int = 0
+    ) -> mx.array:
         """The logits of the last token of every feed."""
         self._steps += 1
-        step = Step(self._steps, tuple(operations), tuple(feeds), decode, logits=True)
+        step = Step(self._steps, tuple(operations), tuple(feeds), decode, logits=True, lane=lane)
         passed: list[mx.array] | None = None
         for runner in self.runners:
             passed = runner.run(step, None, passed)

@@ -14,6 +14,7 @@ from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
 from chorus.engine.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request, Sampling
+from chorus.messages.rank import Leave, Step
 from chorus.rank.load import LoadError, stored_layers
 from chorus.rank.runner import Runner
 from tests.support.margins import furthest_from_best, load_reference
@@ -54,6 +55,8 @@ def requests() -> list[Request]:
     ]
 
 
+ROUNDING = 1e-3
+"""How far below the best a token may lie that was chosen in another batch."""
 ROUNDED_TO_8_BITS = 0.1
 """How far below the best a token may lie that was chosen with packed keys and values; 0.012 was seen."""
 
@@ -103,6 +106,43 @@ def test_three_processes_say_what_one_says(kind: str, ranks: tuple[Ranks, tuple[
     for tokens in (batched, reference):
         tokens.pop("1:3", None)  # how far a cancelled one came is a matter of timing
     assert batched == reference
+
+
+def test_streams_that_move_between_lanes_go_on_as_if_they_were_alone(
+    ranks: tuple[Ranks, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Where others of a lane have ended; two stages that are two processes."""
+    started, addresses = ranks
+    model = write_tiny_model(tmp_path / "model", "qwen3")
+    asked = [Request(f"1:{i}", (3 + i, 9, 20 + i), 4 if i in (0, 2, 4) else 24) for i in range(6)]
+    tokens: dict[str, list[int]] = {request.id: [] for request in asked}
+    moved: list[int] = []
+
+    def publish(news: list[Progress]) -> None:
+        for progress in news:
+            assert not progress.error
+            tokens[progress.id] += progress.tokens
+
+    with contextlib.ExitStack() as cleanup:
+        group = form_group(started.spec(model, addresses[:2]), lambda fraction: None, cleanup)
+        scheduler = Scheduler(SchedulerLimits(context=256, lookahead=group.lookahead, lanes=2))
+        leader = Leader(Runner(group.shard.stage), scheduler, publish, group.followers)
+        send = group.followers.send
+
+        def sent(step: Step) -> None:
+            moved.extend(operation.sequence for operation in step.operations if isinstance(operation, Leave))
+            send(step)
+
+        group.followers.send = sent  # type: ignore[method-assign]
+        for request in asked:
+            assert scheduler.submit(request) is None
+        while not leader.idle:
+            leader.turn()
+    assert moved
+    reference = load_reference(model)
+    for request in asked:
+        assert len(tokens[request.id]) == request.max_tokens
+        assert furthest_from_best(reference, list(request.prompt), tokens[request.id]) < ROUNDING
 
 
 def test_keys_and_values_in_8_bits_choose_nearly_the_same_tokens_on_one_rank_and_on_three(

@@ -139,7 +139,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore", "erase")
+    __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore", "erase", "leave")
     DROP_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class Operation(_message.Message):
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     ERASE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     drop: int
     fork: Fork
     store: Store
@@ -156,7 +157,8 @@ class Operation(_message.Message):
     save: File
     restore: File
     erase: str
-    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ..., save: _Optional[_Union[File, _Mapping]] = ..., restore: _Optional[_Union[File, _Mapping]] = ..., erase: _Optional[str] = ...) -> None: ...
+    leave: int
+    def __init__(self, drop: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., split: _Optional[_Union[Split, _Mapping]] = ..., evict: _Optional[int] = ..., save: _Optional[_Union[File, _Mapping]] = ..., restore: _Optional[_Union[File, _Mapping]] = ..., erase: _Optional[str] = ..., leave: _Optional[int] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("segment", "key")

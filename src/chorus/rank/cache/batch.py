@@ -52,6 +52,12 @@ class Batch:
     def drop(self, sequences: Collection[int]) -> None:
         self.keep([number for number in self.rows if number not in sequences])
 
+    def part_with(self, sequence: int) -> Cache:
+        """What a sequence has here, which it goes on with elsewhere."""
+        cache = self.cache_of(sequence)
+        self.drop((sequence,))
+        return cache
+
     def keep(self, rows: list[int]) -> None:
         if rows == self.rows:
             return
