@@ -43,6 +43,7 @@ GIVEN: dict[str, Any] = {
     "cache.memory": "1GB",
     "cache.disk": "1GB",
     "model": "given",
+    "engine.prefill_chunk": 256,
     "engine.split": [3, 1],
     "engine.weights": [1, 1],
     "engine.transport": "ring",

@@ -34,6 +34,15 @@ def _bytes_from_text(value: Any) -> Any:
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
+def _auto_or_number(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if not re.fullmatch(r"\s*0*[1-9]\d*\s*", str(value)):
+        raise ValueError("must be auto, or a number of tokens from 1 on")
+    return int(value)
+
+
+ChunkSize = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_number)]
 Bytes = Annotated[int, BeforeValidator(_bytes_from_text), Field(ge=0)]
 
 
@@ -224,7 +233,7 @@ class EngineOptions(Section):
     context: int | None = Field(default=None, ge=1)
     max_batch: int = Field(default=32, ge=1)
     max_queue: int = Field(default=256, ge=1)
-    prefill_chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    prefill_chunk: ChunkSize = "auto"
     """Prompt tokens in one forward; auto: by what they take, so that streams pause no longer than `max_pause_ms`."""
     max_pause_ms: int = Field(default=100, ge=1)
     """How long a running stream may wait for prompts between two of its tokens."""
