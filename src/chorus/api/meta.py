@@ -222,6 +222,7 @@ def _rank(rank: pb.RankDescription) -> dict[str, Any]:
         "dtype": rank.dtype,
         "form": rank.form,
         "unpacked": rank.form == "unpacked",
+        "threads": rank.threads,
         **_layers(rank),
         "weight_bytes": rank.weight_bytes,
     }

@@ -59,6 +59,8 @@ class RankInfo(ResponseModel):
     """In which its weights are multiplied: unpacked, packed, packed to 8 or 4 bits; empty: as MLX keeps them."""
     unpacked: bool
     """Quantized weights were, when they were loaded."""
+    threads: int
+    """Of its CPU."""
     layers: str | None
     """The first and the last that it holds, counted from 0, as in 9-29; None while it loads them."""
     first_layer: int | None

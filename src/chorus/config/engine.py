@@ -42,6 +42,8 @@ class EngineSpec(EngineOptions):
     """What each rank does with its weights, as planned, in rank order (platform/dtype.py); empty: each decides for
     itself.
     """
+    most_threads: int | None = None
+    """Rank 0 tries up to so many threads; None: it has `threads`, untried."""
     cache: CacheConfig = CacheConfig()
     failure_file: Path | None = None
     """Where to leave the reason when the engine cannot start."""

@@ -38,7 +38,7 @@ from chorus.deploy.front_end import (
 )
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.preshard import with_own_division
-from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
+from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs, threads_of
 from chorus.deploy.rendezvous import rank_addresses, wait_for_all
 from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
 from chorus.errors import ChorusError
@@ -46,7 +46,6 @@ from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import read_facts
-from chorus.platform import cores
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
@@ -202,7 +201,7 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
             "coordinator": settings.cluster.coordinator,
             "insecure": not all(is_private(address) for address in addresses),
             "rdma_devices": settings.rdma_devices,
-            "threads": settings.engine.threads or _threads_here(addresses),
+            **threads_of(settings.engine.threads, _ranks_here(addresses)),
         }
     )
     leader = rank_programs(spec)[0]
@@ -219,11 +218,10 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
         lifeline.cut()
 
 
-def _threads_here(addresses: Sequence[str]) -> int:
-    """CPU threads of rank 0: only ranks of the same host share its cores."""
+def _ranks_here(addresses: Sequence[str]) -> int:
+    """Those that share the cores of rank 0's host."""
     here = addresses[0].rpartition(":")[0]
-    ranks = sum(address.rpartition(":")[0] == here for address in addresses)
-    return cores.threads_per_rank(cores.usable_cores(), ranks)
+    return sum(address.rpartition(":")[0] == here for address in addresses)
 
 
 def follow(place: HandRank, start_timeout: float | None = None) -> None:

@@ -38,7 +38,7 @@ def engine_address(folder: Path) -> str:
 def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tuple[str, ...]) -> EngineSpec:
     engine = settings.engine
     decided = {
-        "threads": engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks),
+        **threads_of(engine.threads, engine.ranks),
         "step_log": engine.step_log and engine.step_log.resolve(),
     }
     return EngineSpec(
@@ -56,6 +56,14 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
     )
+
+
+def threads_of(given: int | None, ranks: int) -> dict[str, int | None]:
+    """CPU threads of each of so many ranks on this machine, and how many the leader may try."""
+    if given:
+        return {"threads": given, "most_threads": None}
+    usable = cores.usable_cores()
+    return {"threads": cores.threads_per_rank(usable, ranks), "most_threads": cores.most_threads(usable, ranks)}
 
 
 def rank_programs(spec: EngineSpec) -> list[Program]:

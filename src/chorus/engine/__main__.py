@@ -25,7 +25,7 @@ def main() -> int:
     spec = EngineSpec.model_validate_json(read_told(sys.argv[1]))
     logs.setup(spec.log_level, spec.log_json)
     try:
-        platform.prepare(spec.threads)
+        platform.prepare(spec.threads, most=spec.most_threads)
         # Only now may MLX be imported: its BLAS has been taken over.
         lean.install()
         from chorus.engine.process import run

@@ -25,7 +25,7 @@ from chorus.engine.prefix.disk import FileList
 from chorus.engine.recovery import recover
 from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
-from chorus.engine.warmup import choose_lanes, measure_chunks, warm_up
+from chorus.engine.warmup import choose_lanes, choose_threads, measure_chunks, warm_up
 from chorus.messages.engine import cache_facts_to_wire
 from chorus.messages.grammar import Grammar
 from chorus.messages.load import ranks_here
@@ -165,6 +165,7 @@ class Engine:
             device=platform.device.backend(),
             dtype=group.shard.dtype,
             form=group.shard.policy.form,
+            threads=platform.rank_threads(),
             first_layer=group.shard.stage.first,
             last_layer=group.shard.stage.last,
             weight_bytes=group.shard.weight_bytes,
@@ -179,6 +180,7 @@ class Engine:
                 device=follower.hello.device,
                 dtype=follower.loaded.dtype,
                 form=follower.loaded.form,
+                threads=follower.loaded.threads,
                 first_layer=follower.loaded.first_layer,
                 last_layer=follower.loaded.last_layer,
                 weight_bytes=follower.loaded.weight_bytes,
@@ -312,6 +314,8 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
+        if not group.shard.policy.packed:  # whose threads were chosen before it was loaded
+            choose_threads(leader)
         if limits.prefill_chunk is None:
             limits = replace(limits, chunks=measure_chunks(leader, _least_left(group)))
         if spec.lanes is None and group.stages > 1:

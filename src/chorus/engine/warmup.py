@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -14,7 +15,8 @@ import mlx.core as mx
 from chorus.engine.chunks import LEAST, ChunkLimits, StepCosts
 from chorus.engine.leader import Leader
 from chorus.messages.engine import Request, Sampling
-from chorus.platform import device
+from chorus.platform import blas, device, most_threads, rank_threads, trials, use_threads
+from chorus.platform.beside import FrontEndWork
 
 TOKEN = 1
 NEW_TOKENS = 3
@@ -31,6 +33,13 @@ CHUNK_SHARE = 16
 
 LANE_GAIN = 0.95
 """Several lanes must take at most this part of the time of one: the noise of a short trial decides nothing."""
+
+THREAD_ROWS = 4
+THREAD_ROUNDS = 5
+THREAD_SECONDS = 0.5
+"""No further round of a trial begins after these."""
+LONG_SECONDS = 0.3
+"""A model that takes so long for one stream's few tokens is tried with one stream alone."""
 
 log = logging.getLogger("chorus.engine")
 
@@ -74,6 +83,36 @@ def measure_chunks(leader: Leader, memory: int) -> ChunkLimits:
     return replace(limits.chunks, most=max(limits.chunks.usual, min(limits.chunks.most, size // TRIED_NEXT)))
 
 
+def choose_threads(leader: Leader) -> None:
+    """Give the BLAS as many threads as decode a few tokens fastest, of one stream and of several, beside work like the
+    front end's: its threads each do their part of a product, and the last to come is waited for.
+    """
+    usual, most = rank_threads(), most_threads()
+    limits = leader.scheduler.limits
+    if most <= usual or blas.get_threads() is None or limits.context < SHORT_PROMPT + NEW_TOKENS:
+        return
+    with FrontEndWork() as front_end:
+
+        def run(rows: int) -> float:
+            started = time.monotonic()
+            _run(leader, [SHORT_PROMPT] * rows, told=front_end.tell)
+            return time.monotonic() - started
+
+        several = min(THREAD_ROWS, limits.max_batch)
+        batches = (1, several) if run(1) < LONG_SECONDS and several > 1 else (1,)
+
+        def turn(threads: int) -> None:
+            blas.set_threads(threads)
+            for rows in batches:
+                run(rows)
+
+        seconds = trials.medians(turn, trials.candidates(most), THREAD_ROUNDS, THREAD_SECONDS)
+    chosen = trials.choose(seconds, usual)
+    blas.set_threads(chosen)
+    use_threads(chosen)
+    log.info("the BLAS has %d of %d threads (tried %s)", chosen, most, trials.told(seconds))
+
+
 def choose_lanes(leader: Leader, stages: int) -> int:
     """All streams in one batch, or one batch per stage, in turn: whichever decodes a few tokens faster here.
 
@@ -95,7 +134,8 @@ def choose_lanes(leader: Leader, stages: int) -> int:
     return chosen
 
 
-def _run(leader: Leader, prompt_sizes: list[int]) -> None:
+def _run(leader: Leader, prompt_sizes: list[int], told: Callable[[int], object] = lambda tokens: None) -> None:
+    """Answers all prompts, and says after each step how many tokens clients would be sent."""
     for row, size in enumerate(prompt_sizes):
         sampling = Sampling(temperature=1.0, top_p=0.9) if row % 2 else Sampling()
         leader.scheduler.submit(
@@ -103,3 +143,4 @@ def _run(leader: Leader, prompt_sizes: list[int]) -> None:
         )
     while not leader.idle:
         leader.turn()
+        told(len(prompt_sizes))

@@ -13,7 +13,7 @@ from typing import Any
 from chorus.config.hostfile import BACKENDS, split_address
 from chorus.config.sources import load, use_cache_dir
 from chorus.deploy.front_end import CannotServe
-from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs
+from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs, threads_of
 from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import EngineLaunch
 from chorus.localai.errors import LoadFailed
@@ -22,7 +22,6 @@ from chorus.localai.server import ServerSettings, serve
 from chorus.localai.settings import without_effect
 from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
-from chorus.platform import cores
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process import logs
 from chorus.security.key_rules import needs_keys
@@ -111,5 +110,5 @@ def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
         "insecure": plaintext,
         "coordinator": settings.cluster.coordinator,
         "rdma_devices": settings.rdma_devices,
-        "threads": settings.engine.threads or cores.threads_per_rank(cores.usable_cores(), ranks_here),
+        **threads_of(settings.engine.threads, ranks_here),
     }

@@ -134,6 +134,8 @@ class Loaded:
     batches: bool = False
     form: str = ""
     """In which weights are multiplied (platform/dtype.py); empty: as MLX does."""
+    threads: int = 0
+    """Of the CPU."""
     disk: bool = False
     """It can write files."""
     files: tuple[str, ...] = ()

@@ -23,17 +23,35 @@ class Prepared:
 
 
 def rank_threads() -> int:
-    """How many threads this process was prepared for; all cores where it was not."""
+    """How many threads this process has; all cores where it was not prepared."""
     given = os.environ.get(blas_library.THREAD_VARIABLES[0], "")
     return int(given) if given.isdigit() and int(given) else cores.usable_cores()
 
 
-def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
+def use_threads(threads: int) -> None:
+    """From now on this process has so many."""
+    for variable in blas_library.THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+
+
+def most_threads() -> int:
+    """How many this process may have at most, where trying shows that more are better."""
+    return max(_Most.threads, rank_threads())
+
+
+class _Most:
+    """As global as the variables that hold the number of threads."""
+
+    threads = 0
+
+
+def prepare(threads: int | None = None, ranks_here: int = 1, most: int | None = None) -> Prepared:
     """The one call that every rank process makes before its first import of MLX.
 
-    Without `threads`, this machine's cores are divided among the ranks that run on it. Import mlx_lm inside
-    `keep_file_limit()` afterwards.
+    Without `threads`, this machine's cores are divided among the ranks that run on it. With `most`, so many threads may
+    be tried later. Import mlx_lm inside `keep_file_limit()` afterwards.
     """
+    _Most.threads = most or 0
     backend = device.backend()
     count = threads if threads is not None else cores.threads_per_rank(cores.usable_cores(), ranks_here)
     if count < 1:
@@ -41,6 +59,5 @@ def prepare(threads: int | None = None, ranks_here: int = 1) -> Prepared:
     if backend == "cpu" and system.is_linux():
         use_own_scratch()
         return Prepared(backend, count, blas_library.take_over(count))
-    for variable in blas_library.THREAD_VARIABLES:
-        os.environ[variable] = str(count)
+    use_threads(count)
     return Prepared(backend, count, None)

@@ -30,8 +30,14 @@ def fewest_cores(allowed: int, physical: int | None, quota: float | None) -> int
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:
-    """One core is left to the front end: a BLAS with a thread on every core falls to a fraction of its speed as soon
-    as anything else runs (measured on two cores: 0.4 ms with one thread, 16 to 37 ms with two)."""
+    """One core is left to the front end, unless a trial shows that all are better: a BLAS with a thread on every core
+    can fall to a fraction of its speed as soon as anything else runs (measured on two cores: 0.4 ms with one thread, 16
+    to 37 ms with two)."""
+    return most_threads(cores - 1, ranks)
+
+
+def most_threads(cores: int, ranks: int) -> int:
+    """So many for each rank have a core each."""
     if ranks < 1:
         raise ValueError(f"a machine runs at least 1 rank, not {ranks}")
-    return max(1, (cores - 1) // ranks)
+    return max(1, cores // ranks)

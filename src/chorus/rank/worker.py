@@ -26,7 +26,7 @@ from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.protocol import PROTOCOL
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
-from chorus.platform import device, faults
+from chorus.platform import device, faults, rank_threads
 from chorus.platform.freed_buffers import FreedBuffers
 from chorus.platform.mac_memory import Budget
 from chorus.platform.memory import left_for_cache, resident_memory
@@ -332,6 +332,7 @@ class Worker:
             weight_bytes=shard.weight_bytes,
             dtype=shard.dtype,
             form=shard.policy.form,
+            threads=rank_threads(),
             batches=shard.stage.batches,
             files=tuple(disk.held_keys()),
             disk=disk.folder is not None,

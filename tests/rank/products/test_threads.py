@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from chorus import platform
-from chorus.platform import blas
+from chorus.platform import blas, trials
 from chorus.rank.load import load_shard
 from chorus.rank.products import threads
-from chorus.rank.products.threads import choose, share_threads
+from chorus.rank.products.threads import kernel_threads, share_threads
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -22,22 +22,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return told
 
 
-@pytest.mark.parametrize(
-    ("seconds", "chosen"),
-    [({4: 1.0, 2: 0.99, 1: 0.96}, 4), ({4: 1.0, 2: 0.9, 1: 0.94}, 2), ({4: 1.0, 2: 0.9, 1: 0.1}, 1), ({4: 1.0}, 4)],
-)
-def test_fewer_threads_must_be_clearly_faster(seconds: dict[int, float], chosen: int) -> None:
-    assert choose(seconds, 4) == chosen
-
-
 def test_the_fastest_number_is_kept_and_the_next_model_tries_them_all_again(
     given: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "choose", lambda seconds, most: min(seconds))
+    monkeypatch.setattr(trials, "choose", lambda seconds, most: min(seconds))
     for _ in range(2):
         del given[1:]
         share_threads()
-        assert set(given[1:-1]) == {4, 2, 1}
+        assert set(given[1:-1]) == {4, 3, 2, 1}
         assert given[-1] == 1
 
 
@@ -53,3 +45,21 @@ def test_a_blas_without_threads_is_left_alone(given: list[int], monkeypatch: pyt
     monkeypatch.setattr(blas, "get_threads", lambda: None)
     share_threads()
     assert given == [4]
+
+
+def test_kernels_have_the_threads_that_were_given_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "rank_threads", lambda: 2)
+    monkeypatch.setattr(trials, "medians", lambda *_: pytest.fail("tried"))
+    assert kernel_threads() == 2
+
+
+def test_kernels_that_may_have_more_threads_try_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(platform, "rank_threads", lambda: 1)
+    monkeypatch.setattr(platform, "most_threads", lambda: 2)
+    monkeypatch.setattr(platform, "use_threads", used.append)
+    # Threads of their own they can have only before the first kernel of a process.
+    monkeypatch.setattr(threads, "_product", lambda number: lambda rows: None)
+    monkeypatch.setattr(trials, "choose", lambda seconds, usual: max(seconds))
+    assert kernel_threads() == 2
+    assert used == [2]

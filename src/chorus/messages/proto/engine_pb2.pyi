@@ -310,7 +310,7 @@ class Loss(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class RankDescription(_message.Message):
-    __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "form")
+    __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "threads", "form")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class RankDescription(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
@@ -336,8 +337,9 @@ class RankDescription(_message.Message):
     step: int
     tensor_bytes: int
     sent_bytes: int
+    threads: int
     form: str
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
 
 class ClearCacheRequest(_message.Message):
     __slots__ = ()

@@ -103,12 +103,13 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "form", "disk", "files")
+    __slots__ = ("first_layer", "last_layer", "weight_bytes", "dtype", "batches", "threads", "form", "disk", "files")
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
@@ -117,10 +118,11 @@ class Loaded(_message.Message):
     weight_bytes: int
     dtype: str
     batches: bool
+    threads: int
     form: str
     disk: bool
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., form: _Optional[str] = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., threads: _Optional[int] = ..., form: _Optional[str] = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")

@@ -80,12 +80,12 @@ def start(threads: int) -> None:
     ort.set_global_thread_pool_sizes(threads, 1)
 
 
-def linears(matrices: Sequence[Matrix]) -> Kernel:
-    """x @ matrix.T + bias for each of the matrices, which all take the same x."""
+def linears(matrices: Sequence[Matrix], threads: int | None = None) -> Kernel:
+    """x @ matrix.T + bias for each of the matrices, which all take the same x. With `threads`, in a pool of its own."""
     graph = _Graph()
     for matrix in matrices:
         graph.give(graph.product("x", matrix), matrix.packed.rows)
-    return graph.kernel(matrices)
+    return graph.kernel(matrices, threads)
 
 
 def mlp(combine: Combine, inner: Sequence[Matrix], last: Matrix) -> Kernel:
@@ -150,7 +150,7 @@ class _Graph:
         self.nodes.append(helper.make_node("Identity", [inner], [name]))
         self.outputs.append((name, rows))
 
-    def kernel(self, matrices: Sequence[Matrix]) -> Kernel:
+    def kernel(self, matrices: Sequence[Matrix], threads: int | None = None) -> Kernel:
         told, width = helper.make_tensor_value_info, matrices[0].packed.columns
         inside = {name: array for name, array in self.arrays.items() if array.nbytes <= _SMALL}
         beside = {name: array for name, array in self.arrays.items() if array.nbytes > _SMALL}
@@ -166,7 +166,10 @@ class _Graph:
         )
         model = helper.make_model(graph, opset_imports=_VERSIONS, ir_version=_IR_VERSION)
         options = ort.SessionOptions()
-        options.use_per_session_threads = False
+        if threads is None:
+            options.use_per_session_threads = False
+        else:
+            options.intra_op_num_threads = threads
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
         if beside:

@@ -1,4 +1,4 @@
-"""How many threads the BLAS gets beside the kernels, found out by trying.
+"""How many threads the kernels get, and how many the BLAS beside them, found out by trying.
 
 Both have a pool of their own, and a pool's threads wait for work with their eyes open: on few cores each takes the
 other's. What MLX multiplies itself then, attention, is small, and often faster with one thread.
@@ -7,15 +7,13 @@ other's. What MLX multiplies itself then, attention, is small, and often faster 
 from __future__ import annotations
 
 import logging
-import statistics
-import time
-from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from chorus import platform
-from chorus.platform import blas
+from chorus.platform import blas, trials
+from chorus.platform.beside import FrontEndWork
 from chorus.rank.products.kernels import Kernel, Matrix, linears
 from chorus.rank.products.packing import Packed
 
@@ -23,13 +21,35 @@ log = logging.getLogger("chorus.rank")
 
 _ROUNDS = 5
 _SECONDS = 0.2
-"""No further round begins after these: threads that are in each other's way can take a second for a few milliseconds'
-work."""
 _ROWS = 64
 _WIDTH, _BLOCK = 1024, 64
 _HEADS, _HEAD, _KEYS = 2, 64, 512
-_GAIN = 0.95
-"""The part of the time that fewer threads may take at most: the noise of a short trial decides nothing."""
+_FEW_ROWS, _PRODUCTS = 4, 32
+"""A token of each of a few streams through some layers: about what lies between two tokens that clients are sent."""
+
+
+def kernel_threads() -> int:
+    """As many as this process has; where it may have more, whichever number multiplies fastest beside work like the
+    front end's. To be asked before the first kernel: their pool never changes.
+    """
+    usual, most = platform.rank_threads(), platform.most_threads()
+    if most <= usual:
+        return usual
+    with FrontEndWork() as front_end:
+
+        def turn(threads: int) -> None:
+            kernel = tried[threads]
+            front_end.tell(_FEW_ROWS)
+            for _ in range(_PRODUCTS):
+                kernel(rows)
+
+        tried = {threads: _product(threads) for threads in trials.candidates(most)}
+        rows = np.zeros((_FEW_ROWS, _WIDTH), np.float32)
+        seconds = trials.medians(turn, tried, _ROUNDS, _SECONDS)
+    chosen = trials.choose(seconds, usual)
+    platform.use_threads(chosen)
+    log.info("packed products have %d of %d threads (tried %s)", chosen, most, trials.told(seconds))
+    return chosen
 
 
 def share_threads() -> None:
@@ -42,38 +62,20 @@ def share_threads() -> None:
     rows = np.zeros((_ROWS, kernel.width), np.float32)
     mx.eval(queries, keys)
 
-    def turn() -> None:
+    def turn(threads: int) -> None:
+        blas.set_threads(threads)
         mx.eval(mx.softmax(queries @ keys, axis=-1) @ keys.swapaxes(-1, -2))
         kernel(rows)
 
-    seconds: dict[int, list[float]] = {threads: [] for threads in _candidates(most)}
-    until = time.perf_counter() + _SECONDS
-    for _ in range(_ROUNDS):
-        if time.perf_counter() > until:
-            break
-        for threads, spent in seconds.items():
-            blas.set_threads(threads)
-            started = time.perf_counter()
-            turn()
-            spent.append(time.perf_counter() - started)
-    medians = {threads: statistics.median(spent) for threads, spent in seconds.items()}
-    chosen = choose(medians, most)
+    seconds = trials.medians(turn, trials.candidates(most), _ROUNDS, _SECONDS)
+    chosen = trials.choose(seconds, most)
     blas.set_threads(chosen)
-    tried = ", ".join(f"{threads} in {1000 * spent:.1f} ms" for threads, spent in medians.items())
-    log.info("the BLAS has %d of %d threads beside packed products (tried %s)", chosen, most, tried)
+    log.info("the BLAS has %d of %d threads beside packed products (tried %s)", chosen, most, trials.told(seconds))
 
 
-def _product() -> Kernel:
+def _product(threads: int | None = None) -> Kernel:
+    """One that has so many threads to itself; None: those of all kernels."""
     blocks = _WIDTH // _BLOCK
     codes = np.full((_WIDTH, blocks, _BLOCK // 2), 0x77, np.uint8)
     ones = np.ones((_WIDTH, blocks), np.float32)
-    return linears([Matrix(Packed(4, _BLOCK, codes, ones, ones))])
-
-
-def choose(seconds: dict[int, float], most: int) -> int:
-    best = min(seconds, key=lambda threads: seconds[threads])
-    return best if seconds[best] <= _GAIN * seconds[most] else most
-
-
-def _candidates(most: int) -> Sequence[int]:
-    return sorted({most, (most + 1) // 2, 1}, reverse=True)
+    return linears([Matrix(Packed(4, _BLOCK, codes, ones, ones))], threads)

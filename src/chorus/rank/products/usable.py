@@ -35,8 +35,9 @@ def _try_out() -> None:
     """One row and several, of every width that the kernels hold: each has code of its own for each processor."""
     from chorus.rank.products import kernels
     from chorus.rank.products.packing import Packed, unpack
+    from chorus.rank.products.threads import kernel_threads
 
-    kernels.start(platform.rank_threads())
+    kernels.start(kernel_threads())
     random = np.random.default_rng(0)
     x = random.standard_normal((3, _BLOCKS * _BLOCK), np.float32)
     for bits in WIDTHS:

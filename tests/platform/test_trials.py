@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from chorus.platform.beside import FrontEndWork
+from chorus.platform.trials import candidates, choose, medians, told
+
+
+@pytest.mark.parametrize(("most", "tried"), [(1, [1]), (2, [2, 1]), (3, [3, 2, 1]), (4, [4, 3, 2, 1]), (9, [9, 8, 5, 1])])
+def test_all_threads_all_but_one_half_and_one_are_tried(most: int, tried: list[int]) -> None:
+    assert candidates(most) == tried
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [({4: 1.0, 2: 0.99, 1: 0.96}, 4), ({4: 1.0, 2: 0.9, 1: 0.94}, 2), ({4: 1.0, 2: 0.9, 1: 0.1}, 1), ({4: 1.0}, 4)],
+)
+def test_another_number_than_the_usual_must_be_clearly_faster(seconds: dict[int, float], chosen: int) -> None:
+    assert choose(seconds, 4) == chosen
+
+
+def test_more_than_the_usual_must_be_clearly_faster_too() -> None:
+    assert choose({2: 0.97, 1: 1.0}, 1) == 1
+    assert choose({2: 0.7, 1: 1.0}, 1) == 2
+
+
+def test_numbers_take_turns() -> None:
+    turns: list[int] = []
+    assert set(medians(turns.append, [2, 1], rounds=3, seconds=60)) == {2, 1}
+    assert turns == [2, 1] * 3
+
+
+def test_no_round_begins_when_the_time_is_over() -> None:
+    turns: list[int] = []
+    medians(turns.append, [2, 1], rounds=3, seconds=0)
+    assert turns == [2, 1]
+
+
+def test_what_was_tried_is_told() -> None:
+    assert told({2: 0.0312, 1: 0.04}) == "2 in 31.2 ms, 1 in 40.0 ms"
+
+
+def test_the_work_beside_a_trial_ends_with_it() -> None:
+    with FrontEndWork() as work:
+        work.tell(2)
+    assert not work._thread.is_alive()
