@@ -6,14 +6,22 @@ from benchmarks.load import Answer, many_streams, one_stream, time_to_first_toke
 from benchmarks.prompts import Prompts
 from benchmarks.run import Run
 from benchmarks.servers import HttpServer, ServerFailed
+from chorus.platform import cores
 
 SHORT_PROMPT = 16
 LONG_PROMPT = 1024
 STREAMS = 8
+MANY_STREAMS = 16
 
 DECODE = "decode, 1 stream"
-THROUGHPUT = f"throughput, {STREAMS} streams"
 FIRST_TOKEN = f"time to first token, {LONG_PROMPT:,}-token prompt"
+
+
+def throughput_of(streams: int) -> str:
+    return f"throughput, {streams} streams"
+
+
+THROUGHPUT = throughput_of(STREAMS)
 
 
 def warm(server: HttpServer, prompts: Prompts, *, long_prompt: bool = False) -> None:
@@ -34,9 +42,14 @@ def add_decode(run: Run, side: str, answer: Answer) -> None:
     run.samples.add(DECODE, "tok/s", side, answer.decode_rate)
 
 
-def throughput(run: Run, server: HttpServer, prompts: Prompts) -> None:
-    batch = many_streams(server, prompts.several(STREAMS, SHORT_PROMPT), run.options.tokens)
-    run.samples.add(THROUGHPUT, "tok/s", server.name, batch.rate)
+def throughput(run: Run, server: HttpServer, prompts: Prompts, streams: int = STREAMS) -> None:
+    batch = many_streams(server, prompts.several(streams, SHORT_PROMPT), run.options.tokens)
+    run.samples.add(throughput_of(streams), "tok/s", server.name, batch.rate)
+
+
+def peer_threads(ranks: int) -> int:
+    """A core for each thread of the peer's ranks: what is left to its front end, it takes from them itself."""
+    return cores.most_threads(cores.usable_cores(), ranks)
 
 
 def first_token(run: Run, server: HttpServer, prompts: Prompts) -> None:

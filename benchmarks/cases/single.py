@@ -1,4 +1,4 @@
-"""What the server costs: one stream against generating in process, eight against upstream's server."""
+"""What the server costs: against generating in process, and against upstream's server at 1, 8 and 16 streams."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from benchmarks.models import FLOAT32_SUFFIX, SMOLLM2, model_folder
 from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run, awake
-from benchmarks.servers import chorus, mlx_lm_server
-from chorus.platform import cores
+from benchmarks.servers import HttpServer, chorus, mlx_lm_server
+
+STREAMS = (common.STREAMS, common.MANY_STREAMS)
 
 
 def measure(run: Run) -> list[Goal]:
     name = run.options.model
     model = model_folder(name + FLOAT32_SUFFIX if name == SMOLLM2 else name)
     prompts = Prompts(model, run.options.seed)
-    threads = cores.threads_per_rank(cores.usable_cores(), 1)
-    run.notes.append(f"{name} in float32, {threads} BLAS threads on every side")
+    threads = common.peer_threads(1)
+    run.notes.append(f"{name} in float32, {threads} BLAS threads for the others, Chorus as it chooses itself")
     with (
-        chorus(model, "--dtype", "float32", "--threads", str(threads)) as ours,
+        chorus(model, "--dtype", "float32") as ours,
         mlx_lm_server(model, threads=threads) as peer,
         InProcess(model, threads=threads) as bare,
     ):
@@ -32,19 +33,20 @@ def measure(run: Run) -> list[Goal]:
             answer = bare.generate(prompts.of(common.SHORT_PROMPT), run.options.tokens)
             common.add_decode(run, bare.name, answer)
 
-        def peer_throughput() -> None:
-            with awake(peer):
-                common.throughput(run, peer, prompts)
+        def measure_streams(server: HttpServer) -> None:
+            common.decode(run, server, prompts)
+            for streams in STREAMS:
+                common.throughput(run, server, prompts, streams)
 
-        run.interleave(
-            lambda: common.decode(run, ours, prompts),
-            bare_decode,
-            lambda: common.throughput(run, ours, prompts),
-            peer_throughput,
-        )
+        def measure_peer() -> None:
+            with awake(peer):
+                measure_streams(peer)
+
+        run.interleave(lambda: measure_streams(ours), bare_decode, measure_peer)
     return [
         Goal(common.DECODE, ours.name, ">=", 0.9, against=bare.name),
-        Goal(common.THROUGHPUT, ours.name, ">=", 1.3, against=peer.name),
+        Goal(common.DECODE, ours.name, ">=", 1.0, against=peer.name),
+        *(Goal(common.throughput_of(streams), ours.name, ">=", 1.1, against=peer.name) for streams in STREAMS),
     ]
 
 

@@ -41,9 +41,7 @@ def test_the_better_number_of_threads_is_set_and_said(
     assert leader.idle
 
 
-def test_what_was_said_is_not_tried(
-    make_leader: MakeLeader, given: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_said_is_not_tried(make_leader: MakeLeader, given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "most_threads", lambda: 1)
     warmup.choose_threads(make_leader()[0])
     assert given == []
