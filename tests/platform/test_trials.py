@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 
+from chorus.platform import trials
 from chorus.platform.beside import FrontEndWork
 from chorus.platform.trials import candidates, choose, medians, told
 
@@ -26,18 +30,37 @@ def test_more_than_the_usual_must_be_clearly_faster_too() -> None:
 
 def test_numbers_take_turns() -> None:
     turns: list[int] = []
-    assert set(medians(turns.append, [2, 1], rounds=3, seconds=60)) == {2, 1}
-    assert turns == [2, 1] * 3
+    assert set(medians([turns.append], [2, 1], rounds=3, seconds=60)) == {2, 1}
+    assert turns == [1, 2] * 3
 
 
 def test_no_round_begins_when_the_time_is_over() -> None:
     turns: list[int] = []
-    medians(turns.append, [2, 1], rounds=3, seconds=0)
-    assert turns == [2, 1]
+    medians([turns.append], [2, 1], rounds=3, seconds=0)
+    assert turns == [1, 2]
+
+
+def test_a_hopeless_number_is_tried_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, now, parts = {1: 1.0, 2: 10.0, 3: 0.5}, [0.0], list[tuple[str, int]]()
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def part(name: str) -> Callable[[int], None]:
+        def run(number: int) -> None:
+            parts.append((name, number))
+            now[0] += took[number]
+
+        return run
+
+    assert medians([part("a"), part("b")], took, rounds=2, seconds=60) == {1: 2.0, 3: 1.0}
+    assert parts == [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 3), ("a", 1), ("b", 1), ("a", 3), ("b", 3)]
+
+
+def test_where_the_usual_number_was_hopeless_the_fastest_is_chosen() -> None:
+    assert choose({1: 1.0}, 2) == 1
 
 
 def test_what_was_tried_is_told() -> None:
-    assert told({2: 0.0312, 1: 0.04}) == "2 in 31.2 ms, 1 in 40.0 ms"
+    assert told({2: 0.0312, 1: 0.04}, [4, 2, 1]) == "4: far slower, 2 in 31.2 ms, 1 in 40.0 ms"
 
 
 def test_the_work_beside_a_trial_ends_with_it() -> None:

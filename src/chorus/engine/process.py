@@ -25,6 +25,7 @@ from chorus.engine.prefix.disk import FileList
 from chorus.engine.recovery import recover
 from chorus.engine.scheduler import Scheduler, SchedulerLimits, within_memory
 from chorus.engine.service import ServiceThread
+from chorus.engine.threads import ThreadWatch
 from chorus.engine.warmup import choose_lanes, choose_threads, measure_chunks, warm_up
 from chorus.messages.engine import cache_facts_to_wire
 from chorus.messages.grammar import Grammar
@@ -310,12 +311,13 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     step_log = cleanup.enter_context(contextlib.closing(LogFile(spec.step_log))) if spec.step_log else None
     runner = Runner(group.shard.stage, group.disk)
     file_list = FileList(group.disk.folder / LIST) if group.disk.folder else None
-    leader = Leader(runner, Scheduler(limits), service.publish, group.followers, step_log, file_list)
+    publish = ThreadWatch(service.publish)
+    leader = Leader(runner, Scheduler(limits), publish, group.followers, step_log, file_list)
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
         if not group.shard.policy.packed:  # whose threads were chosen before it was loaded
-            choose_threads(leader)
+            publish.begin(choose_threads(leader), spec.threads or 1)
         if limits.prefill_chunk is None:
             limits = replace(limits, chunks=measure_chunks(leader, _least_left(group)))
         if spec.lanes is None and group.stages > 1:

@@ -83,34 +83,33 @@ def measure_chunks(leader: Leader, memory: int) -> ChunkLimits:
     return replace(limits.chunks, most=max(limits.chunks.usual, min(limits.chunks.most, size // TRIED_NEXT)))
 
 
-def choose_threads(leader: Leader) -> None:
+def choose_threads(leader: Leader) -> int:
     """Give the BLAS as many threads as decode a few tokens fastest, of one stream and of several, beside work like the
     front end's: its threads each do their part of a product, and the last to come is waited for.
     """
     usual, most = rank_threads(), most_threads()
     limits = leader.scheduler.limits
     if most <= usual or blas.get_threads() is None or limits.context < SHORT_PROMPT + NEW_TOKENS:
-        return
+        return usual
     with FrontEndWork() as front_end:
 
-        def run(rows: int) -> float:
-            started = time.monotonic()
-            _run(leader, [SHORT_PROMPT] * rows, told=front_end.tell)
-            return time.monotonic() - started
-
-        several = min(THREAD_ROWS, limits.max_batch)
-        batches = (1, several) if run(1) < LONG_SECONDS and several > 1 else (1,)
-
-        def turn(threads: int) -> None:
+        def one(threads: int) -> None:
             blas.set_threads(threads)
-            for rows in batches:
-                run(rows)
+            _run(leader, [SHORT_PROMPT], told=front_end.tell)
 
-        seconds = trials.medians(turn, trials.candidates(most), THREAD_ROUNDS, THREAD_SECONDS)
+        def several(threads: int) -> None:
+            _run(leader, [SHORT_PROMPT] * min(THREAD_ROWS, limits.max_batch), told=front_end.tell)
+
+        started = time.monotonic()
+        one(usual)
+        long = time.monotonic() - started > LONG_SECONDS
+        numbers = trials.candidates(most)
+        seconds = trials.medians([one] if long else [one, several], numbers, THREAD_ROUNDS, THREAD_SECONDS)
     chosen = trials.choose(seconds, usual)
     blas.set_threads(chosen)
     use_threads(chosen)
-    log.info("the BLAS has %d of %d threads (tried %s)", chosen, most, trials.told(seconds))
+    log.info("the BLAS has %d of %d threads (tried %s)", chosen, most, trials.told(seconds, numbers))
+    return chosen
 
 
 def choose_lanes(leader: Leader, stages: int) -> int:

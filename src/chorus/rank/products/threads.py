@@ -45,10 +45,10 @@ def kernel_threads() -> int:
 
         tried = {threads: _product(threads) for threads in trials.candidates(most)}
         rows = np.zeros((_FEW_ROWS, _WIDTH), np.float32)
-        seconds = trials.medians(turn, tried, _ROUNDS, _SECONDS)
+        seconds = trials.medians([turn], tried, _ROUNDS, _SECONDS)
     chosen = trials.choose(seconds, usual)
     platform.use_threads(chosen)
-    log.info("packed products have %d of %d threads (tried %s)", chosen, most, trials.told(seconds))
+    log.info("packed products have %d of %d threads (tried %s)", chosen, most, trials.told(seconds, tried))
     return chosen
 
 
@@ -67,10 +67,12 @@ def share_threads() -> None:
         mx.eval(mx.softmax(queries @ keys, axis=-1) @ keys.swapaxes(-1, -2))
         kernel(rows)
 
-    seconds = trials.medians(turn, trials.candidates(most), _ROUNDS, _SECONDS)
+    numbers = trials.candidates(most)
+    seconds = trials.medians([turn], numbers, _ROUNDS, _SECONDS)
     chosen = trials.choose(seconds, most)
     blas.set_threads(chosen)
-    log.info("the BLAS has %d of %d threads beside packed products (tried %s)", chosen, most, trials.told(seconds))
+    tried = trials.told(seconds, numbers)
+    log.info("the BLAS has %d of %d threads beside packed products (tried %s)", chosen, most, tried)
 
 
 def _product(threads: int | None = None) -> Kernel:
