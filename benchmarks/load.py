@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 
 from benchmarks.servers import HttpServer, ServerFailed
+from chorus.bench.stream import event_data, event_text
 
 REQUEST_SECONDS = 600.0
 # An answer that ends much earlier than asked measured something else: a model that said it was done.
@@ -131,24 +131,8 @@ def chat_body(messages: Sequence[dict[str, Any]], tokens: int, tools: Sequence[d
     return {**sent, "messages": list(messages), **({"tools": list(tools)} if tools else {})}
 
 
-def event_text(data: dict[str, Any]) -> str:
-    """What an event of either kind of stream adds to the answer."""
-    choices = data.get("choices", ())
-    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
-
-
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON of each server-sent event; comments and the closing mark are left out."""
     async for line in response.aiter_lines():
         if (data := event_data(line)) is not None:
             yield data
-
-
-def event_data(line: str) -> dict[str, Any] | None:
-    if not line.startswith("data:"):
-        return None
-    text = line.removeprefix("data:").strip()
-    if not text or text == "[DONE]":
-        return None
-    data: dict[str, Any] = json.loads(text)
-    return data

@@ -1,4 +1,4 @@
-"""Every command by name. Its module is imported when it is run: nobody waits for the imports of the other seventeen."""
+"""Every command by name. Its module is imported when it is run: nobody waits for the imports of all the others."""
 
 from __future__ import annotations
 
@@ -83,6 +83,11 @@ ENTRIES = (
         "test",
         "test:try_served",
         "Ask the served model something and print the answer, the speeds and the time to the first token.",
+    ),
+    CommandEntry(
+        "bench",
+        "bench:bench",
+        "Measure an OpenAI endpoint as its user would: first token, speed, pauses; or a model, served meanwhile.",
     ),
     CommandEntry(
         "cache",

@@ -55,15 +55,15 @@ class Target:
         return f"{self.url} ({self.named_by})" if self.named_by else self.url
 
 
-def find_target(url: str | None, port: int | None, key: str | None) -> Target:
+def find_target(url: str | None, port: int | None, key: str | None, named_by: str = "--url") -> Target:
     """The server that a command means; ends with one line where that is not one server. A key from the environment may
     be meant for somebody else's API, so it is not shown to a server that needs none.
     """
     running = running_servers()
     if url:
-        given = with_scheme(url)
+        given = with_scheme(url, named_by)
         server = next((each for each in running if reachable(each.url) == given), None)
-        target = Target(given, "--url", server, guessed="://" not in url)
+        target = Target(given, named_by, server, guessed="://" not in url)
     elif port is not None:
         server = _only(here_at(running, port))
         target = Target(reachable(server.url), "", server) if server else _at("127.0.0.1", port, "--port", running)
@@ -141,7 +141,7 @@ def _url(scheme: str, host: str, port: int | None) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
 
 
-def with_scheme(url: str) -> str:
+def with_scheme(url: str, named_by: str) -> str:
     """A URL as people give it: perhaps without its scheme, perhaps the one that clients of OpenAI take."""
     plain = url.strip().rstrip("/").removesuffix("/v1")
     whole = plain if "://" in url else f"http://{plain}"
@@ -151,7 +151,7 @@ def with_scheme(url: str) -> str:
     except ValueError:
         fine = False
     if not fine:
-        fail(f"--url {url}: expected http://HOST:PORT or https://HOST:PORT")
+        fail(f"{f'{named_by} {url}'.strip()}: expected http://HOST:PORT or https://HOST:PORT")
     return whole
 
 
@@ -194,11 +194,12 @@ def _send(
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
     # A proxy is for the world outside.
-    with httpx.Client(timeout=timeout, verify=trusted(target.server), trust_env=not _is_here(url)) as client:
+    with httpx.Client(timeout=timeout, verify=trusted(target.server), trust_env=not is_here(url)) as client:
         return client.request(method, f"{url}{path}", json=body, headers=headers)
 
 
-def _is_here(url: str) -> bool:
+def is_here(url: str) -> bool:
+    """Whether it is on this machine, as its address says."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

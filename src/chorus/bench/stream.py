@@ -1,0 +1,135 @@
+"""What a streamed answer says: its pieces of text, each with the moment it came, and the server's own counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+Chunk = tuple[float, bytes]
+"""When some bytes came, and which."""
+_DONE = "[DONE]"
+_MOST_TOKENS = 10**9
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+
+
+class NoEvents(ValueError):
+    """These bytes are no stream of events."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    """None where the server does not tell."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that came of one stream."""
+
+    arrivals: tuple[float, ...]
+    """When each piece of text came."""
+    text: str
+    usage: Usage | None
+    finished: bool
+    """The server said that this is the end."""
+    error: str | None = None
+    """What the server said went wrong in the middle."""
+
+
+def read(chunks: Iterable[Chunk]) -> Reading:
+    """Raises NoEvents where they are something else."""
+    arrivals: list[float] = []
+    pieces: list[str] = []
+    usage: Usage | None = None
+    finished, error, events = False, None, 0
+    for when, line in lines(chunks):
+        if line.removeprefix(b"data:").strip() == _DONE.encode():
+            finished = True
+        if (data := event_data(line)) is None:
+            continue
+        events += 1
+        error = error or event_error(data)
+        if piece := event_text(data):
+            arrivals.append(when)
+            pieces.append(piece)
+        usage = event_usage(data) or usage
+        finished = finished or any(choice.get("finish_reason") for choice in _choices(data))
+    if not events and not finished:
+        raise NoEvents("no event in it")
+    return Reading(tuple(arrivals), "".join(pieces), usage, finished, error)
+
+
+def lines(chunks: Iterable[Chunk]) -> Iterator[tuple[float, bytes]]:
+    """Each line with the moment at which it was whole."""
+    rest: list[bytes] = []
+    when = 0.0
+    for when, data in chunks:
+        *whole, last = data.split(b"\n")
+        for line in whole:
+            yield when, b"".join([*rest, line]).rstrip(b"\r")
+            rest.clear()
+        rest.append(last)
+    if any(rest):
+        yield when, b"".join(rest)
+
+
+def event_data(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON of a server-sent event; None for other lines, comments and the closing mark among them."""
+    shown = line.decode(errors="replace") if isinstance(line, bytes) else line
+    if not shown.startswith("data:"):
+        return None
+    text = shown.removeprefix("data:").strip()
+    if not text or text == _DONE:
+        return None
+    try:
+        data = orjson.loads(text)
+    except ValueError as error:
+        raise NoEvents(f"{text[:80]!r} is no JSON") from error
+    if not isinstance(data, dict):
+        raise NoEvents(f"{text[:80]!r} is no event of OpenAI's")
+    return data
+
+
+def event_text(data: dict[str, Any]) -> str:
+    """What an event of either kind of stream adds to the answer, thoughts among it."""
+    return "".join(_text(choice) for choice in _choices(data))
+
+
+def event_usage(data: dict[str, Any]) -> Usage | None:
+    told = data.get("usage")
+    if not isinstance(told, dict):
+        return None
+    prompt, completion = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
+    if prompt is None or completion is None:
+        return None
+    details = told.get("prompt_tokens_details")
+    return Usage(prompt, completion, _count(details.get("cached_tokens")) if isinstance(details, dict) else None)
+
+
+def event_error(data: dict[str, Any]) -> str | None:
+    """What a server says went wrong, in its own words."""
+    error = data.get("error")
+    if not error:
+        return None
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+
+
+def _choices(data: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = data.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _text(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta")
+    told = [choice.get("text"), *(delta.get(name) for name in _TEXT_FIELDS if isinstance(delta, dict))]
+    return next((text for text in told if isinstance(text, str) and text), "")
+
+
+def _count(value: object) -> int | None:
+    fine = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+    return value if isinstance(value, int) and fine else None
