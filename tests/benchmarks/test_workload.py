@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.__main__ import BENCHMARKS, parse
 from benchmarks.cases.memory import allowed_bytes
-from benchmarks.load import Answer, Batch, check_useful, event_data, event_text
+from benchmarks.load import Answer, Batch, check_useful
 from benchmarks.models import letter_tokens, write_letter_tokenizer, write_word_tokenizer
 from benchmarks.prompts import Prompts, TokenPrompts
 from benchmarks.servers import ServerFailed
@@ -58,11 +58,6 @@ def test_an_answer_that_ended_early_is_not_measured() -> None:
     with pytest.raises(ServerFailed, match="3 of 16 tokens"):
         check_useful("side", short, 16)
     check_useful("side", short, 4)
-
-
-def test_only_data_events_are_read() -> None:
-    assert event_data('data: {"a": 1}') == {"a": 1}
-    assert [event_data(line) for line in ("", ": keepalive", "event: x", "data: [DONE]")] == [None] * 4
 
 
 def test_a_quick_run_is_shorter_and_options_go_first() -> None:
@@ -122,13 +117,6 @@ def test_no_two_prompts_of_token_ids_share_their_first(tokenizer_folder: Path) -
     assert {len(prompt) for prompt in made} == {5}
     assert len({prompt[0] for prompt in made}) == 500
     assert max(map(max, made)) < 4096
-
-
-def test_the_text_of_chats_and_of_completions_is_read_alike() -> None:
-    assert event_text({"choices": [{"text": "a"}]}) == "a"
-    assert event_text({"choices": [{"delta": {"content": "b"}}]}) == "b"
-    assert event_text({"choices": [{"delta": {"role": "assistant", "content": None}}]}) == ""
-    assert event_text({"usage": {}}) == ""
 
 
 def test_a_large_model_is_for_those_benchmarks_that_have_one() -> None:

@@ -29,6 +29,9 @@ class Scripted(ThreadingHTTPServer):
         self.answers = answers
         self.needed_key = needed_key
         self.keys: list[str | None] = []
+        self.fail_after: int | None = None
+        self.asked: threading.Semaphore | None = None
+        """Told of every request."""
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -48,6 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.keys.append(shown)
         self.rfile.read(int(self.headers.get("content-length") or 0))
         status, body = self.server.answers.get(self.path, (404, "<html>not found</html>"))
+        if self.server.asked:
+            self.server.asked.release()
+        if self.server.fail_after is not None and len(self.server.keys) > self.server.fail_after:
+            status, body = 500, {"error": {"message": "enough"}}
         if self.server.needed_key and shown != self.server.needed_key:
             status, body = 401, {"error": {"message": "An API key is needed."}}
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

@@ -77,6 +77,18 @@ def test_the_cache_is_shown_and_cleared_without_a_key(terminal: Terminal) -> Non
     assert "forgot" in terminal.type("cache clear").stdout
 
 
+def test_a_server_is_measured_by_its_address_alone(terminal: Terminal) -> None:
+    url = json.loads(terminal.type("status --json").stdout)["url"]
+    shown = terminal.type(f"bench {url}/v1 --streams 1,3 --prompt-tokens 16 --tokens 8 --rounds 2 --json -")
+    assert shown.returncode == 0, shown.stderr
+    one, three = (case["figures"] for case in json.loads(shown.stdout)["cases"])
+    for figures in (one, three):
+        assert figures["first_token_seconds"] <= figures["first_token_p95_seconds"]
+        assert figures["gap_seconds"] <= figures["gap_p99_seconds"] <= figures["longest_pause_seconds"]
+        assert figures["prompt_tokens"] > 0
+        assert figures["tokens_per_second"] > 0
+
+
 def test_a_key_that_is_typed_is_the_one_that_is_tried(terminal: Terminal) -> None:
     refused = terminal.type("status --api-key chorus-wrong")
     assert refused.returncode == 1

@@ -19,6 +19,7 @@ SERVING = ("serve", "worker mlx-distributed")
 """Commands that start ranks as their own options say; what ranks and their links advise must be an option of each."""
 JOINING = ("join",)
 PRINTED_BY = {
+    "bench": ("bench",),
     "cli/models_preshard.py": ("models preshard",),
     "cli/own_server.py": ("status", "cache", "test"),
     "cli/up.py": ("restart",),

@@ -113,9 +113,9 @@ class Client:
         if reading.error:
             raise EndpointFailed(f"{self._url} failed in mid-stream: {one_line(reading.error)}")
         if not reading.finished:
-            raise EndpointFailed(
-                f"{self._url} ended a stream early, after {len(reading.arrivals)} pieces of text: its log says why"
-            )
+            many = len(reading.arrivals)
+            came = f"{many} piece{'' if many == 1 else 's'} of text"
+            raise EndpointFailed(f"{self._url} ended a stream early, after {came}: its log says why")
         return reading
 
     async def _chunks(

@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}(/v1)?/?")
 def bench(
     target: Annotated[str, typer.Argument(metavar="URL|MODEL", help="http://HOST:PORT, …/v1, or a model to serve.")],
     serve_options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With a MODEL: options of `chorus serve`.")
+        list[str] | None, typer.Argument(metavar="-- OPTIONS", help="With a MODEL: options of `chorus serve`.")
     ] = None,
     streams: Annotated[
         str | None, typer.Option(help=f"So many at once, one after the other ({DEFAULT_STREAMS}).")
