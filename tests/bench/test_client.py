@@ -113,5 +113,7 @@ def test_the_only_model_is_meant_and_of_several_all_are_named() -> None:
         model_of(reply(b'{"data": [{"id": "m"}, {"id": "n"}]}'))
     with pytest.raises(EndpointFailed, match="serves no model"):
         model_of(reply(b'{"data": []}'))
-    with pytest.raises(EndpointFailed, match="is no OpenAI endpoint"):
+    with pytest.raises(
+        EndpointFailed, match="is no OpenAI endpoint, it tells no models: say which model with --model, or give its"
+    ):
         model_of(reply(b"<html></html>"))

@@ -19,9 +19,11 @@ from chorus.errors import ChorusError
 
 CONNECT_SECONDS = 10.0
 ASK_SECONDS = 30.0
+MODELS = "/v1/models"
 KEPT_SECONDS = 2.0
 """Less than any server keeps an idle connection: one that is closed just as it is used would be an error."""
 LONGEST_TOLD = 300
+NAME_IT = "say which model with --model, or "
 _MOST_TOLD_BYTES = 64 << 10
 _MOST_LIST_BYTES = 4 << 20
 _BYTES_PER_TOKEN = 16 << 10
@@ -72,12 +74,12 @@ class Client:
 
     async def only_model(self) -> str:
         """The one model that is served there."""
-        chunks = await self._chunks("GET", "/v1/models", None, _MOST_LIST_BYTES, min(self._seconds, ASK_SECONDS))
+        chunks = await self._chunks("GET", MODELS, None, _MOST_LIST_BYTES, min(self._seconds, ASK_SECONDS))
         try:
             listed = orjson.loads(b"".join(data for _, data in chunks))["data"]
             names = [str(entry["id"]) for entry in listed]
         except (ValueError, KeyError, TypeError):
-            raise self._no_openai() from None
+            raise self._no_openai("tells no models", NAME_IT) from None
         if len(names) == 1:
             return names[0]
         if not names:
@@ -171,15 +173,14 @@ class Client:
         except (ValueError, AttributeError):
             said = None
         if status == 404 and said is None:
-            return self._no_openai(f"has no {path}")
+            return self._no_openai(f"has no {path}", NAME_IT if path == MODELS else "")
         if status == 429:
             return EndpointFailed(f"{self._url} lets no more in (429): ask for fewer --streams, or raise its limits")
         return EndpointFailed(f"{self._url}{path} answered {status}: {one_line(said or body.decode(errors='replace'))}")
 
-    def _no_openai(self, why: str = "answers something else") -> EndpointFailed:
-        return EndpointFailed(
-            f"{self._url} is no OpenAI endpoint, it {why}: give its address as http://HOST:PORT or https://HOST/…/v1"
-        )
+    def _no_openai(self, why: str, otherwise: str = "") -> EndpointFailed:
+        address = "give its address as http://HOST:PORT or https://HOST/…/v1"
+        return EndpointFailed(f"{self._url} is no OpenAI endpoint, it {why}: {otherwise}{address}")
 
 
 def request_body(model: str, tokens: int, asked: str | Sequence[Message]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Measuring:
             measured = Measured(case)
             results.cases.append(measured)
             self._told(f"{case}: warming up")
-            await _at_once([self._stream(self._scale.words_for(0), WARM_TOKENS, 0.0) for _ in range(case.together)])
+            await _at_once([self._stream(self._prompt(1), WARM_TOKENS, 0.0) for _ in range(case.together)])
             for number in range(1, self._workload.rounds + 1):
                 self._told(f"{case}: round {number} of {self._workload.rounds}")
                 measured.rounds.append(await self._round(case))
@@ -108,40 +108,46 @@ class Measuring:
 
     async def _prepare(self) -> None:
         """The length of words in tokens, and the shared prefix where the server keeps it."""
-        few, many = [(words, await self._stream(words, 1, 0.0)) for words in (FEW_WORDS, MANY_WORDS)]
-        if few[1].prompt_tokens is not None and many[1].prompt_tokens is not None:
-            self._scale = fitted((few[0], few[1].prompt_tokens), (many[0], many[1].prompt_tokens))
+        few, many = [await self._stream(self._prompt(words), 1, 0.0) for words in (FEW_WORDS, MANY_WORDS)]
+        if few.prompt_tokens is not None and many.prompt_tokens is not None:
+            self._scale = fitted((FEW_WORDS, few.prompt_tokens), (MANY_WORDS, many.prompt_tokens))
         if self._workload.shared_prefix:
             self._prefix = self._words.some(self._scale.words_beside(self._workload.shared_prefix))
-            await self._stream(1, 1, 0.0)
+            await self._stream(self._prompt(1), 1, 0.0)
 
     async def _round(self, case: Case) -> Round:
         words = self._scale.words_for(case.prompt_tokens)
+        # Written before the clock runs.
+        said = [
+            [self._prompt(words), *(self._words.prompt(words) for _ in range(1, case.turns or 1))]
+            for _ in range(case.together)
+        ]
         zero = time.perf_counter()
         if case.turns is None:
-            asked = [self._stream(words, self._workload.tokens, zero) for _ in range(case.together)]
-            answers = await _at_once(asked)
+            answers = await _at_once([self._stream(text, self._workload.tokens, zero) for (text,) in said])
         else:
-            agents = await _at_once([self._agent(words, case.turns, zero) for _ in range(case.together)])
+            agents = await _at_once([self._agent(texts, zero) for texts in said])
             answers = [answer for turns in agents for answer in turns]
         return Round(case.together, time.perf_counter() - zero, tuple(answers))
 
-    async def _stream(self, words: int, tokens: int, zero: float) -> Answer:
-        text = self._words.prompt(words, self._prefix)
+    def _prompt(self, words: int) -> str:
+        """What a stream is asked, and an agent at first."""
+        return self._words.prompt(words, self._prefix)
+
+    async def _stream(self, text: str, tokens: int, zero: float) -> Answer:
         asked: str | Sequence[Message] = text if self._workload.completions else [{"role": "user", "content": text}]
         answer, _ = await self._client.answer(request_body(self._model, tokens, asked), zero)
         return answer
 
-    async def _agent(self, words: int, turns: int, zero: float) -> list[Answer]:
+    async def _agent(self, said: Sequence[str], zero: float) -> list[Answer]:
         answers = []
         history: list[Message] = []
-        for turn in range(turns):
-            text = self._words.prompt(words, "" if turn else self._prefix)
+        for text in said:
             history.append({"role": "user", "content": text})
             body = request_body(self._model, self._workload.tokens, history)
-            answer, said = await self._client.answer(body, zero)
+            answer, reply = await self._client.answer(body, zero)
             answers.append(answer)
-            history.append({"role": "assistant", "content": said or NOTHING_SAID})
+            history.append({"role": "assistant", "content": reply or NOTHING_SAID})
         return answers
 
 

@@ -41,7 +41,7 @@ class Words:
     """An endless supply, other ones each time the program is run."""
 
     def __init__(self, chance: random.Random | None = None) -> None:
-        self._chance = chance or random.SystemRandom()
+        self._chance = chance or random.Random()
 
     def some(self, number: int) -> str:
         return " ".join("".join(self._chance.choices(string.ascii_lowercase, k=_LETTERS)) for _ in range(number))
