@@ -58,6 +58,10 @@ def model_of(raw: bytes) -> str:
         (reply(b"<html>Welcome</html>"), "is no OpenAI endpoint, it did not answer with a stream of events: give its"),
         (reply(b"data: <html>\n\n"), "is no OpenAI endpoint"),
         (reply(b"<html>", "404 Not Found"), "is no OpenAI endpoint, it has no /v1/chat/completions: give its address"),
+        (
+            reply(b"", "308 Moved\r\nlocation: https://x/v1/chat/completions"),
+            "is elsewhere: give its address as https://x",
+        ),
         (reply(b"", "401 Unauthorized"), "asks for a key: give it with --api-key"),
         (reply(b"", "429 Too Many Requests"), "ask for fewer --streams"),
         (

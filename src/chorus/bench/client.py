@@ -138,7 +138,7 @@ class Client:
                     size += len(data)
                     if size > limit:
                         raise self._no_openai("sends more than was asked for")
-        except (TimeoutError, httpx.ReadTimeout):
+        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
             raise EndpointFailed(
                 f"{self._url}{path} took longer than {seconds:g} s: ask for less with --tokens or --prompt-tokens, "
                 "or wait longer with --timeout"
@@ -146,7 +146,7 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EndpointFailed(self._unanswered(error, bool(chunks))) from error
         if response.status_code != 200:
-            raise self._refused(path, response.status_code, b"".join(data for _, data in chunks))
+            raise self._refused(path, response, b"".join(data for _, data in chunks))
         return chunks
 
     def _unanswered(self, error: httpx.HTTPError | httpx.InvalidURL, begun: bool) -> str:
@@ -163,7 +163,11 @@ class Client:
             return f"{self._url} does not speak HTTPS: give its address with http://"
         return f"nothing answers at {self._url}: start it, or give the address at which it listens"
 
-    def _refused(self, path: str, status: int, body: bytes) -> EndpointFailed:
+    def _refused(self, path: str, response: httpx.Response, body: bytes) -> EndpointFailed:
+        status = response.status_code
+        if response.has_redirect_location:
+            place = one_line(response.headers["location"]).removesuffix(path)
+            return EndpointFailed(f"{self._url} is elsewhere: give its address as {place}")
         if status in (401, 403):
             if self._key:
                 return EndpointFailed(f"{self._url} refuses this key: give another with --api-key or OPENAI_API_KEY")

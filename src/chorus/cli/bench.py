@@ -84,11 +84,15 @@ def bench(
     output.check()
     results, when = Results(model), datetime.now(UTC).isoformat(timespec="seconds")
     with _endpoint(target, serve_options or [], api_key) as endpoint:
-        stopped = _measure(endpoint, workload, results, timeout)
+        error = _measure(endpoint, workload, results, timeout)
         # Before the server is ended, which takes a while.
         output.tell(results, workload, endpoint.url, when)
-    if stopped is not None:
-        fail(stopped) if stopped else _interrupted(results)
+    if error:
+        fail(error)
+    if not results.complete:
+        if not results.measured:
+            console.print("stopped before anything was measured")
+        raise typer.Exit(INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,16 @@ class Output:
         shown.print(table(results))
         for remark in remarks(results, workload):
             warn(f"{url}: {remark}")
-        text = json.dumps(document(results, workload, url, when), indent=1) + "\n"
+        text = json.dumps(document(results, workload, url, when)) + "\n"
         if self.json_file == STDOUT:
             typer.echo(text, nl=False)
-        elif self.json_file:
-            write_whole(Path(self.json_file), text.encode())
-        if self.plot:
-            plotting.draw(results, name, self.plot)
+        try:
+            if self.json_file and self.json_file != STDOUT:
+                write_whole(Path(self.json_file), text.encode())
+            if self.plot:
+                plotting.draw(results, name, self.plot)
+        except OSError as error:
+            fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}: name another")
 
 
 def _rounds(results: Results, workload: Workload) -> str:
@@ -175,11 +182,10 @@ def _at(url: str, key: str | None) -> Endpoint:
 
 
 def _measure(endpoint: Endpoint, workload: Workload, results: Results, timeout: float) -> str | None:
-    """Why it has stopped before its end: an error, or nothing where somebody wanted that; None where it has not."""
+    """The error that ended it; None where it is complete, or somebody has stopped it."""
     try:
-        asyncio.run(_run(endpoint, workload, results, timeout))
-    except KeyboardInterrupt:
-        return ""
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_run(endpoint, workload, results, timeout))
     except ChorusError as error:
         return str(error)
     return None
@@ -195,9 +201,3 @@ async def _run(endpoint: Endpoint, workload: Workload, results: Results, timeout
             if results.model is None:
                 results.model = await client.only_model()
             await Measuring(client, workload, results.model, told).run(results)
-
-
-def _interrupted(results: Results) -> None:
-    if not results.measured:
-        console.print("stopped before anything was measured")
-    raise typer.Exit(INTERRUPTED)
