@@ -18,6 +18,7 @@ from benchmarks.cases import (
     disk,
     fault_free,
     grammar,
+    growth,
     memory,
     overhead,
     packed,
@@ -27,6 +28,7 @@ from benchmarks.cases import (
     platform,
     prefix,
     preshard,
+    roofline,
     single,
     step,
     storing,
@@ -42,14 +44,16 @@ BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
-        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode, step),
+        *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode, step, roofline, growth),
     )
 }
-LARGE = ("agents", "prefix", "unique", "decode", "step")
+LARGE = ("agents", "prefix", "unique", "decode", "step", "roofline", "growth")
 """Those that have a form for an accelerator."""
-QUANTIZED = ("decode", "step")
+QUANTIZED = ("decode", "step", "roofline", "growth")
 """Those of them that also have one for a quantized model."""
-IN_PARTS = {"decode": decode.PARTS}
+IN_PARTS = {"decode": decode.PARTS, "growth": growth.PARTS}
+PEERLESS = ("decode",)
+"""Those that can leave out what they are compared with."""
 COMPARING = tuple(module.BENCHMARK.name for module in (before, fault_free, packed, packed_small))
 """Those that need another checkout."""
 QUICK = Options(quick=True, rounds=1, tokens=16)
@@ -94,7 +98,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         dest="peer",
         action="store_const",
         const=False,
-        help=f"without what it is compared with ({', '.join(IN_PARTS)})",
+        help=f"without what it is compared with ({', '.join(PEERLESS)})",
     )
     parser.add_argument(
         "--out", metavar="FOLDER", help="write results there, also those of quick runs and of runs ended early"
@@ -121,8 +125,8 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
         parser.error(f"--bits is for --large and {', '.join(QUANTIZED)}")
     if given.parts and not (len(names) == 1 and set(given.parts) <= set(IN_PARTS.get(names[0], ()))):
         parser.error("--parts is for one benchmark at a time, and its own parts: see --help")
-    if given.peer is False and not set(names) <= set(IN_PARTS):
-        parser.error(f"--no-peer is for {', '.join(IN_PARTS)}")
+    if given.peer is False and not set(names) <= set(PEERLESS):
+        parser.error(f"--no-peer is for {', '.join(PEERLESS)}")
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds must be at least 1")
     if given.tokens is not None and given.tokens < 2:

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.inprocess import Generator
 from benchmarks.servers import peer_module_environment
+from chorus.platform.process.measuring import seconds_of
 
 SPREAD = 3
 """Rows are unequal: each is so many tokens longer than the one before."""
@@ -66,6 +67,11 @@ class Decoding(Generator):
         seconds: float = self.ask({"do": "prefill", "tokens": tokens, "chunk": chunk})["seconds"]
         return seconds
 
+    def product_rate(self, rows: int) -> float:
+        """Operations per second of a product of so many rows."""
+        rate: float = self.ask({"do": "rate", "rows": rows})["rate"]
+        return rate
+
     def end(self, side: str) -> None:
         """Let go of what a side holds."""
         self.ask({"do": "end", "side": side})
@@ -74,6 +80,7 @@ class Decoding(Generator):
 BARE, LEADER, LEADER_SAMPLED = "bare loop", "leader", "leader, sampled"
 LEADER_HEARD = "leader, heard by a front end"
 LISTENING_SECONDS = 30.0
+RATE_WIDTH, CPU_RATE_WIDTH, RATE_SECONDS = 8192, 2048, 0.5
 
 
 class Clock:
@@ -298,6 +305,16 @@ def prefill_seconds(stage: Any, tokens: int, chunk: int) -> float:
     return time.perf_counter() - begin
 
 
+def product_rate(rows: int, dtype: str) -> float:
+    """The machine's profile takes 256 rows, which leave a large GPU idle."""
+    import mlx.core as mx
+
+    width = RATE_WIDTH if mx.default_device() == mx.gpu else CPU_RATE_WIDTH
+    x, weight = (mx.random.normal((size, width)).astype(getattr(mx, dtype)) for size in (rows, width))
+    mx.eval(x, weight)
+    return 2 * rows * width**2 / min(seconds_of(lambda: mx.eval(x @ weight.T), RATE_SECONDS))
+
+
 def unequal_prompts(rows: int, tokens: int, seed: int = 1) -> list[tuple[int, ...]]:
     """As long as asked in the middle, no two alike."""
     chance = random.Random(seed)
@@ -330,11 +347,12 @@ def main() -> None:
 def _serve(model: Path, cleanup: ExitStack) -> Iterator[dict[str, Any]]:
     import mlx.core as mx
 
+    from chorus.platform import device
     from chorus.rank.load import load_shard
 
     shard = load_shard(model, range)
     stage, sides = shard.stage, dict[str, Leading | Bare]()
-    yield {"weight_bytes": shard.weight_bytes, "dtype": shard.dtype}
+    yield {"dtype": shard.dtype, "policy": shard.policy.name, "chunk": device.prefill_chunk()}
     for line in sys.stdin:
         asked = json.loads(line)
         match asked["do"]:
@@ -358,6 +376,8 @@ def _serve(model: Path, cleanup: ExitStack) -> Iterator[dict[str, Any]]:
                 yield leading.parts(asked["number"])
             case "prefill":
                 yield {"seconds": prefill_seconds(stage, asked["tokens"], asked["chunk"])}
+            case "rate":
+                yield {"rate": product_rate(asked["rows"], shard.dtype)}
             case "end":
                 del sides[asked["side"]]
                 mx.clear_cache()

@@ -12,7 +12,7 @@ _STEPS = (1, 2, 5, 10)
 _TICKS = 6
 
 
-def lines(title: str, across: str, up: str, steps: Sequence[int], series: Mapping[str, Sequence[float]]) -> str:
+def lines(title: str, across: str, up: str, steps: Sequence[object], series: Mapping[str, Sequence[float]]) -> str:
     """A line for each of the series, one figure for each step; the steps stand at equal distances."""
     tick = tick_size(max(max(figures) for figures in series.values()))
     top = tick * -(-max(max(figures) for figures in series.values()) // tick)
@@ -43,6 +43,16 @@ def lines(title: str, across: str, up: str, steps: Sequence[int], series: Mappin
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">\n'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>\n{drawn}\n</svg>\n'
     )
+
+
+def stacked(pictures: Sequence[str]) -> str:
+    """Several of these, one below the other."""
+    placed = "".join(
+        picture.replace("<svg ", f'<svg y="{HEIGHT * number}" width="{WIDTH}" height="{HEIGHT}" ', 1)
+        for number, picture in enumerate(pictures)
+    )
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT * len(pictures)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{placed}</svg>\n'
 
 
 def tick_size(largest: float) -> float:

@@ -170,7 +170,8 @@ def show(result: Result, console: Console) -> None:
     if is_busy(result.load_before, facts.cores):
         console.print("[yellow]the machine was busy before this began: measure again when it is quiet[/]")
     console.print(_figures_table(result.samples))
-    console.print(_verdict_table(result.verdicts))
+    if result.verdicts:
+        console.print(_verdict_table(result.verdicts))
     for note in result.notes:
         console.print(f"note: {note}")
 

@@ -116,7 +116,7 @@ class _Measured:
 
             def one(streams: int, length: int, *, counted: bool = True) -> None:
                 prompts = self._prompts.several(streams, length)
-                rate = bare.decode_rate(prompts, tokens if counted else 2, _most(tokens, streams, length))
+                rate = bare.decode_rate(prompts, tokens if counted else 2, most_tokens(tokens, streams, length))
                 if counted:
                     self._add(once_all_decode(streams, length), "tok/s", BARE, rate)
 
@@ -145,7 +145,7 @@ class _Measured:
 
     def _decode(self, server: HttpServer, streams: int, length: int) -> None:
         tokens = self._run.options.tokens
-        decoded = all_decode(server, self._texts(streams, length), tokens, _most(tokens, streams, length))
+        decoded = all_decode(server, self._texts(streams, length), tokens, most_tokens(tokens, streams, length))
         measure = once_all_decode(streams, length)
         self._add(measure, "tok/s", server.name, decoded.rate)
         self._add(f"last first token, {measure.partition(', ')[2]}", "s", server.name, decoded.first_seconds)
@@ -154,7 +154,7 @@ class _Measured:
 
     def _read(self, server: HttpServer) -> None:
         shape, tokens = self._shape, self._run.options.tokens
-        most = _most(tokens, shape.coming, shape.length)
+        most = most_tokens(tokens, shape.coming, shape.length)
         running, coming = self._texts(shape.running, common.SHORT_PROMPT), self._texts(shape.coming, shape.length)
         reading = read_beside(server, running, coming, (most, most))
         self._add(READ, "tok/s", server.name, shape.coming * shape.length / reading.seconds)
@@ -170,7 +170,7 @@ class _Measured:
             self._settle(server)
         if set(self._parts) & {LONG, PROMPTS}:
             streams = min(self._shape.long)
-            all_decode(server, self._texts(streams, self._shape.length), 2, _most(2, streams, self._shape.length))
+            all_decode(server, self._texts(streams, self._shape.length), 2, most_tokens(2, streams, self._shape.length))
             self._settle(server)
         if server.name == PEER:
             server.pause()
@@ -215,7 +215,7 @@ def _is_rate(measure: str) -> bool:
     return measure == READ or measure.startswith("once all decode")
 
 
-def _most(tokens: int, streams: int, length: int) -> int:
+def most_tokens(tokens: int, streams: int, length: int) -> int:
     """Enough for those who have to wait for the others' prompts."""
     return tokens + SPARE_TOKENS + streams * length // PREFILL_CHUNK
 

@@ -105,4 +105,4 @@ def test_what_was_measured_so_far_is_written_and_goes_when_the_result_is_whole(t
 
 
 def test_a_stream_may_go_on_while_the_prompts_beside_it_are_read() -> None:
-    assert decode._most(100, 32, 4096) >= 100 + 32 * 4096 // 256
+    assert decode.most_tokens(100, 32, 4096) >= 100 + 32 * 4096 // 256
