@@ -256,7 +256,7 @@ def _recover(engine: Engine, group: Group, leader: Leader, lost: RankLost) -> No
 def _least_left(group: Group) -> int:
     """Bytes on the rank that has fewest left."""
     others = (follower.free_bytes for follower in group.followers.followers)
-    return min(left_for_cache(mx, group.shard.budget), *others)
+    return min([left_for_cache(mx, group.shard.budget), *others])
 
 
 def remember_sums(spec: EngineSpec, seconds: float | None) -> None:
