@@ -1,1 +1,1 @@
-"""Products with quantized weights on a CPU, computed on the packed bytes by kernels that MLX does not have there."""
+"""What layers multiply with: one product where they are given the same; on a CPU, kernels for quantized weights."""
