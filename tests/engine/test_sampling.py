@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from chorus.engine.sampling import Draw, sample, seed_word
+from chorus.engine import sampling
+from chorus.engine.sampling import Draw, Sampler, sample, score, seed_word
 from chorus.messages.engine import Sampling
 
 VOCABULARY = 64
@@ -143,3 +144,43 @@ def test_presence_and_frequency_may_look_at_different_tokens() -> None:
 def test_half_precision_logits_are_sampled_in_full_precision() -> None:
     table = logits().astype(mx.bfloat16)
     assert sample(table, draws(1)).tolist() == sample(table.astype(mx.float32), draws(1)).tolist()
+
+
+RULES = [
+    Sampling(),
+    Sampling(temperature=0.8, seed=2),
+    Sampling(temperature=0.7, top_p=0.9, top_k=5, seed=3),
+    Sampling(temperature=1.5, min_p=0.05, seed=4),
+    Sampling(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.01, seed=5),
+]
+
+
+def test_a_sampler_draws_the_same_while_rows_come_and_go() -> None:
+    sampler, table = Sampler(), logits(len(RULES))
+    for position, rows in enumerate([[0, 1, 2], [0, 1, 2], [0, 2], [1], [0], [3, 1, 4, 2], [4, 3]] * 3):
+        batch = [Draw(RULES[row], 50 + position, (1, 2), [3] * position) for row in rows]
+        drawn = sampler.sample(table[mx.array(rows)], batch).tolist()
+        assert drawn == [sample(table[row : row + 1], [draw]).item() for row, draw in zip(rows, batch, strict=True)]
+
+
+def test_what_an_accelerator_compiles_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = logits(len(RULES)).astype(mx.bfloat16)
+    batches = [[Draw(rules, position) for rules in RULES] for position in (7, 8)]
+    plain = [sample(table, batch).tolist() for batch in batches]
+    sampling._drawing.cache_clear()
+    monkeypatch.setattr(sampling, "_on_cpu", lambda: False)
+    compiled = [sample(table, batch).tolist() for batch in batches]
+    sampling._drawing.cache_clear()
+    assert compiled == plain
+
+
+def test_scores_are_read_for_the_rows_that_want_them() -> None:
+    table = logits(3)
+    scores = score(table, mx.array([1, 2, 3]), 4)
+    told = scores.rows({0: 0, 2: 3})
+    logprobs = np.array(table - mx.logsumexp(table, axis=-1, keepdims=True))
+    assert set(told) == {0, 2}
+    assert told[0].top == ()
+    assert told[0].logprob == pytest.approx(logprobs[0, 1])
+    assert [token for token, _ in told[2].top] == np.argsort(-logprobs[2])[:3].tolist()
+    assert [logprob for _, logprob in told[2].top] == pytest.approx(np.sort(logprobs[2])[:-4:-1].tolist())

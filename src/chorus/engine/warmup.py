@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -31,6 +31,9 @@ TRIED_SECONDS = 0.5
 CHUNK_SHARE = 16
 """A chunk may take one part in so many of the memory that weights leave."""
 
+USUAL = (Sampling(), Sampling(temperature=1.0, top_p=0.9))
+"""How tokens are drawn while warming up, row by row in turn."""
+
 LANE_GAIN = 0.95
 """Several lanes must take at most this part of the time of one: the noise of a short trial decides nothing."""
 
@@ -52,6 +55,8 @@ def warm_up(leader: Leader) -> None:
         return
     _run(leader, [min(chunk, room)])
     _run(leader, [min(SHORT_PROMPT + row, room) for row in range(min(4, limits.max_batch))])
+    if device.backend() != "cpu":
+        _compile_sampling(leader, min(SHORT_PROMPT, room))
     mx.clear_cache()
 
 
@@ -133,10 +138,22 @@ def choose_lanes(leader: Leader, stages: int) -> int:
     return chosen
 
 
-def _run(leader: Leader, prompt_sizes: list[int], told: Callable[[int], object] = lambda tokens: None) -> None:
+def _compile_sampling(leader: Leader, prompt: int) -> None:
+    """As most requests ask for it: streams that are alone have a graph of their own, and so have those who are not."""
+    for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
+        for rows in {1, min(2, leader.scheduler.limits.max_batch)}:
+            _run(leader, [prompt] * rows, [sampling])
+
+
+def _run(
+    leader: Leader,
+    prompt_sizes: list[int],
+    rules: Sequence[Sampling] = USUAL,
+    told: Callable[[int], object] = lambda tokens: None,
+) -> None:
     """Answers all prompts, and says after each step how many tokens clients would be sent."""
     for row, size in enumerate(prompt_sizes):
-        sampling = Sampling(temperature=1.0, top_p=0.9) if row % 2 else Sampling()
+        sampling = rules[row % len(rules)]
         leader.scheduler.submit(
             Request(f"0:warm-up-{row}", (TOKEN,) * size, NEW_TOKENS, sampling=sampling, uncached=True)
         )

@@ -35,10 +35,11 @@ class GraphTokens:
     def note(self, step: Step, tokens: mx.array) -> None:
         sequences = step.sequences
         self._last.update({number: (tokens, row) for row, number in enumerate(sequences)})
+        if not step.decode or self._decoded.get(step.lane, ((),))[0] != sequences:
+            # Somebody may have come from another lane, and may go back there.
+            self._decoded.clear()
         if step.decode:
             self._decoded[step.lane] = sequences, tokens
-        else:
-            self._decoded.clear()
 
 
 def _told(step: Step) -> bool:
