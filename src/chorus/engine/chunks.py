@@ -87,8 +87,27 @@ class ChunkLimits:
 USUAL_CHUNKS = ChunkLimits()
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    step: Step
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    step: Step
+    sent: float
+    at: float
+
+
 class StepCosts:
-    """What steps have taken: the seconds between the end of the step before and its own, or since it was sent."""
+    """What steps take, from when they were sent and came home.
+
+    A leader may bring a step home late: to launch the next one can take as long as computing it. Then the time between
+    two homecomings is that of the step behind, and not of the one that came home. So only such times are believed as
+    are the same either way: of a step that was alone, of two alike in a row, of a chunk with a decode before it and
+    behind it.
+    """
 
     def __init__(self) -> None:
         self._chunks: dict[int, deque[tuple[float, int]]] = {}
@@ -96,6 +115,32 @@ class StepCosts:
         self._decodes: deque[float] = deque(maxlen=DECODES)
         self.points: list[tuple[int, float]] = []
         """Tokens of chunks, and seconds, both growing."""
+        self._under_way: deque[_Sent] = deque()
+        self._homes: deque[_Home] = deque(maxlen=2)
+        self._unsure = False
+        """Whether the step before the next one that comes home ended nobody knows when."""
+
+    def sent(self, step: Step, now: float) -> None:
+        self._under_way.append(_Sent(step, now))
+
+    def home(self, step: Step, now: float) -> None:
+        while self._under_way and self._under_way[0].step.number < step.number:
+            # One before it ended otherwise, with an embedding for instance: nobody knows when.
+            self._under_way.popleft()
+            self._homes.clear()
+            self._unsure = True
+        if not self._under_way:
+            return
+        sent = self._under_way.popleft()
+        if not self._unsure and (seconds := self._seconds(step, sent.at, now)) is not None:
+            self.note(step, seconds)
+        self._unsure = False
+        self._homes.append(_Home(step, sent.at, now))
+
+    def lose(self) -> None:
+        """Nothing that is under way will come home."""
+        self._under_way.clear()
+        self._homes.clear()
 
     def note(self, step: Step, seconds: float) -> None:
         if step.decode:
@@ -106,6 +151,19 @@ class StepCosts:
             samples.append((seconds, step.tokens))
             self._chunks[size] = samples
             self.points = self._agreed()
+
+    def _seconds(self, step: Step, sent: float, now: float) -> float | None:
+        before = self._homes[-1] if self._homes else None
+        behind = self._under_way[0].step if self._under_way else None
+        if behind is None:
+            return now - sent if before is None or before.at <= sent else None
+        if before is None or before.at < sent:
+            return None
+        if _kind(step) == _kind(behind):
+            return now - before.at
+        if not step.decode and before.step.decode and behind.decode and before.sent <= self._homes[0].at < before.at:
+            return max(0.0, now - self._homes[0].at - self.decode)
+        return None
 
     @property
     def decode(self) -> float:
@@ -166,6 +224,11 @@ class MeasuredChunks:
 
     def within(self, cost: float) -> int:
         return bisect_right(range(1, self.limits.most + 1), cost, key=self.cost)
+
+
+def _kind(step: Step) -> tuple[bool, int]:
+    """The same for steps that take about as long."""
+    return step.decode, 0 if step.decode else step.tokens.bit_length()
 
 
 def _power(tokens: int) -> int:

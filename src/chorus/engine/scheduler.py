@@ -100,9 +100,6 @@ class Scheduler:
         self._next_sequence = 1
         self._next_step = 1
         self._oldest_first = True
-        self._sent: dict[int, float] = {}
-        """When steps that are not home yet were made, by their numbers."""
-        self._came_home = 0.0
 
     # What the front ends ask.
 
@@ -151,7 +148,7 @@ class Scheduler:
         """
         news = self._blame(unfinished, loss) if loss.cause is not Cause.OUTSIDE else []
         self._operations, self._afterwards = [], []
-        self._sent.clear()
+        self.costs.lose()
         ran = self._admitted
         self.filling.clear()
         self._lanes.clear()
@@ -290,7 +287,7 @@ class Scheduler:
         self, step: Step, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
     ) -> list[Progress]:
         """Take the tokens a step brought, by sequence number."""
-        self._measure(step)
+        self.costs.home(step, self._clock())
         if step.decode:
             self._lanes[step.lane].under_way -= 1
         news = []
@@ -302,18 +299,6 @@ class Scheduler:
                 else:
                     news.append(self._take(sequence, token, (logprobs or {}).get(number)))
         return news
-
-    def _measure(self, step: Step) -> None:
-        """Steps are computed one behind the other: it has taken the time since the one before it came home. Where one
-        before it ended otherwise, an embedding for instance, nobody knows when that was.
-        """
-        now, earlier = self._clock(), [number for number in self._sent if number < step.number]
-        sent = self._sent.pop(step.number, now)
-        for number in earlier:
-            del self._sent[number]
-        if not earlier:
-            self.costs.note(step, now - max(sent, self._came_home))
-        self._came_home = now
 
     def files_done(self, rank: int, saved: Iterable[str], restored: Iterable[str], failed: Iterable[str]) -> None:
         """What a rank says became of files that it was to write or to read."""
@@ -573,7 +558,7 @@ class Scheduler:
 
     def _step(self, feeds: tuple[Feed, ...], *, decode: bool = False, logits: bool = False, lane: int = 0) -> Step:
         step = Step(self._next_step, tuple(self._operations), feeds, decode, logits, lane)
-        self._sent[step.number] = self._clock()
+        self.costs.sent(step, self._clock())
         self._next_step += 1
         self._operations, self._afterwards = self._afterwards, []
         return step

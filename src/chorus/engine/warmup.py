@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from chorus.engine.chunks import LEAST, ChunkLimits, StepCosts
+from chorus.engine.chunks import DECODES, LEAST, ChunkLimits, StepCosts
 from chorus.engine.leader import Leader
 from chorus.messages.engine import Request, Sampling
 from chorus.platform import blas, device, most_threads, rank_threads, trials, use_threads
@@ -65,9 +65,12 @@ def measure_chunks(leader: Leader, memory: int) -> ChunkLimits:
     later than those for which there was time and, of so many bytes that are left, memory.
     """
     scheduler, limits = leader.scheduler, leader.scheduler.limits
+    if limits.context < SHORT_PROMPT + DECODES:
+        return limits.chunks
     # What kernels took to compile says nothing of the next time.
     scheduler.costs = StepCosts()
     times = 1 if device.backend() == "cpu" else 2
+    _run(leader, [SHORT_PROMPT], new_tokens=DECODES)
     size, taken = LEAST, 0
     while (
         size <= min(limits.chunks.most, limits.context - NEW_TOKENS)
@@ -78,7 +81,7 @@ def measure_chunks(leader: Leader, memory: int) -> ChunkLimits:
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         for _ in range(times):
-            _run(leader, [size])
+            _run(leader, [size], new_tokens=1)
         size, taken = size * TRIED_NEXT, mx.get_peak_memory() - before
     scheduler.limits = limits
     mx.clear_cache()
@@ -149,13 +152,14 @@ def _run(
     leader: Leader,
     prompt_sizes: list[int],
     rules: Sequence[Sampling] = USUAL,
+    new_tokens: int = NEW_TOKENS,
     told: Callable[[int], object] = lambda tokens: None,
 ) -> None:
     """Answers all prompts, and says after each step how many tokens clients would be sent."""
     for row, size in enumerate(prompt_sizes):
         sampling = rules[row % len(rules)]
         leader.scheduler.submit(
-            Request(f"0:warm-up-{row}", (TOKEN,) * size, NEW_TOKENS, sampling=sampling, uncached=True)
+            Request(f"0:warm-up-{row}", (TOKEN,) * size, new_tokens, sampling=sampling, uncached=True)
         )
     while not leader.idle:
         leader.turn()
