@@ -117,25 +117,23 @@ class StepCosts:
         """Tokens of chunks, and seconds, both growing."""
         self._under_way: deque[_Sent] = deque()
         self._homes: deque[_Home] = deque(maxlen=2)
-        self._unsure = False
-        """Whether the step before the next one that comes home ended nobody knows when."""
 
     def sent(self, step: Step, now: float) -> None:
         self._under_way.append(_Sent(step, now))
 
     def home(self, step: Step, now: float) -> None:
+        unsure = False
         while self._under_way and self._under_way[0].step.number < step.number:
             # One before it ended otherwise, with an embedding for instance: nobody knows when.
             self._under_way.popleft()
             self._homes.clear()
-            self._unsure = True
-        if not self._under_way:
+            unsure = True
+        if not self._under_way or self._under_way[0].step.number != step.number:
             return
-        sent = self._under_way.popleft()
-        if not self._unsure and (seconds := self._seconds(step, sent.at, now)) is not None:
+        sent = self._under_way.popleft().at
+        if not unsure and (seconds := self._seconds(step, sent, now)) is not None:
             self.note(step, seconds)
-        self._unsure = False
-        self._homes.append(_Home(step, sent.at, now))
+        self._homes.append(_Home(step, sent, now))
 
     def lose(self) -> None:
         """Nothing that is under way will come home."""
