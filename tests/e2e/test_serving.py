@@ -115,7 +115,9 @@ def test_a_long_prompt_never_stalls_running_streams(tiny_model: Path, tmp_path: 
                     return
         raise AssertionError("the stream was over before the long prompt was answered")
 
-    with ChorusServer(tiny_model, ["--step-log", str(log)], tmp_path) as server, ThreadPoolExecutor(5) as pool:
+    fixed = {"CHORUS_ENGINE__PREFILL_CHUNK": "128"}
+    server = ChorusServer(tiny_model, ["--step-log", str(log)], tmp_path, fixed)
+    with server, ThreadPoolExecutor(5) as pool:
         streams = [pool.submit(stream, server, index) for index in range(4)]
         started.wait(120)
         before = len(log.read_text().splitlines())
