@@ -55,6 +55,16 @@ def test_a_hopeless_number_is_tried_no_further(monkeypatch: pytest.MonkeyPatch) 
     assert parts == [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 3), ("a", 1), ("b", 1), ("a", 3), ("b", 3)]
 
 
+def test_a_number_that_is_slow_only_once_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, now = iter([1.0, 2.0, 50.0, 50.0, 1.0, 2.0]), [0.0]
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def part(number: int) -> None:
+        now[0] += next(took)
+
+    assert medians([part], [1, 2], rounds=3, seconds=600) == {1: 1.0, 2: 2.0}
+
+
 def test_where_the_usual_number_was_hopeless_the_fastest_is_chosen() -> None:
     assert choose({1: 1.0}, 2) == 1
 

@@ -62,7 +62,7 @@ def serve(
         str | None,
         typer.Option(help=f"Pack activations sent over {catalog.packing()}: auto (where a link is slow), off or on."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads per rank (cores divided by ranks).")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per rank (rank 0 tries what is best).")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or stored (auto: what is fastest here).")
     ] = None,

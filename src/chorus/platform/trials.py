@@ -24,7 +24,8 @@ def medians(
     """What all parts together usually take with each of the numbers, the fewest first.
 
     Threads that are in each other's way can take a second for a few milliseconds' work: no further round begins after
-    so many seconds, and a number that is hopeless in the first part is not tried any more, nor among the answers.
+    so many seconds, and a number that is hopeless at once, in the first part, is not tried any more, nor among the
+    answers.
     """
     spent: dict[int, list[float]] = {number: [] for number in sorted(numbers)}
     until = time.perf_counter() + seconds
@@ -32,7 +33,7 @@ def medians(
     for _ in range(rounds):
         for number in list(spent):
             took = [_seconds(parts[0], number)]
-            if took[0] > _HOPELESS * first:
+            if took[0] > _HOPELESS * first and not spent[number]:
                 del spent[number]
                 continue
             first = min(first, took[0])
