@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import cpu_of
 from benchmarks.servers import HttpServer, ServerFailed
 from benchmarks.soak import is_idle
 
 IDLE_SECONDS = 30.0
 _POLL_SECONDS = 0.05
+_QUIET_SECONDS, _QUIET_SHARE = 0.4, 0.1
 
 
 class StepLog:
@@ -36,6 +38,19 @@ def wait_until_idle(server: HttpServer) -> None:
         if time.monotonic() > deadline:
             raise ServerFailed(f"{server.name} is not idle {IDLE_SECONDS:g} s after its last answer")
         time.sleep(_POLL_SECONDS)
+
+
+def wait_until_quiet(server: HttpServer) -> None:
+    """For a server that cannot be asked: until its processes hardly use a core."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    before, since = sum(cpu_of(server.processes()).values()), time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(_QUIET_SECONDS)
+        now, moment = sum(cpu_of(server.processes()).values()), time.monotonic()
+        if now - before < _QUIET_SHARE * (moment - since):
+            return
+        before, since = now, moment
+    raise ServerFailed(f"{server.name} is still busy {IDLE_SECONDS:g} s after its last answer")
 
 
 def fed_tokens(steps: Iterable[dict[str, Any]]) -> int:

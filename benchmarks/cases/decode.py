@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from benchmarks.prompts import TokenPrompts
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run, awake
 from benchmarks.servers import HttpServer, chorus, mlx_lm_server
-from benchmarks.steps import wait_until_idle
+from benchmarks.steps import wait_until_idle, wait_until_quiet
 from chorus.platform import cores
 
 BATCH, SHORT, LONG, PROMPTS = PARTS = ("batch", "short", "long", "prompts")
@@ -30,8 +29,6 @@ MAX_BATCH = 40
 """Those who run and those who come, all at once; the default of both servers is 32."""
 LARGE_CACHE = "40GB"
 """Twice what the streams take: the peer is loaded beside us."""
-PEER_SETTLES_SECONDS = 1.0
-"""Upstream's server sees that a client has left when it writes to it, and says nothing about it."""
 
 READ = "prompts read beside running streams"
 RUNNING_PAUSE = "longest pause of a stream that ran before"
@@ -176,11 +173,8 @@ class _Measured:
             server.pause()
 
     def _settle(self, server: HttpServer) -> None:
-        """Until it computes nothing any more for streams that were left."""
-        if server.name == PEER:
-            time.sleep(PEER_SETTLES_SECONDS)
-        else:
-            wait_until_idle(server)
+        """Until it computes nothing any more for streams that were left; upstream's does not say whether it does."""
+        (wait_until_quiet if server.name == PEER else wait_until_idle)(server)
 
     def _texts(self, number: int, length: int) -> list[str]:
         return [self._prompts.text(prompt) for prompt in self._prompts.several(number, length)]

@@ -21,6 +21,7 @@ WEIGHTS, CACHE, ACTIVATIONS = "weights that must be read", "cache that must move
 OPERATIONS, LEAST, TAKEN = "operations of products", "least time", "measured time"
 REACHED = "of the roofline reached"
 RATE, BANDWIDTH = "rate of products here", "bandwidth here"
+DECODE = "decode, "
 WARM_STEPS = 4
 
 
@@ -39,11 +40,11 @@ QUICK = Shape(rows=(1, 4), context=24, prompt=64, chunks=(32,))
 
 
 def decode_phase(rows: int) -> str:
-    return f"decode, {rows} row{'s' if rows > 1 else ''}"
+    return f"{DECODE}{rows} row{'s' if rows > 1 else ''}"
 
 
 def prefill_phase(chunk: int) -> str:
-    return f"prompt in chunks of {chunk:,}"
+    return f"prompt by {chunk:,}"
 
 
 def measure(run: Run) -> list[Goal]:
@@ -144,7 +145,8 @@ def drawn(samples: Samples) -> str:
         return median(reached.get(f"{side}: {phase}") or reached[f"{BARE}: {phase}"])
 
     series = {side: [figure(side, phase) for phase in phases] for side in (BARE, LEADER)}
-    return plot.lines("The roofline", "phase", "% of what the machine could do", phases, series)
+    across = [phase.removeprefix(DECODE) for phase in phases]
+    return plot.lines("The roofline", "a prompt by chunk, decode by rows", "% of what could be", across, series)
 
 
 BENCHMARK = Benchmark(
