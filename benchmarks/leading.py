@@ -347,12 +347,11 @@ def main() -> None:
 def _serve(model: Path, cleanup: ExitStack) -> Iterator[dict[str, Any]]:
     import mlx.core as mx
 
-    from chorus.platform import device
     from chorus.rank.load import load_shard
 
     shard = load_shard(model, range)
     stage, sides = shard.stage, dict[str, Leading | Bare]()
-    yield {"dtype": shard.dtype, "policy": shard.policy.name, "chunk": device.prefill_chunk()}
+    yield {"dtype": shard.dtype, "policy": shard.policy.name}
     for line in sys.stdin:
         asked = json.loads(line)
         match asked["do"]:
