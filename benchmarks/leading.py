@@ -146,8 +146,11 @@ def instrumented(leader: Any, clock: Clock) -> Iterator[None]:
         (followers, "share", TRANSPORT),
     ]
     plain = [(owner, name, getattr(owner, name)) for owner, name, _ in functions]
-    modules = [(leading, {"eval": DEVICE}), (running, {"async_eval": LAUNCH, "eval": DEVICE})]
-    arrays = leading.mx
+    modules: list[tuple[Any, dict[str, str]]] = [
+        (leading, {"eval": DEVICE}),
+        (running, {"async_eval": LAUNCH, "eval": DEVICE}),
+    ]
+    arrays = modules[0][0].mx
     try:
         for (owner, name, part), (*_, function) in zip(functions, plain, strict=True):
             setattr(owner, name, clock.timed(part, function))

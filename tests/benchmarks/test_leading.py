@@ -36,7 +36,6 @@ def test_a_leaders_step_has_all_the_parts_that_are_looked_at_and_is_as_before_af
     assert set(parts) == set(PARTS)
     assert all(parts[part] > 0 for part in (DEVICE, GRAPH, SAMPLING, REST))
     assert leading.leader.finished_step == before + 5
-    assert leading.leader.turn.__func__ is type(leading.leader).turn
     assert "_sample" not in vars(leading.leader)
     assert "forward" not in vars(shard.stage)
     leading.steps(2)
