@@ -204,7 +204,8 @@ class MeasuredChunks:
 
     @property
     def limit(self) -> float:
-        return max(self.limits.pause_seconds, SLOW_STEPS * self.costs.decode)
+        # A client also waits for the decode that follows.
+        return max(self.limits.pause_seconds - self.costs.decode, SLOW_STEPS * self.costs.decode)
 
     def most(self, left: int, decoding: bool) -> int:
         if not self.costs.points:
