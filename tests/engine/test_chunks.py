@@ -219,3 +219,15 @@ def test_a_step_behind_one_that_ended_unseen_is_not_measured() -> None:
     costs.lose()
     costs.home(steps[4], 60.0)
     assert costs.chunk(4) == 1.0
+
+
+def test_a_chunk_is_never_thought_to_cost_nothing_because_decodes_were_slow_before() -> None:
+    costs = StepCosts()
+    decode, chunk = (Feed(1, (1,)),), (Feed(2, (1,) * 64),)
+    costs.note(Step(1, feeds=decode, decode=True), 5.0)
+    steps = [Step(number, feeds=decode if number % 2 else chunk, decode=number % 2 == 1) for number in range(1, 6)]
+    for step in steps:
+        costs.sent(step, 0.0)
+    for now, step in enumerate(steps[:-1], 1):
+        costs.home(step, float(now))
+    assert costs.chunk(64) == 1.0

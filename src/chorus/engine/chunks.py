@@ -160,7 +160,9 @@ class StepCosts:
         if _kind(step) == _kind(behind):
             return now - before.at
         if not step.decode and before.step.decode and behind.decode and before.sent <= self._homes[0].at < before.at:
-            return max(0.0, now - self._homes[0].at - self.decode)
+            both = now - self._homes[0].at
+            # Decodes may have become shorter since one was seen: a chunk takes half of the time at least.
+            return max(both / 2, both - self.decode)
         return None
 
     @property
