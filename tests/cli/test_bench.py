@@ -141,8 +141,12 @@ def test_what_was_measured_before_an_error_is_shown(scripted: Callable[..., Scri
 def test_whoever_stops_it_sees_what_was_measured_so_far(scripted: Callable[..., Scripted]) -> None:
     server = scripted(GOOD)
     asked = server.asked = threading.Semaphore(0)
+    # Whoever runs tests in the background may have made them deaf to Ctrl-C, and their children with them.
+    hearing = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from chorus.cli import main; main()"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "chorus.cli", "bench", server.url, *QUICK.split(), "--rounds", "1000", "--json", "-"],
+        [sys.executable, "-c", hearing, "bench", server.url, *QUICK.split(), "--rounds", "1000", "--json", "-"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

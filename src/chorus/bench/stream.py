@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from chorus.errors import InternalSignal
+
 Chunk = tuple[float, bytes]
 """When some bytes came, and which."""
 _DONE = "[DONE]"
@@ -15,7 +17,7 @@ _MOST_TOKENS = 10**9
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 
-class NoEvents(ValueError):
+class NoEvents(InternalSignal, ValueError):
     """These bytes are no stream of events."""
 
 
