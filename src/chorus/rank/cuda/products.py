@@ -30,10 +30,10 @@ class RowsTogether:
         rows = math.prod(batch)
         if rows < 2 or w.ndim != 2:
             return self._own(x, w, *arguments, **options)
-        together = x.reshape(rows, width)
+        together = x.reshape(1, rows, width)
         if rows < LEAST_ROWS:
-            together = mx.pad(together, [(0, LEAST_ROWS - rows), (0, 0)])
+            together = mx.pad(together, [(0, 0), (0, LEAST_ROWS - rows), (0, 0)])
         made = self._own(together, w, *arguments, **options)
         if rows < LEAST_ROWS:
-            made = made[:rows]
+            made = made[:, :rows]
         return made.reshape(*batch, made.shape[-1])
