@@ -23,8 +23,10 @@ OURS, PEER, BARE = "chorus", "mlx_lm.server", "BatchGenerator"
 AT_LEAST_ONE = 1.0
 QUANTIZED = 0.95
 """Of the goals of bfloat16: what a quantized model must reach."""
-SPARE_TOKENS, PREFILL_CHUNK = 64, 256
-"""A stream may decode once for every so many tokens of the prompts that are read beside it, and some times more."""
+SPARE_TOKENS, PREFILL_CHUNK = 1024, 256
+"""A stream may decode once for every so many tokens of the prompts that are read beside it, and many times more:
+upstream's server takes new ones only twice a second. Nobody waits for all of them.
+"""
 MAX_BATCH = 40
 """Those who run and those who come, all at once; the default of both servers is 32."""
 LARGE_CACHE = "40GB"
