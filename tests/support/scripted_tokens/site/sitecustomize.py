@@ -19,8 +19,6 @@ from typing import Any
 
 FOLDER = Path(os.environ["SCRIPTED_TOKENS"])
 PROGRAMS = ("chorus.engine", "chorus.rank")
-WARM_UP_TOKENS = 32
-"""What the engine tries before it is ready is no longer than this, and not in the script."""
 
 
 def append(file: str, entry: object) -> None:
@@ -46,20 +44,21 @@ def answer(prompt: tuple[int, ...]) -> list[int]:
     return [*tokenizer.encode(said, add_special_tokens=False).ids, tokenizer.token_to_id(script()["end"])]
 
 
-def leader(module: ModuleType) -> None:
-    sample = module.sample
+def sampling(module: ModuleType) -> None:
+    sample = module.Sampler.sample
 
     @wraps(sample)
-    def scripted(logits: Any, draws: Sequence[Any]) -> Any:
-        tokens = sample(logits, draws)
+    def scripted(self: Any, logits: Any, draws: Sequence[Any]) -> Any:
+        tokens = sample(self, logits, draws)
         for row, draw in enumerate(draws):
-            said = answer(tuple(draw.prompt)) if len(draw.prompt) > WARM_UP_TOKENS else []
+            # What the engine tries before it is ready is one token again and again, and not in the script.
+            said = answer(tuple(draw.prompt)) if len(set(draw.prompt)) > 1 else []
             # With look-ahead one more is sampled behind the end, and thrown away.
             if len(draw.output) < len(said):
                 tokens[row] = said[len(draw.output)]
         return tokens
 
-    module.sample = scripted  # type: ignore[attr-defined]
+    module.Sampler.sample = scripted  # type: ignore[attr-defined]
 
 
 def scheduler(module: ModuleType) -> None:
@@ -90,7 +89,7 @@ def runner(module: ModuleType) -> None:
     module.Runner.run = noting  # type: ignore[attr-defined]
 
 
-CHANGED = {"chorus.engine.leader": leader, "chorus.engine.scheduler": scheduler, "chorus.rank.runner": runner}
+CHANGED = {"chorus.engine.sampling": sampling, "chorus.engine.scheduler": scheduler, "chorus.rank.runner": runner}
 
 
 if any(program in sys.orig_argv for program in PROGRAMS):
