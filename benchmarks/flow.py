@@ -16,11 +16,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import REQUEST_SECONDS, body, event_text, events
+from benchmarks.load import REQUEST_SECONDS, answering, body, event_text, events
 from benchmarks.servers import HttpServer, ServerFailed
 
-MAX_TRIES, AGAIN_SECONDS = 40, 0.05
-"""Upstream's server lets five connections wait to be taken and resets others: whoever was not answered comes again."""
 BEGUN = 8
 """Tokens after which a stream that is to be disturbed counts as running."""
 
@@ -187,25 +185,11 @@ async def _follow(
     client: httpx.AsyncClient, server: HttpServer, sent: dict[str, Any], heard: Callable[[float, int], bool]
 ) -> bool:
     """Tell of each piece of text and its tokens, until that was enough; True: the stream has ended before."""
-    tries = 0
-    while True:
-        answered = False
-        try:
-            async with client.stream("POST", server.url + "/v1/completions", json=sent) as response:
-                answered = True
-                if response.status_code != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")
-                async for data in events(response):
-                    if (piece := event_text(data)) and heard(time.perf_counter(), words(piece)):
-                        return False
-            return True
-        except httpx.HTTPError as error:
-            server.check_alive()
-            tries += 1
-            if answered or tries > MAX_TRIES:
-                raise ServerFailed(f"{server.name}: {type(error).__name__} {error}:\n{server.log_tail()}") from error
-        await asyncio.sleep(AGAIN_SECONDS)
+    async with answering(client, server, "/v1/completions", sent) as response:
+        async for data in events(response):
+            if (piece := event_text(data)) and heard(time.perf_counter(), words(piece)):
+                return False
+    return True
 
 
 def _client(connections: int) -> httpx.AsyncClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from benchmarks.servers import HttpServer, ServerFailed
 from chorus.bench.stream import event_data, event_text
 
 REQUEST_SECONDS = 600.0
+MAX_TRIES, AGAIN_SECONDS = 40, 0.05
+"""Upstream's server lets five connections wait to be taken and resets others: whoever was not answered comes again."""
 # An answer that ends much earlier than asked measured something else: a model that said it was done.
 _SHORTEST_USEFUL = 0.5
 
@@ -93,19 +96,12 @@ async def one_answer(client: httpx.AsyncClient, server: HttpServer, sent: dict[s
     pieces: list[str] = []
     usage: dict[str, Any] = {}
     path = "/v1/chat/completions" if "messages" in sent else "/v1/completions"
-    try:
-        async with client.stream("POST", server.url + path, json=sent) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode(errors="replace")
-                raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")
-            async for data in events(response):
-                if piece := event_text(data):
-                    first = time.perf_counter() - begin if first is None else first
-                    pieces.append(piece)
-                usage = data.get("usage") or usage
-    except httpx.HTTPError as error:
-        server.check_alive()
-        raise ServerFailed(f"{server.name}: {type(error).__name__} {error}:\n{server.log_tail()}") from error
+    async with answering(client, server, path, sent) as response:
+        async for data in events(response):
+            if piece := event_text(data):
+                first = time.perf_counter() - begin if first is None else first
+                pieces.append(piece)
+            usage = data.get("usage") or usage
     total = time.perf_counter() - begin
     if not usage:
         raise ServerFailed(f"{server.name} ended a stream without usage figures:\n{server.log_tail()}")
@@ -113,6 +109,28 @@ async def one_answer(client: httpx.AsyncClient, server: HttpServer, sent: dict[s
     cached = int(details.get("cached_tokens") or 0)
     first = total if first is None else first
     return Answer(usage["prompt_tokens"], usage["completion_tokens"], cached, first, total, "".join(pieces))
+
+
+@asynccontextmanager
+async def answering(
+    client: httpx.AsyncClient, server: HttpServer, path: str, sent: dict[str, Any]
+) -> AsyncIterator[httpx.Response]:
+    """The beginning of an answer, whose rest can be read; what goes wrong is told with the server's log."""
+    answered, tries = False, 0
+    while not answered:
+        try:
+            async with client.stream("POST", server.url + path, json=sent) as response:
+                answered = True
+                if response.status_code != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    raise ServerFailed(f"{server.name} answers {response.status_code}: {text[:300]}")
+                yield response
+        except httpx.HTTPError as error:
+            server.check_alive()
+            tries += 1
+            if answered or tries > MAX_TRIES:
+                raise ServerFailed(f"{server.name}: {type(error).__name__} {error}:\n{server.log_tail()}") from error
+            await asyncio.sleep(AGAIN_SECONDS)
 
 
 def body(prompt: str | Sequence[int], tokens: int) -> dict[str, Any]:
