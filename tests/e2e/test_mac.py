@@ -116,7 +116,7 @@ def test_up_starts_a_cluster_that_answers_and_down_ends_it(mac: FakeMac, tmp_pat
         ready = json.loads(chorus(mac, "up", "-c", str(config), "--json").splitlines()[-1])["ready"]
         url = re.search(r"http://\S+", ready)
         assert url
-        body = {"prompt": [5, 6, 7], "max_tokens": 2}
+        body = {"prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
         answer = httpx.post(f"{url[0]}/completions", json=body, timeout=120)
         assert answer.json()["usage"]["completion_tokens"] == 2
         assert mac.calls("caffeinate")
