@@ -78,6 +78,6 @@ def test_ranks_of_a_hostfile_serve_localai(tmp_path: Path, hub_cache: Path) -> N
         options = [option for option in model["options"] if not option.startswith("hostfile:")]
         loaded = client.LoadModel(Model=model["parameters"]["model"], Options=options)
         assert (loaded.success, loaded.message) == (True, "Model loaded successfully")
-        assert client.Predict(Prompt="The capital of France is", Tokens=8).message
+        assert client.Predict(Prompt="The capital of France is", Tokens=8, Seed=1).message
         terminal.wait_for(worker, first[1])
         terminal.wait_for(server, second[1])
