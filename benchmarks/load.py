@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 
 from benchmarks.servers import HttpServer, ServerFailed
+from chorus.bench.client import request_body
 from chorus.bench.stream import event_data, event_text
 
 REQUEST_SECONDS = 600.0
+MODEL = "default_model"
+"""What upstream's server calls the one that it serves."""
 MAX_TRIES, AGAIN_SECONDS = 40, 0.05
 """Upstream's server lets five connections wait to be taken and resets others: whoever was not answered comes again."""
 # An answer that ends much earlier than asked measured something else: a model that said it was done.
@@ -134,19 +137,11 @@ async def answering(
 
 
 def body(prompt: str | Sequence[int], tokens: int) -> dict[str, Any]:
-    return {
-        "model": "default_model",
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    return request_body(MODEL, tokens, prompt=prompt)
 
 
 def chat_body(messages: Sequence[dict[str, Any]], tokens: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    sent = {key: value for key, value in body("", tokens).items() if key != "prompt"}
-    return {**sent, "messages": list(messages), **({"tools": list(tools)} if tools else {})}
+    return request_body(MODEL, tokens, messages=list(messages), **({"tools": list(tools)} if tools else {}))
 
 
 async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

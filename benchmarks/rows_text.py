@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from chorus import platform
 
@@ -26,7 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     platform.prepare()
     texts = _decoded(options.folder, options.tokens)
-    gaps = [gap for text, length in zip(texts, LENGTHS, strict=True) for gap in _gaps(options.folder, text, length)]
+    gaps = _gaps(options.folder, texts)
     missed = sum(gap > 0 for gap in gaps)
     print(f"{len(gaps)} tokens of {len(texts)} rows: {missed} are not MLX's own, by at most {max(gaps):.3f}")
     return int(max(gaps) > MARGIN)
@@ -50,30 +51,23 @@ def _decoded(folder: Path, tokens: int) -> list[list[int]]:
     for _ in range(tokens - 1):
         drawn.append(mx.argmax(shard.stage.forward(drawn[-1][:, None], batch)[0], axis=-1))
         mx.eval(drawn[-1])
-    answers = mx.stack(drawn, axis=1).tolist()
-    return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]  # type: ignore[operator]
+    answers = cast(list[list[int]], mx.stack(drawn, axis=1).tolist())
+    return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def _gaps(folder: Path, text: list[int], prompt: int) -> Iterator[float]:
-    """By how much each token behind the prompt scores below the best."""
+def _gaps(folder: Path, texts: list[list[int]]) -> list[float]:
+    """By how much each token behind the prompts scores below the best, by MLX's own path."""
     import mlx.core as mx
-
-    with _mlx_alone():
-        logits = _plain(folder)(mx.array([text]))[0, prompt - 1 : -1].astype(mx.float32)
-        chosen = mx.take_along_axis(logits, mx.array(text[prompt:])[:, None], axis=1)[:, 0]
-        gaps = (logits.max(axis=1) - chosen).tolist()
-    yield from gaps  # type: ignore[misc]
-
-
-_models: dict[Path, object] = {}
-
-
-def _plain(folder: Path):  # type: ignore[no-untyped-def]
     from mlx_lm.utils import load_model
 
-    if folder not in _models:
-        _models[folder] = load_model(folder)[0]
-    return _models[folder]
+    gaps: list[mx.array] = []
+    with _mlx_alone():
+        model = load_model(folder)[0]
+        for text, prompt in zip(texts, LENGTHS, strict=True):
+            logits = model(mx.array([text]))[0, prompt - 1 : -1].astype(mx.float32)
+            chosen = mx.take_along_axis(logits, mx.array(text[prompt:])[:, None], axis=1)[:, 0]
+            gaps.append(logits.max(axis=1) - chosen)
+        return cast(list[float], mx.concatenate(gaps).tolist())
 
 
 @contextmanager

@@ -43,7 +43,7 @@ async def asked(raw: bytes, ask: Callable[[Client], Awaitable[object]], key: str
 
 def answer_of(raw: bytes, key: str | None = None, seconds: float = SECONDS) -> Answer:
     async def ask(client: Client) -> Answer:
-        return (await client.answer(request_body("m", 4, [{"role": "user", "content": "Hello"}]), 0.0))[0]
+        return (await client.answer(request_body("m", 4, messages=[{"role": "user", "content": "Hello"}]), 0.0))[0]
 
     return asyncio.run(asked(raw, ask, key, seconds))
 

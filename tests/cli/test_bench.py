@@ -15,11 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner, Result
 
-from chorus.cli import app
 from chorus.cli.bench import is_address
 from tests.cli.conftest import Answers, Scripted
+from tests.cli.typed import one_line, typed
 from tests.support.tiny_model import write_tiny_model
 
 DEADLINE = 240
@@ -41,17 +40,6 @@ GOOD: Answers = {
     CHAT: (200, events(piece("a"), piece("b"), USAGE)),
     TEXT: (200, events(piece("a"), piece("b"), USAGE)),
 }
-
-
-def typed(line: str) -> Result:
-    return CliRunner().invoke(app, line.split(), catch_exceptions=False)
-
-
-def one_line(result: Result) -> str:
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    return line.removeprefix("error: ")
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from chorus.cli import app
 from chorus.deploy.ssh.cluster import cluster_name
+from tests.cli.typed import typed
 
 FILES = {
     "wrong.yaml": "api: {prt: 1}\n",
@@ -27,10 +26,6 @@ def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     for name, text in FILES.items():
         (folder / name).write_text(text, errors="surrogateescape")
-
-
-def typed(line: str) -> Result:
-    return CliRunner().invoke(app, line.split(), catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from chorus.cli import app
 from chorus.cluster.servers import Server
+from tests.cli.typed import typed
 
 
 @pytest.fixture
@@ -22,10 +21,6 @@ def served(folder: Path, recorded: Callable[..., Server]) -> Path:
     node = {"name": "mini2", "address": "127.0.0.1:9", "log_file": "/home/anna/logs/mini2_server.log"}
     (Path(server.folder) / "cluster.json").write_text(json.dumps({"nodes": [node]}))
     return log
-
-
-def typed(line: str) -> Result:
-    return CliRunner().invoke(app, line.split(), catch_exceptions=False)
 
 
 @pytest.mark.parametrize("name", ["coordinator", "mini1"])

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from chorus.cli import app
 from chorus.cluster.servers import Server, running_servers
 from chorus.platform import paths
 from tests.cli.conftest import Scripted
+from tests.cli.typed import one_line, typed
 
 STATUS: dict[str, tuple[int, Any]] = {
     "/cluster/status": (200, {"model": "tiny", "state": "ready", "ranks": []}),
@@ -25,18 +24,6 @@ STATUS: dict[str, tuple[int, Any]] = {
 }
 CLOSED = 9
 """A port that nothing listens on: the one of the discard service."""
-
-
-def typed(line: str) -> Result:
-    return CliRunner().invoke(app, line.split(), catch_exceptions=False)
-
-
-def one_line(result: Result) -> str:
-    """What a command that failed says: one line, and no more."""
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    return line.removeprefix("error: ")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from chorus.engine import sampling
-from chorus.engine.sampling import Draw, Sampler, sample, score, seed_word
+from chorus.engine.sampling import Draw, Sampler, score, seed_word
 from chorus.messages.engine import Sampling
 
 VOCABULARY = 64
@@ -21,12 +21,12 @@ def draws(count: int, **rules: object) -> list[Draw]:
 
 
 def many(row: mx.array, count: int, **rules: object) -> list[int]:
-    return sample(mx.repeat(row, count, axis=0), draws(count, **rules)).tolist()
+    return Sampler().sample(mx.repeat(row, count, axis=0), draws(count, **rules)).tolist()
 
 
 def test_temperature_zero_takes_the_best_token() -> None:
     table = logits(4)
-    assert sample(table, [Draw(Sampling(), 0)] * 4).tolist() == mx.argmax(table, axis=-1).tolist()
+    assert Sampler().sample(table, [Draw(Sampling(), 0)] * 4).tolist() == mx.argmax(table, axis=-1).tolist()
 
 
 def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
@@ -44,8 +44,8 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
             (1, 0.99, 0, 0, 2),
         ]
     ]
-    together = sample(table, [Draw(r, 100 + i, (1, 2), (3,)) for i, r in enumerate(rules)]).tolist()
-    alone = [sample(table[i : i + 1], [Draw(r, 100 + i, (1, 2), (3,))]).item() for i, r in enumerate(rules)]
+    together = Sampler().sample(table, [Draw(r, 100 + i, (1, 2), (3,)) for i, r in enumerate(rules)]).tolist()
+    alone = [Sampler().sample(table[i : i + 1], [Draw(r, 100 + i, (1, 2), (3,))]).item() for i, r in enumerate(rules)]
     assert together == alone
 
 
@@ -95,7 +95,9 @@ def test_min_p_drops_tokens_far_below_the_best() -> None:
 def test_filters_of_one_row_leave_the_others_alone() -> None:
     table = mx.zeros((2, VOCABULARY))
     free = [
-        sample(table, [Draw(Sampling(temperature=1, top_k=1, seed=1), p), Draw(Sampling(temperature=1, seed=2), p)])[1]
+        Sampler().sample(
+            table, [Draw(Sampling(temperature=1, top_k=1, seed=1), p), Draw(Sampling(temperature=1, seed=2), p)]
+        )[1]
         for p in range(60)
     ]
     assert len({token.item() for token in free}) > 20
@@ -103,25 +105,25 @@ def test_filters_of_one_row_leave_the_others_alone() -> None:
 
 @pytest.mark.parametrize(("bias", "chosen"), [({7: 100.0}, 7), ({7: 100.0, 9: 101.0}, 9)])
 def test_logit_bias_moves_the_choice(bias: dict[int, float], chosen: int) -> None:
-    assert sample(logits(), [Draw(Sampling(logit_bias=bias), 0)]).item() == chosen
+    assert Sampler().sample(logits(), [Draw(Sampling(logit_bias=bias), 0)]).item() == chosen
 
 
 def test_a_repetition_penalty_looks_at_the_last_tokens_of_prompt_and_output() -> None:
     row = mx.zeros((1, VOCABULARY))
     row[0, 5], row[0, 6], row[0, 7] = 3.0, 2.9, -1.0
     strong = Sampling(repetition_penalty=2.0, repetition_context=2)
-    assert sample(row, [Draw(strong, 0, prompt=(5,), output=())]).item() == 6
-    assert sample(row, [Draw(strong, 0, prompt=(5,), output=(6,))]).item() == 5  # both halved: 5 stays ahead
-    assert sample(row, [Draw(strong, 0, prompt=(5,), output=(6, 8))]).item() == 5  # 5 lies too far back
+    assert Sampler().sample(row, [Draw(strong, 0, prompt=(5,), output=())]).item() == 6
+    assert Sampler().sample(row, [Draw(strong, 0, prompt=(5,), output=(6,))]).item() == 5  # both halved: 5 stays ahead
+    assert Sampler().sample(row, [Draw(strong, 0, prompt=(5,), output=(6, 8))]).item() == 5  # 5 lies too far back
 
 
 def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
     row = mx.zeros((1, VOCABULARY))
     row[0, 5], row[0, 6] = 1.0, 0.5
-    assert sample(row, [Draw(Sampling(presence_penalty=0.6), 0, prompt=(5, 5))]).item() == 5
-    assert sample(row, [Draw(Sampling(presence_penalty=0.6), 0, output=(5,))]).item() == 6
-    assert sample(row, [Draw(Sampling(frequency_penalty=0.3), 0, output=(5,))]).item() == 5
-    assert sample(row, [Draw(Sampling(frequency_penalty=0.3), 0, output=(5, 5))]).item() == 6
+    assert Sampler().sample(row, [Draw(Sampling(presence_penalty=0.6), 0, prompt=(5, 5))]).item() == 5
+    assert Sampler().sample(row, [Draw(Sampling(presence_penalty=0.6), 0, output=(5,))]).item() == 6
+    assert Sampler().sample(row, [Draw(Sampling(frequency_penalty=0.3), 0, output=(5,))]).item() == 5
+    assert Sampler().sample(row, [Draw(Sampling(frequency_penalty=0.3), 0, output=(5, 5))]).item() == 6
 
 
 @pytest.mark.parametrize("penalty", ["presence", "frequency"])
@@ -129,21 +131,21 @@ def test_with_a_context_they_look_at_the_last_tokens_of_prompt_and_output(penalt
     row = mx.zeros((1, VOCABULARY))
     row[0, 5], row[0, 6] = 1.0, 0.5
     near = Sampling(**{f"{penalty}_penalty": 0.6, f"{penalty}_context": 2})
-    assert sample(row, [Draw(near, 0, prompt=(5,), output=(7,))]).item() == 6
-    assert sample(row, [Draw(near, 0, prompt=(5,), output=(7, 8))]).item() == 5  # 5 lies too far back
+    assert Sampler().sample(row, [Draw(near, 0, prompt=(5,), output=(7,))]).item() == 6
+    assert Sampler().sample(row, [Draw(near, 0, prompt=(5,), output=(7, 8))]).item() == 5  # 5 lies too far back
 
 
 def test_presence_and_frequency_may_look_at_different_tokens() -> None:
     row = mx.zeros((1, VOCABULARY))
     row[0, 5], row[0, 6] = 1.0, 0.5
     both = Sampling(presence_penalty=0.3, presence_context=1, frequency_penalty=0.3)
-    assert sample(row, [Draw(both, 0, output=(5, 7))]).item() == 5  # counted once, and not present
-    assert sample(row, [Draw(both, 0, output=(7, 5))]).item() == 6
+    assert Sampler().sample(row, [Draw(both, 0, output=(5, 7))]).item() == 5  # counted once, and not present
+    assert Sampler().sample(row, [Draw(both, 0, output=(7, 5))]).item() == 6
 
 
 def test_half_precision_logits_are_sampled_in_full_precision() -> None:
     table = logits().astype(mx.bfloat16)
-    assert sample(table, draws(1)).tolist() == sample(table.astype(mx.float32), draws(1)).tolist()
+    assert Sampler().sample(table, draws(1)).tolist() == Sampler().sample(table.astype(mx.float32), draws(1)).tolist()
 
 
 RULES = [
@@ -160,16 +162,18 @@ def test_a_sampler_draws_the_same_while_rows_come_and_go() -> None:
     for position, rows in enumerate([[0, 1, 2], [0, 1, 2], [0, 2], [1], [0], [3, 1, 4, 2], [4, 3]] * 3):
         batch = [Draw(RULES[row], 50 + position, (1, 2), [3] * position) for row in rows]
         drawn = sampler.sample(table[mx.array(rows)], batch).tolist()
-        assert drawn == [sample(table[row : row + 1], [draw]).item() for row, draw in zip(rows, batch, strict=True)]
+        assert drawn == [
+            Sampler().sample(table[row : row + 1], [draw]).item() for row, draw in zip(rows, batch, strict=True)
+        ]
 
 
 def test_what_an_accelerator_compiles_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     table = logits(len(RULES)).astype(mx.bfloat16)
     batches = [[Draw(rules, position) for rules in RULES] for position in (7, 8)]
-    plain = [sample(table, batch).tolist() for batch in batches]
+    plain = [Sampler().sample(table, batch).tolist() for batch in batches]
     sampling._drawing.cache_clear()
     monkeypatch.setattr(sampling, "_on_cpu", lambda: False)
-    compiled = [sample(table, batch).tolist() for batch in batches]
+    compiled = [Sampler().sample(table, batch).tolist() for batch in batches]
     sampling._drawing.cache_clear()
     assert compiled == plain
 

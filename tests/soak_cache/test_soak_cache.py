@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from chorus.engine.sampling import Draw, sample
+from chorus.engine.sampling import Draw, Sampler
 from chorus.messages.engine import Finish, Request, Sampling
 from tests.support.architectures import ARCHITECTURES, single_cache
 from tests.support.teacher import Answer, Teacher
@@ -31,7 +31,7 @@ def test_a_teacher_sees_a_wrong_token_a_wrong_position_and_a_wrong_end() -> None
     while len(tokens) < request.max_tokens:
         read = (*request.prompt, *tokens)
         logits = teacher.model(mx.array([read]), cache=single_cache(teacher.model))[:, -1]
-        tokens.append(int(sample(logits, [Draw(request.sampling, len(read))]).item()))
+        tokens.append(int(Sampler().sample(logits, [Draw(request.sampling, len(read))]).item()))
     right = Answer(request, tuple(tokens), Finish.LENGTH)
     again = replace(right, request=replace(request, answered=tuple(tokens[:2])), tokens=tuple(tokens[2:]))
     wrong = replace(right, tokens=(*tokens[:3], tokens[3] ^ 1, *tokens[4:]))

@@ -187,11 +187,11 @@ class Client:
         return EndpointFailed(f"{self._url} is no OpenAI endpoint, it {why}: {otherwise}{address}")
 
 
-def request_body(model: str, tokens: int, asked: str | Sequence[Message]) -> dict[str, Any]:
-    """A completion of a text, or an answer to messages."""
+def request_body(model: str, tokens: int, **asked: Any) -> dict[str, Any]:
+    """For so many of the likeliest tokens as a stream; `asked` is a `prompt` or `messages`, and what belongs to it."""
     return {
         "model": model,
-        **({"prompt": asked} if isinstance(asked, str) else {"messages": list(asked)}),
+        **asked,
         "max_tokens": tokens,
         "temperature": 0,
         "stream": True,

@@ -135,8 +135,8 @@ class Measuring:
         return self._words.prompt(words, self._prefix)
 
     async def _stream(self, text: str, tokens: int, zero: float) -> Answer:
-        asked: str | Sequence[Message] = text if self._workload.completions else [{"role": "user", "content": text}]
-        answer, _ = await self._client.answer(request_body(self._model, tokens, asked), zero)
+        asked = {"prompt": text} if self._workload.completions else {"messages": [{"role": "user", "content": text}]}
+        answer, _ = await self._client.answer(request_body(self._model, tokens, **asked), zero)
         return answer
 
     async def _agent(self, said: Sequence[str], zero: float) -> list[Answer]:
@@ -144,7 +144,7 @@ class Measuring:
         history: list[Message] = []
         for text in said:
             history.append({"role": "user", "content": text})
-            body = request_body(self._model, self._workload.tokens, history)
+            body = request_body(self._model, self._workload.tokens, messages=list(history))
             answer, reply = await self._client.answer(body, zero)
             answers.append(answer)
             history.append({"role": "assistant", "content": reply or NOTHING_SAID})

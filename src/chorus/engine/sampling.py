@@ -69,11 +69,6 @@ class Sampler:
         return found
 
 
-def sample(logits: mx.array, draws: Rows[Draw]) -> mx.array:
-    """Token ids, one per row of `logits` (rows x vocabulary)."""
-    return Sampler().sample(logits, draws)
-
-
 def preferences(logits: mx.array, draws: Rows[Draw]) -> mx.array:
     """What every token scores once bias, penalties, grammar, filters and noise are applied: the best one is drawn."""
     settings = _Settings(tuple(draw.sampling for draw in draws))
