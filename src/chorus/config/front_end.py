@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from chorus.config.sampling import DefaultSampling
-from chorus.config.sections import ApiOptions, Limits, RecoveryConfig
+from chorus.config.sections import AnswerOptions, ApiOptions, Limits, RecoveryConfig
 from chorus.errors import ChorusError
 from chorus.platform.files import read_told
 
@@ -17,23 +17,43 @@ FINISH = signal.SIGUSR1
 """Tells a front end that another one accepts connections now: it answers those that it has, and ends."""
 
 
-class ApiSettings(ApiOptions):
-    """The API's options as they were decided, its limits, and what is served behind it."""
+class ModelSettings(AnswerOptions):
+    """One model: what it is called, where its files and its engine are, how its answers are read."""
 
-    model_config = ConfigDict(protected_namespaces=())
-
-    socket_fds: tuple[NonNegativeInt, ...] = ()
-    """Listening sockets inherited from the supervisor: connections wait in them while this process restarts."""
     engine_address: str
-    model_id: str
-    model_name: str
-    model_path: Path
+    id: str
+    name: str
+    """The last part of the id."""
+    path: Path
     context_length: int | None = Field(default=None, ge=1)
     """Serve less than the engine's context; it can never be more."""
     sampling: DefaultSampling = DefaultSampling()
+    trust_remote_code: bool = False
+    rank_names: tuple[str, ...] = ()
+    """What those who serve are called, in the order of ranks, as far as the coordinator does not tell: by the
+    configuration's device ids, or their hosts. Where nobody has told, a rank is called by its host."""
+    status_file: Path | None = None
+    """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it is called by, each once: an alias may well be the short name, and the short name the id."""
+        return tuple(dict.fromkeys((self.id, self.name, *self.aliases)))
+
+
+class ApiSettings(ApiOptions):
+    """The API's options as they were decided, its limits, and what is served behind it."""
+
+    socket_fds: tuple[NonNegativeInt, ...] = ()
+    """Listening sockets inherited from the supervisor: connections wait in them while this process restarts."""
+    models: tuple[ModelSettings, ...] = Field(min_length=1)
+    """Those that are known when it starts; the first is what a request without a name means."""
+    control_address: str | None = None
+    """Where the owner of all groups tells which models there are, and hears which are asked for; without one, `models`
+    are all there will be, and each has its engine."""
+    load_patience_seconds: float = Field(default=300, gt=0)
     limits: Limits = Limits()
     recovery: RecoveryConfig = RecoveryConfig()
-    trust_remote_code: bool = False
     keys_file: Path | None = None
     """Where the API keys are, read again when it changes; without one, everybody who can connect is served."""
     own_key_sha256: str | None = None
@@ -42,11 +62,6 @@ class ApiSettings(ApiOptions):
     """Each key's requests share what is kept of their prompts among themselves only."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
-    rank_names: tuple[str, ...] = ()
-    """What those who serve are called, in the order of ranks, as far as the coordinator does not tell: by the
-    configuration's device ids, or their hosts. Where nobody has told, a rank is called by its host."""
-    status_file: Path | None = None
-    """Where a coordinator writes what it knows of its nodes, for /cluster/status."""
     failure_file: Path | None = None
     """Where to leave the reason when the front end cannot start."""
     responses_file: Path | None = None
@@ -60,9 +75,6 @@ class ApiSettings(ApiOptions):
         if self.https and self.tls_certificate is None:
             raise ValueError("https needs tls_certificate and tls_key")
         return self
-
-    def serves(self, model: str | None) -> bool:
-        return model is None or model in {"default_model", self.model_id, self.model_name, *self.aliases}
 
 
 class SettingsError(ChorusError):

@@ -56,13 +56,26 @@ class Section(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields if name in other.model_fields}
 
 
+class AnswerOptions(Section):
+    """What a model is called besides its id, and how its answers are made and read."""
+
+    aliases: tuple[str, ...] = ()
+    """More names that the model is called by."""
+    tool_parser: str | None = Field(default=None, min_length=1)
+    """How the model writes tool calls and reasoning, where its template does not tell."""
+    embeddings: bool | None = None
+    """Whether /v1/embeddings is served; by default the model's files decide."""
+    pooling: Literal["mean", "last"] | None = None
+    """How a text's hidden states become one; by default the model's files decide."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """For requests that do not say how long their answer may be; by default as long as the context allows."""
+
+
 class ApiOptions(Section):
-    """Where the API is offered, to whom, and how it reads a model's answers."""
+    """Where the API is offered, and to whom."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8100, ge=0, le=65535)
-    aliases: tuple[str, ...] = ()
-    """More names that the model is called by."""
     hosts: tuple[str, ...] = ()
     """More names that this server is called by, or * for any; looked at where no key is asked for."""
     cors_origins: tuple[str, ...] = ()
@@ -72,16 +85,8 @@ class ApiOptions(Section):
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     """HTTPS where both are given; read again when they change."""
-    tool_parser: str | None = Field(default=None, min_length=1)
-    """How the model writes tool calls and reasoning, where its template does not tell."""
     client_rules: bool = True
     """What real clients send in ever new forms is given one form, so that prompts which mean the same are the same."""
-    embeddings: bool | None = None
-    """Whether /v1/embeddings is served; by default the model's files decide."""
-    pooling: Literal["mean", "last"] | None = None
-    """How a text's hidden states become one; by default the model's files decide."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """For requests that do not say how long their answer may be; by default as long as the context allows."""
 
     @field_validator("hosts")
     @classmethod
@@ -160,8 +165,12 @@ class Limits(Section):
 
 
 # Pydantic lists the fields of the last base first.
-class ApiConfig(Limits, ApiOptions):
-    """The section `api`: the options, then the limits."""
+class ApiConfig(Limits, AnswerOptions, ApiOptions):
+    """The section `api`: where and to whom, then what holds for every model that does not say otherwise (the aliases
+    are the first model's), then the limits."""
+
+    any_model: bool = False
+    """Also serve, by its name, every model that this machine has."""
 
 
 class AskedDivision(Section):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from chorus.config.hostfile import RdmaDevice
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import (
+    AnswerOptions,
     ApiConfig,
     CacheConfig,
     ClusterConfig,
@@ -21,15 +22,22 @@ from chorus.config.sections import (
     EngineConfig,
     LogConfig,
     RecoveryConfig,
+    Section,
     ShardingConfig,
 )
+from chorus.config.served import LoadConfig, ModelConfig
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
+
+Chosen = TypeVar("Chosen", bound=Section)
 
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="smollm2-135m", min_length=1)
+    models: tuple[ModelConfig, ...] = ()
+    """Several, where one is not enough; the first is what a request without a name means."""
+    load: LoadConfig = LoadConfig()
     cache_dir: Path | None = None
     hub_cache_dir: Path | None = None
     """Hugging Face's own folder of models, or the one above it; None: as its library is set."""
@@ -50,6 +58,25 @@ class Settings(BaseSettings):
         rows = tuple(device.rdma for device in self.devices)
         return rows if rows and all(rows) else None
 
+    @property
+    def served(self) -> tuple[ModelConfig, ...]:
+        """All models in their order; where none are listed, the one that `model` names."""
+        return self.models or (ModelConfig(source=self.model),)
+
+    def of(self, model: ModelConfig) -> Settings:
+        """The settings that hold for one of several models. Raises ValidationError where they do not go together."""
+        said = model.shared_with(AnswerOptions)
+        answers = {name: value for name, value in said.items() if name in model.model_fields_set}
+        first = model == self.served[0]
+        tree = {
+            "api": {**answers, "aliases": (*model.aliases, *(self.api.aliases if first else ()))},
+            "engine": model.engine,
+            "cache": model.cache,
+            "sampling": model.sampling,
+        }
+        own = {name: _changed(getattr(self, name), changes) for name, changes in tree.items()}
+        return self.model_copy(update={"model": model.source, "models": (), **own})
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -61,6 +88,12 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The loader reads all sources itself, since it must know where each value came from."""
         return (init_settings,)
+
+
+def _changed(section: Chosen, changes: Mapping[str, Any]) -> Chosen:
+    """What is not given in either stays open, since defaults may follow from what is."""
+    given = {name: getattr(section, name) for name in section.model_fields_set}
+    return type(section)(**{**given, **changes})
 
 
 def fields_of(kind: Any) -> dict[str, Any]:

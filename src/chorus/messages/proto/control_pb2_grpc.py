@@ -5,7 +5,7 @@ import warnings
 
 from chorus.messages.proto import control_pb2 as chorus_dot_messages_dot_proto_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.76.0'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ControlStub(object):
+class ControlStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -44,9 +44,29 @@ class ControlStub(object):
                 request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.ReplanRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.ReplanReply.FromString,
                 _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/chorus.control.v1.Control/Attend',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.Report.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.Table.FromString,
+                _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/chorus.control.v1.Control/Find',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.FindRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.FindReply.FromString,
+                _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/chorus.control.v1.Control/Load',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.LoadRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.LoadReply.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_unary(
+                '/chorus.control.v1.Control/Unload',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.FromString,
+                _registered_method=True)
 
 
-class ControlServicer(object):
+class ControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RestartFrontEnd(self, request, context):
@@ -58,6 +78,36 @@ class ControlServicer(object):
 
     def Replan(self, request, context):
         """Divides the model anew among the nodes that are there now. Answers when it is served again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attend(self, request_iterator, context):
+        """Which models there are, at once and whenever that changes. A front end says by the same call what it is asked for;
+        a command that only looks sends nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Find(self, request, context):
+        """Finds a model by a name that stands in no table, where this server has any that its machine has; it is in the next
+        table then. NOT_FOUND names the nearest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Has a model loaded. Answers when that is decided, and not when it is done: the table tells how it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Has a model unloaded once its requests are over. Answers when that is decided.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +126,26 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.ReplanRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.ReplanReply.SerializeToString,
             ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.Report.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.Table.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.FindRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.FindReply.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.LoadRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.LoadReply.SerializeToString,
+            ),
+            'Unload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'chorus.control.v1.Control', rpc_method_handlers)
@@ -84,7 +154,7 @@ def add_ControlServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Control(object):
+class Control:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -131,6 +201,114 @@ class Control(object):
             '/chorus.control.v1.Control/Replan',
             chorus_dot_messages_dot_proto_dot_control__pb2.ReplanRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_control__pb2.ReplanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/chorus.control.v1.Control/Attend',
+            chorus_dot_messages_dot_proto_dot_control__pb2.Report.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.Table.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.control.v1.Control/Find',
+            chorus_dot_messages_dot_proto_dot_control__pb2.FindRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.FindReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.control.v1.Control/Load',
+            chorus_dot_messages_dot_proto_dot_control__pb2.LoadRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.control.v1.Control/Unload',
+            chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.FromString,
             options,
             channel_credentials,
             insecure,
