@@ -16,6 +16,7 @@ import openai
 import pytest
 from llguidance import LLTokenizer
 
+from chorus.config.front_end import ModelSettings
 from chorus.deploy.supervisor import QUIET
 from chorus.platform.process.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
@@ -139,12 +140,16 @@ class ApiProcess:
 
 def settings_for(engine: ScriptedEngine, model_path: Path, **more: Any) -> dict[str, Any]:
     limits = {"shutdown_grace_seconds": 1, **more.pop("limits", {})}
-    return {
+    model = {
         "engine_address": engine.address,
-        "model_id": MODEL_ID,
-        "model_name": "tiny",
+        "id": MODEL_ID,
+        "name": "tiny",
         "aliases": ["gpt-4"],
-        "model_path": str(model_path),
+        "path": str(model_path),
+        **{name: more.pop(name) for name in ModelSettings.model_fields if name in more},
+    }
+    return {
+        "models": [model],
         "log_json": True,
         "configuration": {"ranks": 1, "dtype": "float32"},
         "limits": limits,

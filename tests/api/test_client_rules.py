@@ -15,7 +15,7 @@ from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.openai.chat.routes import template_messages
 from chorus.api.openai.responses.history import messages_of
 from chorus.api.openai.responses.request import ResponsesRequest
-from chorus.config.front_end import ApiSettings
+from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.serving.prompt.conversation import conversation_tokens
 from chorus.serving.request import GenerationRequest
 from chorus.serving.tokenizer import ServedTokenizer
@@ -30,7 +30,7 @@ from tests.api.recorded_clients import (
 )
 from tests.serving.chat_templates import LLAMA, served
 
-SETTINGS = ApiSettings(engine_address="unix:none", model_id="m", model_name="m", model_path=Path("m"))
+SETTINGS = ApiSettings(models=(ModelSettings(engine_address="unix:none", id="m", name="m", path=Path("m")),))
 ENVIRONMENT = CLAUDE_CODE["messages"][1]["content"]
 
 

@@ -16,7 +16,7 @@ from chorus.api.meta_answers import ClusterStatus, RankStatus
 from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.process import build_service
 from chorus.api.usage import Performance
-from chorus.config.front_end import ApiSettings
+from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.config.sampling import DefaultSampling, SamplingOptions
 from chorus.serving.sampling import choose_sampling
 
@@ -40,7 +40,7 @@ def rows(text: str) -> Iterator[tuple[str, str]]:
 
 
 def test_every_path_is_listed_and_no_other(model_path: Path) -> None:
-    settings = ApiSettings(engine_address="unix:/none", model_id="m", model_name="m", model_path=model_path)
+    settings = ApiSettings(models=(ModelSettings(engine_address="unix:/none", id="m", name="m", path=model_path),))
     service = build_service(settings)
     served = {
         (method, re.sub(r"\{[^}]*\}", "{id}", route.path))
@@ -69,7 +69,7 @@ def test_every_default_is_what_holds_where_nobody_says_another() -> None:
     assert (chosen.presence_context, chosen.frequency_context) == (0, 0)
     assert told["presence_context_size"] == told["frequency_context_size"] == "none: the tokens of the answer count"
     assert told["seed"] == "drawn anew for each request"
-    assert ApiSettings.model_fields["max_tokens"].default is None
+    assert ModelSettings.model_fields["max_tokens"].default is None
     assert told["max_tokens"].startswith("what the context leaves")
     # Whatever else it lists a request may leave out, too.
     assert all(getattr(body, name) is None for name in told if name in ChatRequest.model_fields)

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 import chorus
-from chorus.api.meta import other_names, read_architecture
-from chorus.config.front_end import ApiSettings
+from chorus.api.meta import read_architecture
+from chorus.config.front_end import ModelSettings
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
@@ -60,10 +60,8 @@ def test_the_architecture_is_what_config_json_says_in_whatever_form(
 def test_each_other_name_of_a_model_is_listed_once(
     model_id: str, name: str, aliases: tuple[str, ...], listed: list[str], tmp_path: Path
 ) -> None:
-    settings = ApiSettings(
-        engine_address="unix:none", model_id=model_id, model_name=name, aliases=aliases, model_path=tmp_path
-    )
-    assert other_names(settings) == listed
+    settings = ModelSettings(engine_address="unix:none", id=model_id, name=name, aliases=aliases, path=tmp_path)
+    assert list(settings.names) == [model_id, *listed]
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:

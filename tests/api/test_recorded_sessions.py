@@ -15,7 +15,8 @@ from chorus.api.anthropic.routes import conversation
 from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.openai.chat.routes import generation_request
 from chorus.api.server.gate import Record
-from chorus.config.front_end import ApiSettings
+from chorus.config.front_end import ApiSettings, ModelSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.serving.prompt.conversation import conversation_tokens
 from chorus.serving.prompt.remembered import AnswerMemory, answer_message
 from chorus.serving.prompt.tokens import Prompt
@@ -27,7 +28,7 @@ from tests.serving.chat_templates import served
 HERE = Path(__file__).parent
 # Qwen 3's own: it leaves reasoning out of all turns before the last question.
 TEMPLATE = (HERE.parent / "e2e/agents/thinking.jinja").read_text()
-SETTINGS = ApiSettings(engine_address="unix:none", model_id="m", model_name="m", model_path=Path("m"))
+SETTINGS = ApiSettings(models=(ModelSettings(engine_address="unix:none", id="m", name="m", path=Path("m")),))
 
 
 async def nobody(_: Any) -> None:
@@ -51,7 +52,7 @@ def from_claude_code(body: str) -> GenerationRequest:
 
 
 def from_opencode(body: str) -> GenerationRequest:
-    return generation_request(ChatRequest.model_validate_json(body), Record("id", nobody), SETTINGS)
+    return generation_request(ChatRequest.model_validate_json(body), Record("id", nobody), SETTINGS, DefaultSampling())
 
 
 def written(message: dict[str, Any]) -> str:

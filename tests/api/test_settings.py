@@ -18,7 +18,7 @@ from chorus.config.file import ConfigError
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import Limits
 from chorus.config.sources import load
-from chorus.deploy.front_end import Access, api_settings, listen
+from chorus.deploy.front_end import Access, api_settings, listen, model_settings
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.models import LocalModel
 from tests.api.conftest import ApiProcess, settings_for
@@ -80,7 +80,8 @@ def front_end_settings(folder: Path, environment: dict[str, str]) -> ApiSettings
     settings = load(environment=environment, folder=folder).settings
     model = LocalModel(name="tiny", id="acme/tiny", path=folder)
     with contextlib.closing(listen("127.0.0.1", 0)) as listener:
-        return api_settings(settings, model, "unix:/nowhere", listener, Access())
+        served = model_settings(settings, model, "unix:/nowhere", folder)
+        return api_settings(settings, (served,), listener, Access())
 
 
 def test_every_limit_of_the_api_can_be_set(tmp_path: Path) -> None:
@@ -95,8 +96,8 @@ def test_what_is_no_limit_reaches_the_front_end_too(tmp_path: Path) -> None:
         "cache: {per_key: true}\n"
     )
     given = front_end_settings(tmp_path, {})
-    assert (given.cors_origins, given.tool_parser) == (("https://chat.example",), "llama3")
-    assert (given.embeddings, given.pooling) == (True, "mean")
+    assert (given.cors_origins, given.models[0].tool_parser) == (("https://chat.example",), "llama3")
+    assert (given.models[0].embeddings, given.models[0].pooling) == (True, "mean")
     assert (given.client_rules, given.cache_per_key) == (True, True)
     assert not front_end_settings(tmp_path, {"CHORUS_API__CLIENT_RULES": "false"}).client_rules
 

@@ -117,9 +117,9 @@ def test_the_settings_file_and_dotenv_of_the_folder_are_read(started: Started, m
     Path(".env").write_text("CHORUS_ENGINE__CONTEXT=64\n")
     spec = led(started, "--model", str(model))
     assert (spec.split, spec.context, spec.cache.memory, spec.cache.per_key) == ((3, 1), 64, 10**9, True)
-    front_end = started.front_ends[-1]
-    assert "mine" in front_end.aliases
-    assert front_end.sampling.temperature == 0.3
+    (served,) = started.front_ends[-1].models
+    assert "mine" in served.aliases
+    assert served.sampling.temperature == 0.3
 
 
 def test_a_settings_file_can_name_everything(started: Started, model: Path) -> None:

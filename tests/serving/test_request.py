@@ -20,13 +20,14 @@ from chorus.api.openai.responses import routes as responses
 from chorus.api.openai.responses.history import messages_of
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.server.gate import Record
-from chorus.config.front_end import ApiSettings
+from chorus.config.front_end import ApiSettings, ModelSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.messages.proto import localai_pb2
 from chorus.serving.request import GenerationRequest
 
-SETTINGS = ApiSettings(engine_address="unix:none", model_id="m", model_name="m", model_path=Path("m"))
+SETTINGS = ApiSettings(models=(ModelSettings(engine_address="unix:none", id="m", name="m", path=Path("m")),))
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "weather", "description": "d", "parameters": PARAMETERS}
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Does it rain?"}]
@@ -43,18 +44,20 @@ def record() -> Record:
 def from_chat() -> GenerationRequest:
     tools = [{"type": "function", "function": TOOL}]
     body = {"messages": QUESTION, "tools": tools, "seed": 1, "stop": "x", "response_format": {"type": "json_object"}}
-    return chat.generation_request(ChatRequest.model_validate(body), record(), SETTINGS)
+    return chat.generation_request(ChatRequest.model_validate(body), record(), SETTINGS, DefaultSampling())
 
 
 def from_completions() -> GenerationRequest:
     body = CompletionRequest.model_validate({"prompt": ["one", "two"], "n": 2, "seed": 1, "logprobs": 3})
-    return completions.generation_request(body, record(), SETTINGS)
+    return completions.generation_request(body, record(), SETTINGS, DefaultSampling())
 
 
 def from_responses() -> GenerationRequest:
     tools = [{"type": "function", **TOOL}]
     body = ResponsesRequest.model_validate({"input": QUESTION, "tools": tools, "seed": 1})
-    return responses.generation_request(body, messages_of(body.input, SETTINGS.limits), record(), SETTINGS)
+    return responses.generation_request(
+        body, messages_of(body.input, SETTINGS.limits), record(), SETTINGS, DefaultSampling()
+    )
 
 
 def from_messages() -> GenerationRequest:

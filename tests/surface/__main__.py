@@ -36,11 +36,12 @@ def main() -> None:
 def openapi(home: Path) -> str:
     from chorus.api.app import create_app
     from chorus.api.process import build_service
-    from chorus.config.front_end import ApiSettings
+    from chorus.config.front_end import ApiSettings, ModelSettings
     from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
     write_tiny_tokenizer(home, 512)
-    settings = ApiSettings(engine_address=f"unix:{home}/no.sock", model_id="tiny", model_name="tiny", model_path=home)
+    model = ModelSettings(engine_address=f"unix:{home}/no.sock", id="tiny", name="tiny", path=home)
+    settings = ApiSettings(models=(model,))
     described = create_app(build_service(settings)).openapi()
     described["info"]["version"] = "VERSION"
     return json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

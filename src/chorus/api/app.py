@@ -27,7 +27,7 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.client.close()
+        await service.close()
 
     app = FastAPI(
         title="Chorus",

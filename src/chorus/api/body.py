@@ -30,7 +30,7 @@ async def read_request(request: Request, kind: type[Body], service: Service) -> 
     raw = await _read(request, limits)
     _check_values(raw, limits.max_body_values)
     body = parse(raw, kind)
-    service.check_model(body.asked_model)
+    service.find(body.asked_model)
     return body
 
 

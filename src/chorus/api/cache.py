@@ -6,7 +6,8 @@ from fastapi import APIRouter
 
 from chorus.api.answers import ResponseModel
 from chorus.api.openapi import operation
-from chorus.api.service import Service, not_ready
+from chorus.api.served import not_ready
+from chorus.api.service import Service
 
 CLEAR_SECONDS = 40.0
 """A little longer than the engine itself takes before it says that it has not managed."""
@@ -25,10 +26,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/cache/clear", **operation(None, Cleared))
     async def clear() -> dict[str, int]:
-        view = await service.look()
+        served = service.default
+        view = await served.look()
         if not view.ready:
             raise not_ready(view)
-        entries, size = await service.client.clear_cache(CLEAR_SECONDS)
+        entries, size = await served.client.clear_cache(CLEAR_SECONDS)
         return {"entries": entries, "bytes": size}
 
     return routes

@@ -17,9 +17,9 @@ import chorus
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.openapi import UNVERSIONED, operation
+from chorus.api.served import EngineView, Served, not_ready
 from chorus.api.server.gate import record_of
-from chorus.api.service import EngineView, Service, not_ready
-from chorus.config.front_end import ApiSettings
+from chorus.api.service import Service
 from chorus.messages.engine import cache_facts_from_wire
 from chorus.messages.proto import engine_pb2 as pb
 
@@ -27,32 +27,33 @@ from chorus.messages.proto import engine_pb2 as pb
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     settings = service.settings
+    default = service.default
     started = int(time.time())
-    architecture = read_architecture(settings.model_path)
+    architecture = read_architecture(default.settings.path)
 
     @routes.get("/", **operation(None, Summary))
     async def summary(request: Request) -> dict[str, Any]:
         return {
             "service": "chorus",
             "version": chorus.__version__,
-            "model": settings.model_id,
-            "status": (await service.look()).state,
+            "model": default.settings.id,
+            "status": (await default.look()).state,
             "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
 
     @routes.get("/health", **operation(None, Health))
     async def health(request: Request) -> dict[str, Any]:
-        view = await service.look()
+        view = await default.look()
         status = {"status": "ok" if view.ready else view.state}
         # Everybody may ask for the health; who has no key is told no more than that.
         if settings.keys_file and not record_of(request.scope).owner:
             return status
         return {
             **status,
-            "model": settings.model_id,
+            "model": default.settings.id,
             "version": chorus.__version__,
             "engine": engine_summary(view),
-            "requests": {"open": service.client.open_requests, "tasks": len(asyncio.all_tasks())},
+            "requests": {"open": default.client.open_requests, "tasks": len(asyncio.all_tasks())},
             "configuration": settings.configuration,
         }
 
@@ -62,7 +63,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health/ready", response_model=None, responses={200: {"model": Ready}, 503: {"model": Ready}})
     async def ready() -> JSONResponse:
-        view = await service.look()
+        view = await default.look()
         body = {"state": view.state, "progress": view.progress, "detail": view.detail}
         if view.ready:
             return JSONResponse(body)
@@ -70,62 +71,55 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/model/info", **operation(None, ModelInfo))
     async def model_info() -> dict[str, Any]:
-        view = await service.look()
+        view = await default.look()
         if view.description is None:
             raise not_ready(view)
         return {
-            "id": settings.model_id,
-            "name": settings.model_name,
+            "id": default.settings.id,
+            "name": default.settings.name,
             "architecture": architecture,
-            "chat_template": service.tokenizer.has_chat_template,
-            **describe_model(view.description, service.context_length(view.description)),
+            "chat_template": default.tokenizer.has_chat_template,
+            **describe_model(view.description, default.context_length(view.description)),
         }
 
     @routes.get("/cluster/status", **operation(None, ClusterStatus))
     async def cluster_status() -> dict[str, Any]:
-        told = read_nodes(settings.status_file)
+        told = read_nodes(default.settings.status_file)
         return {
-            "model": settings.model_id,
-            **describe_cluster(await service.look(), names_of_ranks(settings.rank_names, told["nodes"])),
-            "observed": service.observed(),
+            "model": default.settings.id,
+            **describe_cluster(await default.look(), names_of_ranks(default.settings.rank_names, told["nodes"])),
+            "observed": default.observed(),
             **told,
         }
 
     @routes.get("/models", **UNVERSIONED)
     @routes.get("/v1/models", **operation(None, ModelList))
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [await model_entry()]}
+        return {"object": "list", "data": [await model_entry(served) for served in service.models]}
 
     # An id may hold slashes, as those of Hugging Face do.
     @routes.get("/models/{model:path}", **UNVERSIONED)
     @routes.get("/v1/models/{model:path}", **operation(None, ModelEntry))
     async def model(model: str) -> dict[str, Any]:
-        service.check_model(model)
-        return await model_entry()
+        return await model_entry(service.find(model))
 
-    async def model_entry() -> dict[str, Any]:
-        description = (await service.look()).description
+    async def model_entry(served: Served) -> dict[str, Any]:
+        description = (await served.look()).description
         # The engine knows it once it has read the model; the list answers before that too.
-        context = settings.context_length
+        context = served.settings.context_length
         if description is not None and description.context_length:
-            context = service.context_length(description)
+            context = served.context_length(description)
         return {
-            "id": settings.model_id,
+            "id": served.settings.id,
             "object": "model",
             "created": started,
             "owned_by": "chorus",
             "context_length": context,
             "max_model_len": context,
-            "aliases": other_names(settings),
+            "aliases": list(served.settings.names[1:]),
         }
 
     return routes
-
-
-def other_names(settings: ApiSettings) -> list[str]:
-    """Each once: an alias may well be the short name, and the short name the id."""
-    names = dict.fromkeys((settings.model_name, *settings.aliases))
-    return [name for name in names if name != settings.model_id]
 
 
 def engine_summary(view: EngineView) -> dict[str, Any]:

@@ -17,11 +17,12 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from chorus.api.app import create_app
+from chorus.api.served import Served
 from chorus.api.server.connections import Pool
 from chorus.api.server.door import Door
 from chorus.api.server.protocol import BoundedHttp, SharedState
 from chorus.api.service import Service
-from chorus.config.front_end import FINISH, ApiSettings, SettingsError
+from chorus.config.front_end import FINISH, ApiSettings, ModelSettings, SettingsError
 from chorus.errors import CannotListen
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
@@ -126,13 +127,17 @@ class Server(uvicorn.Server):
 
 
 def build_service(settings: ApiSettings) -> Service:
-    tokenizer = ServedTokenizer.load(settings.model_path, trust_remote_code=settings.trust_remote_code)
-    limits, takes_over = settings.limits, last_loss() is not None
-    client = EngineClient(settings.engine_address, limits.connect_timeout_seconds, settings.recovery, takes_over)
     try:
-        return Service(settings, client, tokenizer)
+        return Service(settings, [build_served(model, settings) for model in settings.models])
     except ValueError as error:
         raise SettingsError(f"tool_parser: {error}") from None
+
+
+def build_served(model: ModelSettings, settings: ApiSettings) -> Served:
+    tokenizer = ServedTokenizer.load(model.path, trust_remote_code=model.trust_remote_code)
+    connect_seconds, takes_over = settings.limits.connect_timeout_seconds, last_loss() is not None
+    client = EngineClient(model.engine_address, connect_seconds, settings.recovery, takes_over)
+    return Served(model, settings, client, tokenizer)
 
 
 def build_certificate(settings: ApiSettings) -> Certificate | None:

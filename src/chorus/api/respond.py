@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chorus.api.errors import ApiError, from_engine, internal
+from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.server.lifetime import Cause, Interrupted
 from chorus.api.service import Service
@@ -105,6 +106,7 @@ class GenerationResponse(Response):
     def __init__(
         self,
         service: Service,
+        served: Served,
         generation: Generation,
         wire: WireFormat,
         stream: bool,
@@ -113,6 +115,7 @@ class GenerationResponse(Response):
         """`before_end` is awaited when the answer is made, before its client hears that it is complete."""
         super().__init__()
         self._service = service
+        self._served = served
         self._generation = generation
         self._wire = wire
         self._stream = stream
@@ -243,7 +246,7 @@ class GenerationResponse(Response):
             tokens_per_second=outcome.performance.generation_tokens_per_second,
             finish=ends[0].reason,
         )
-        self._service.note_rate(outcome.performance.generation_tokens_per_second)
+        self._served.note_rate(outcome.performance.generation_tokens_per_second)
         return outcome
 
 

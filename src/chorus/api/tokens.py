@@ -16,8 +16,10 @@ from chorus.api.fields import Name, RequestBody, refused
 from chorus.api.openai.chat.request import FunctionTool, Message
 from chorus.api.openai.chat.routes import template_messages
 from chorus.api.openapi import operation
+from chorus.api.served import Served
 from chorus.api.service import Service
 from chorus.config.sampling import TokenId
+from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.model import Capacity
 from chorus.serving.prepare import check_token, conversation_prompt, text_tokens
@@ -72,35 +74,36 @@ def router(service: Service) -> APIRouter:
     @routes.post("/tokenize", **operation(TokenizeRequest, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
         body = await read_request(request, TokenizeRequest, service)
-        capacity = await service.capacity()
-        tokens = await _tokens(body, service, capacity)
+        served = service.find(body.asked_model)
+        capacity = await served.capacity()
+        tokens = await _tokens(body, service.settings.limits, served, capacity)
 
         def answer() -> bytes:
-            texts = [service.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+            texts = [served.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
             longest = capacity.context_length
             return orjson.dumps({"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": texts})
 
-        return Response(await service.model.workers.run(len(tokens), answer), media_type="application/json")
+        return Response(await served.model.workers.run(len(tokens), answer), media_type="application/json")
 
     @routes.post("/detokenize", **operation(DetokenizeRequest, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
         body = await read_request(request, DetokenizeRequest, service)
-        tokenizer, tokens = service.tokenizer, body.tokens
+        served = service.find(body.asked_model)
+        tokenizer, tokens = served.tokenizer, body.tokens
         measure.count("tokens", len(tokens), service.settings.limits.max_detokenize_tokens, "tokens")
         check_token(max(tokens, default=0), tokenizer.vocabulary, "tokens")
-        text = await service.model.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
+        text = await served.model.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
         return JSONResponse({"prompt": text})
 
     return routes
 
 
-async def _tokens(body: TokenizeRequest, service: Service, capacity: Capacity) -> tuple[int, ...]:
+async def _tokens(body: TokenizeRequest, limits: Limits, served: Served, capacity: Capacity) -> tuple[int, ...]:
     if body.messages is None:
         if not body.prompt:
             raise invalid("prompt: there is no text in it.", "prompt")
         special = body.add_special_tokens is not False
-        return await text_tokens(body.prompt, "prompt", service.model, capacity, special=special)
-    limits = service.settings.limits
+        return await text_tokens(body.prompt, "prompt", served.model, capacity, special=special)
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
     asked = GenerationRequest(
         messages=template_messages(body.messages, limits),
@@ -108,4 +111,4 @@ async def _tokens(body: TokenizeRequest, service: Service, capacity: Capacity) -
         template_arguments=body.chat_template_kwargs or {},
         continue_last=bool(body.continue_final_message),
     )
-    return (await conversation_prompt(asked, service.model, capacity)).tokens
+    return (await conversation_prompt(asked, served.model, capacity)).tokens

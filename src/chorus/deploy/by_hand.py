@@ -33,6 +33,7 @@ from chorus.deploy.front_end import (
     find_access,
     find_model,
     listen,
+    model_settings,
     run_announced,
     server_record,
 )
@@ -207,7 +208,8 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     leader = rank_programs(spec)[0]
     leader = replace(leader, environment={**leader.environment, **settings.cluster.env})
     names = tuple(device.device_id for device in settings.devices)
-    program = front_end_program(api_settings(settings, model, engine_address(folder), listener, access, names), folder)
+    served = model_settings(settings, model, engine_address(folder), folder, names)
+    program = front_end_program(api_settings(settings, (served,), listener, access), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
     control = Control(server_record(folder, listener, access, model), front_end)

@@ -18,9 +18,10 @@ import grpc
 import grpc.aio
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from chorus.cluster import status
 from chorus.cluster.servers import Server
-from chorus.config.front_end import ApiSettings
-from chorus.config.sections import ApiConfig, ApiOptions, Limits
+from chorus.config.front_end import ApiSettings, ModelSettings
+from chorus.config.sections import AnswerOptions, ApiConfig, ApiOptions, Limits
 from chorus.config.settings import Settings
 from chorus.deploy.control import Control
 from chorus.deploy.supervisor import Supervisor
@@ -185,42 +186,49 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
 
 
 def api_settings(
-    settings: Settings,
-    model: LocalModel,
-    address: str,
-    listener: Listener,
-    access: Access,
-    rank_names: tuple[str, ...] = (),
+    settings: Settings, models: tuple[ModelSettings, ...], listener: Listener, access: Access
 ) -> ApiSettings:
     api = settings.api
     decided = {
         "port": listener.place[1],
-        "aliases": tuple(dict.fromkeys((model.name, *api.aliases))),
         "tls_certificate": access.certificate,
         "tls_key": access.key,
     }
     return ApiSettings(
         **(api.shared_with(ApiOptions) | decided),
         socket_fds=listener.descriptors,
-        engine_address=address,
-        model_id=model.id,
-        model_name=model.id.rpartition("/")[2],
-        model_path=model.path,
-        rank_names=rank_names,
+        models=models,
+        load_patience_seconds=settings.load.patience_seconds,
         keys_file=access.keys_file,
         own_key_sha256=key_hash(access.own_key) if access.keys_file else None,
         responses_file=_responses_file(api.host, api.port),
         cache_per_key=settings.cache.per_key,
-        sampling=settings.sampling,
         limits=Limits(**api.shared_with(Limits)),
         recovery=settings.recovery,
-        trust_remote_code=settings.engine.trust_remote_code,
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
         configuration={
             **settings.model_dump(mode="json", exclude={"log", "cluster"}),
             "cluster": settings.cluster.shown(),
         },
+    )
+
+
+def model_settings(
+    settings: Settings, model: LocalModel, address: str, folder: Path, rank_names: tuple[str, ...] = ()
+) -> ModelSettings:
+    """What front ends are told of a model whose group has this folder; the settings are those of the model."""
+    names = {"aliases": tuple(dict.fromkeys((model.name, *settings.api.aliases)))}
+    return ModelSettings(
+        **(settings.api.shared_with(AnswerOptions) | names),
+        engine_address=address,
+        id=model.id,
+        name=model.id.rpartition("/")[2],
+        path=model.path,
+        sampling=settings.sampling,
+        trust_remote_code=settings.engine.trust_remote_code,
+        rank_names=rank_names,
+        status_file=folder / status.FILE_NAME,
     )
 
 

@@ -20,6 +20,7 @@ from chorus.deploy.front_end import (
     find_access,
     find_model,
     listen,
+    model_settings,
     run_announced,
     server_record,
 )
@@ -56,7 +57,8 @@ async def _serve(
     write_if_possible(folder / status.FILE_NAME, json.dumps({"plan": made.shown}).encode(), "the plan is not shown")
     spec = engine_spec(settings, model, folder, rank_addresses(folder, settings.engine.ranks))
     spec = spec.model_copy(update={"policies": made.policies})
-    program = front_end_program(api_settings(settings, model, address, listener, access), folder)
+    served = model_settings(settings, model, address, folder)
+    program = front_end_program(api_settings(settings, (served,), listener, access), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     ranks = ProcessGroup("ranks", rank_programs(spec), lifeline, ENGINE_GRACE_SECONDS, settings.watch)
     supervisor = Supervisor(ranks, front_end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from chorus.cluster import status
 from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import EngineOptions
@@ -96,7 +95,6 @@ _GIVES_MEMORY_BACK = {
 def front_end_program(settings: ApiSettings, folder: Path) -> Program:
     failure_file = folder / "front-end-failure"
     decided = {
-        "status_file": folder / status.FILE_NAME,
         "failure_file": failure_file,
         "responses_file": settings.responses_file or folder / "responses.sqlite",
     }

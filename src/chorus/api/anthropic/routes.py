@@ -20,6 +20,7 @@ from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.serving.prepare import conversation_prompt, prepare
 from chorus.serving.request import FieldNames, GenerationRequest
 from chorus.serving.sampling import choose_sampling
@@ -33,17 +34,19 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages", **operation(MessagesRequest, AnthropicMessage, streams=True, anthropic=True))
     async def create_message(request: Request) -> Response:
         body = await read_request(request, MessagesRequest, service)
-        asked = generation_request(body, record_of(request.scope), settings)
-        generation = await prepare(shared(asked, body, request.headers, settings), service.model)
-        wire = MessageFormat(f"msg_{uuid.uuid4().hex}", settings.model_id, len(generation.prompts[0]))
-        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
+        served = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), settings, served.settings.sampling)
+        generation = await prepare(shared(asked, body, request.headers, settings), served.model)
+        wire = MessageFormat(f"msg_{uuid.uuid4().hex}", served.settings.id, len(generation.prompts[0]))
+        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens", **operation(CountRequest, TokenCount, anthropic=True))
     async def count_tokens(request: Request) -> Response:
         body = await read_request(request, CountRequest, service)
+        served = service.find(body.asked_model)
         asked = replace(conversation(body, settings), owner=record_of(request.scope).owner)
         asked = shared(asked, body, request.headers, settings)
-        prompt = await conversation_prompt(asked, service.model, await service.capacity())
+        prompt = await conversation_prompt(asked, served.model, await served.capacity())
         return JSONResponse({"input_tokens": len(prompt.tokens)})
 
     return routes
@@ -66,10 +69,12 @@ def conversation(body: CountRequest, settings: ApiSettings) -> GenerationRequest
     )
 
 
-def generation_request(body: MessagesRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
+def generation_request(
+    body: MessagesRequest, record: Record, settings: ApiSettings, sampling: DefaultSampling
+) -> GenerationRequest:
     return replace(
         conversation(body, settings),
-        sampling=choose_sampling(body, settings.sampling),
+        sampling=choose_sampling(body, sampling),
         max_tokens=body.max_tokens,
         cut_to_fit=True,
         stops=tuple(body.stop_sequences or ()),

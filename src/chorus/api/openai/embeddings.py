@@ -17,6 +17,7 @@ from chorus.api.fields import Name, PositiveCount, RequestBody
 from chorus.api.openai.completions.request import PromptField, split_prompts
 from chorus.api.openapi import operation
 from chorus.api.respond import written
+from chorus.api.served import Served
 from chorus.api.server.gate import record_of
 from chorus.api.server.lifetime import Interrupted
 from chorus.api.service import Service
@@ -55,21 +56,23 @@ class EmbeddingsAnswer(ResponseModel):
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
-    settings = service.settings
 
     @routes.post("/v1/embeddings", **operation(EmbeddingsRequest, EmbeddingsAnswer))
     async def embeddings(request: Request) -> Response:
         record = record_of(request.scope)
         body = await read_request(request, EmbeddingsRequest, service)
+        served = service.find(body.asked_model)
+        settings = served.settings
         try:
-            embedding = embedding_of(settings.model_path, settings.embeddings, settings.pooling)
+            embedding = embedding_of(settings.path, settings.embeddings, settings.pooling)
         except NoEmbeddings as error:
-            message = f"{settings.model_id} gives no embeddings: {error}."
+            message = f"{settings.id} gives no embeddings: {error}."
             raise ApiError(400, message, param="model", code="embeddings_not_supported") from None
-        prompts = await _prompts(body, service)
+        prompts = await _prompts(body, service.settings.limits.max_inputs, served)
+        timeout = service.settings.limits.request_timeout_seconds
         try:
             async with service.lifetimes.begin(request.receive):
-                vectors = [await _embed(service, prompt, embedding, body.dimensions) for prompt in prompts]
+                vectors = [await _embed(served, prompt, embedding, body.dimensions, timeout) for prompt in prompts]
         except Interrupted as interruption:
             raise interruption.as_error() from None
         record.log_fields["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
@@ -78,7 +81,7 @@ def router(service: Service) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": total, "total_tokens": total}
-        answer = {"object": "list", "data": data, "model": settings.model_id, "usage": usage}
+        answer = {"object": "list", "data": data, "model": settings.id, "usage": usage}
         return Response(written(answer), media_type="application/json")
 
     return routes
@@ -89,16 +92,15 @@ def packed(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-async def _prompts(body: EmbeddingsRequest, service: Service) -> list[tuple[int, ...]]:
+async def _prompts(body: EmbeddingsRequest, limit: int, served: Served) -> list[tuple[int, ...]]:
     inputs = split_prompts(body.input)
-    limit = service.settings.limits.max_inputs
     if len(inputs) > limit:
         raise invalid(f"input: at most {limit} texts are accepted.", "input")
-    capacity = await service.capacity()
+    capacity = await served.capacity()
     context = capacity.context_length
     prompts = []
     for place, text in enumerate(inputs):
-        prompt = await text_tokens(text, "input", service.model, capacity)
+        prompt = await text_tokens(text, "input", served.model, capacity)
         if len(prompt) > context:
             message = f"input: text {place} has {len(prompt)} tokens, the model's context holds {context}."
             raise invalid(message, "input", "context_length_exceeded")
@@ -107,10 +109,9 @@ async def _prompts(body: EmbeddingsRequest, service: Service) -> list[tuple[int,
 
 
 async def _embed(
-    service: Service, prompt: tuple[int, ...], embedding: Embedding, dimensions: int | None
+    served: Served, prompt: tuple[int, ...], embedding: Embedding, dimensions: int | None, timeout: float
 ) -> list[float]:
-    timeout = service.settings.limits.request_timeout_seconds
-    values = await service.client.embed(prompt, embedding.pooling, timeout)
+    values = await served.client.embed(prompt, embedding.pooling, timeout)
     if dimensions is not None and dimensions > len(values):
         raise invalid(f"dimensions: the model has {len(values)}, fewer than are asked for.", "dimensions")
     return finish(values, embedding, dimensions)

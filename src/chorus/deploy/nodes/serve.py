@@ -29,6 +29,7 @@ from chorus.deploy.front_end import (
     find_access,
     find_model,
     listen,
+    model_settings,
     run_announced,
     server_record,
 )
@@ -120,7 +121,8 @@ async def _serve(
     address = engine_address(folder)
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
-    program = front_end_program(api_settings(settings, model, address, listener, access, (options.here,)), folder)
+    served = model_settings(settings, model, address, folder, (options.here,))
+    program = front_end_program(api_settings(settings, (served,), listener, access), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     shown = ""
 

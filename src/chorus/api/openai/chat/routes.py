@@ -20,6 +20,7 @@ from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import Limits
 from chorus.serving import measure
 from chorus.serving.prepare import prepare
@@ -36,27 +37,30 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", **operation(ChatRequest, ChatCompletion, streams=True))
     async def chat_completions(request: Request) -> Response:
         body = await read_request(request, ChatRequest, service)
-        asked = generation_request(body, record_of(request.scope), service.settings)
+        served = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), service.settings, served.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, service.model)
+        generation = await prepare(asked, served.model)
         wire = ChatFormat(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             created=int(time.time()),
-            model=service.settings.model_id,
-            fingerprint=service.fingerprint,
-            tokenizer=service.tokenizer,
+            model=served.settings.id,
+            fingerprint=served.fingerprint,
+            tokenizer=served.tokenizer,
             prompts=generation.prompts,
             choices=len(generation),
             include_usage=body.wants_usage,
             with_logprobs=body.asked_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
         )
-        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
+        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
 
     return routes
 
 
-def generation_request(body: ChatRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
+def generation_request(
+    body: ChatRequest, record: Record, settings: ApiSettings, sampling: DefaultSampling
+) -> GenerationRequest:
     limits = settings.limits
     grammar, grammar_field = body.asked_grammar(limits)
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
@@ -68,7 +72,7 @@ def generation_request(body: ChatRequest, record: Record, settings: ApiSettings)
         ),
         template_arguments={**thinking, **(body.chat_template_kwargs or {})},
         role_mapping=body.asked_mapping,
-        sampling=choose_sampling(body, settings.sampling),
+        sampling=choose_sampling(body, sampling),
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
         choices_per_prompt=body.n or 1,

@@ -15,10 +15,12 @@ from chorus.api.openai.completions.request import CompletionRequest
 from chorus.api.openai.completions.wire import CompletionFormat
 from chorus.api.openapi import UNVERSIONED, operation
 from chorus.api.respond import GenerationResponse
+from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.serving.prepare import prepare
 from chorus.serving.request import FieldNames, GenerationRequest
 from chorus.serving.sampling import choose_sampling
@@ -31,32 +33,35 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", **operation(CompletionRequest, Completion, streams=True))
     async def completions(request: Request) -> Response:
         body = await read_request(request, CompletionRequest, service)
-        asked = generation_request(body, record_of(request.scope), service.settings)
+        served = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), service.settings, served.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, service.model)
+        generation = await prepare(asked, served.model)
         wire = CompletionFormat(
             id=f"cmpl-{uuid.uuid4().hex}",
             created=int(time.time()),
-            model=service.settings.model_id,
-            fingerprint=service.fingerprint,
-            tokenizer=service.tokenizer,
+            model=served.settings.id,
+            fingerprint=served.fingerprint,
+            tokenizer=served.tokenizer,
             prompts=generation.prompts,
             choices=len(generation),
             include_usage=body.wants_usage,
             with_logprobs=body.asked_logprobs is not None,
             with_token_ids=bool(body.return_token_ids),
-            echoed=tuple([await echo(prompt, service) for prompt in body.prompts]) if body.echo else (),
+            echoed=tuple([await echo(prompt, served) for prompt in body.prompts]) if body.echo else (),
         )
-        return GenerationResponse(service, generation, wire, stream=bool(body.stream))
+        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
 
     return routes
 
 
-def generation_request(body: CompletionRequest, record: Record, settings: ApiSettings) -> GenerationRequest:
+def generation_request(
+    body: CompletionRequest, record: Record, settings: ApiSettings, sampling: DefaultSampling
+) -> GenerationRequest:
     grammar, _ = body.asked_grammar(settings.limits)
     return GenerationRequest(
         prompts=as_prompts(body.prompts),
-        sampling=choose_sampling(body, settings.sampling),
+        sampling=choose_sampling(body, sampling),
         seeded=body.seed is not None,
         max_tokens=body.asked_tokens,
         stops=body.stop_strings,
@@ -73,7 +78,7 @@ def as_prompts(prompts: Sequence[str | list[int]]) -> tuple[str | tuple[int, ...
     return tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
 
 
-async def echo(prompt: str | list[int], service: Service) -> str:
+async def echo(prompt: str | list[int], served: Served) -> str:
     if isinstance(prompt, str):
         return prompt
-    return await service.model.workers.run(len(prompt), lambda: service.tokenizer.decode(prompt, skip_special=False))
+    return await served.model.workers.run(len(prompt), lambda: served.tokenizer.decode(prompt, skip_special=False))

@@ -24,6 +24,7 @@ from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
+from chorus.config.sampling import DefaultSampling
 from chorus.messages.engine import Sampling
 from chorus.serving import measure
 from chorus.serving.blocks import Block
@@ -56,12 +57,13 @@ def router(service: Service) -> APIRouter:
     async def create_response(request: Request) -> Response:
         record = record_of(request.scope)
         body = await read_request(request, ResponsesRequest, service)
+        served = service.find(body.asked_model)
         earlier = body.previous_response_id
         before = () if earlier is None else (await stored(request, earlier, "previous_response_id")).messages
         messages = messages_of(body.input, limits, before)
-        asked = generation_request(body, messages, record, service.settings)
+        asked = generation_request(body, messages, record, service.settings, served.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, service.model)
+        generation = await prepare(asked, served.model)
 
         final: list[tuple[dict[str, Any], Sequence[Block]]] = []
 
@@ -73,12 +75,12 @@ def router(service: Service) -> APIRouter:
 
         wire = ResponsesFormat(
             id=f"resp_{uuid.uuid4().hex}",
-            echoed=echoed(body, asked.sampling, service.settings.model_id),
-            tokenizer=service.tokenizer,
+            echoed=echoed(body, asked.sampling, served.settings.id),
+            tokenizer=served.tokenizer,
             with_logprobs=body.wants_logprobs,
             finished=lambda answer, blocks: final.append((answer, blocks)),
         )
-        return GenerationResponse(service, generation, wire, stream=bool(body.stream), before_end=keep)
+        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream), before_end=keep)
 
     # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
     @routes.post("/v1/responses/compact", include_in_schema=False)
@@ -107,7 +109,11 @@ def not_stored(response_id: str, field: str | None) -> ApiError:
 
 
 def generation_request(
-    body: ResponsesRequest, messages: Sequence[Message], record: Record, settings: ApiSettings
+    body: ResponsesRequest,
+    messages: Sequence[Message],
+    record: Record,
+    settings: ApiSettings,
+    sampling: DefaultSampling,
 ) -> GenerationRequest:
     limits = settings.limits
     measure.template_arguments(body.chat_template_kwargs or {}, limits)
@@ -117,7 +123,7 @@ def generation_request(
         messages=[*instructions, *messages],
         tools=checked_tools(body.offered_tools(), body.asked_choice, body.parallel_tool_calls, limits),
         template_arguments={**thinking_arguments(effort), **(body.chat_template_kwargs or {})},
-        sampling=choose_sampling(body, settings.sampling),
+        sampling=choose_sampling(body, sampling),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
         grammar=body.asked_grammar(limits),
