@@ -28,15 +28,17 @@ class ChorusServer:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | None,
         arguments: list[str],
         folder: Path,
         environment: dict[str, str] | None = None,
         enter: Sequence[str] = (),
     ) -> None:
-        """`enter` stands before the command: what runs it somewhere else."""
+        """Without a model it is for the settings to name some. `enter` stands before the command: what runs it
+        somewhere else."""
         self.log_file = folder / f"serve-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-c", "from chorus.cli import main; main()", "serve", str(model), "--port", "0"]
+        named = [] if model is None else [str(model)]
+        command = [sys.executable, "-c", "from chorus.cli import main; main()", "serve", *named, "--port", "0"]
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("CHORUS_") or key == "CHORUS_CACHE"
         }

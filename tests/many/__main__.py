@@ -1,0 +1,58 @@
+"""`python -m tests.many`: five models of which two fit, asked in a seeded order; then load and unload, over and over.
+
+Prints the figures, and ends with an error where an answer is wrong, memory is not kept to, or loads are not saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.many import cycles, swapping
+from tests.many.models import prepare
+
+MOST_LOADS = 0.7
+"""Of what a server would need that answers in the order of arrival."""
+LEAST_LOADS = 15
+TOLERANCE = 1.05
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.many", description=__doc__)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--cycles", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="chorus-many-") as name:
+        folder = Path(name)
+        prepared = prepare(folder / "models", large=True)
+        outcome = swapping.run(prepared, folder / "swap", asked.requests, asked.clients, asked.seed)
+        print(outcome.told(), flush=True)
+        again = cycles.run(prepared, folder / "cycles", asked.cycles)
+        print(again.told(), flush=True)
+    problems = [*faults(outcome), *again.wrong]
+    if again.growth > cycles.KEPT_BYTES:
+        problems.append(f"{again.growth / swapping.MB:.0f} MB more than before the first load")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def faults(outcome: swapping.Outcome) -> list[str]:
+    found = list(outcome.wrong)
+    if not 0 < outcome.most_booked <= outcome.budget:
+        found.append("more is booked than there is, or no booking was logged")
+    if outcome.most_held > TOLERANCE * outcome.budget:
+        found.append("more is held than there is")
+    if outcome.loads < LEAST_LOADS:
+        found.append(f"only {outcome.loads} loads: this order asks for too little")
+    if outcome.loads > MOST_LOADS * outcome.loads_in_order:
+        found.append("requests for one model do not share its loads")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
