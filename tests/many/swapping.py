@@ -147,8 +147,8 @@ def streamed(server: ChorusServer, body: dict[str, Any]) -> str:
     return text
 
 
-_BOOKED = re.compile(r"booked (\d+) of (\d+) bytes")
+_BOOKED = re.compile(r"([\d.]+) of [\d.]+ MB are booked")
 
 
 def most_booked(log: str) -> int:
-    return max((int(found[1]) for found in _BOOKED.finditer(log)), default=0)
+    return max((round(float(found[1]) * MB) for found in _BOOKED.finditer(log)), default=0)
