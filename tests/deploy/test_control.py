@@ -14,6 +14,7 @@ import pytest
 from chorus.cli.own_server import find_own
 from chorus.cluster.servers import Server, own_servers
 from chorus.deploy.control import Control, NotControlled, ask, log
+from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto.control_pb2_grpc import ControlStub
@@ -48,7 +49,7 @@ def lifeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lifeli
 
 def controlled(lifeline: Lifeline, front_end: StandIn, port: int = 8100, **more: Any) -> Control:
     server = Server(str(lifeline.path.parent), f"http://127.0.0.1:{port}", "tiny", str(state_dir().resolve()))
-    return Control(server, cast(FrontEnd, front_end), **more)
+    return Control(server, cast(FrontEnd, front_end), cast(Registry, None), **more)
 
 
 def found(port: int | None = None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.agent.ranks import NoPort, Ranks
-from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program, Supervisor
+from chorus.deploy.supervisor import CannotStartNow, GaveUp, Kept, ProcessGroup, Program, Supervisor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
@@ -119,7 +119,7 @@ class Scripted(ProcessGroup):
 
 async def supervise(ranks: Scripted) -> None:
     """Until the group lasts, or is given up."""
-    supervisor = Supervisor(ranks, Scripted(), POLICY)
+    supervisor = Supervisor(Kept(ranks, POLICY), Kept(Scripted(), POLICY))
     running = asyncio.create_task(supervisor.run())
     lasting = asyncio.create_task(ranks.lasting.wait())
     async with asyncio.timeout(DEADLINE):

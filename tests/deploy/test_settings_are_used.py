@@ -26,6 +26,7 @@ from chorus.config.sections import CacheConfig, Limits, RecoveryConfig
 from chorus.config.settings import Settings, fields_of, known_keys
 from chorus.config.sources import load
 from chorus.deploy import local
+from chorus.deploy.groups.registry import Registry
 from chorus.deploy.nodes import serve as over_nodes
 from chorus.deploy.ssh.cluster import told_settings
 from chorus.errors import ChorusError
@@ -42,7 +43,10 @@ GIVEN: dict[str, Any] = {
     "api.tool_parser": "hermes",
     "cache.memory": "1GB",
     "cache.disk": "1GB",
+    "load.memory": "1GB",
+    "load.idle_unload": "5m",
     "model": "given",
+    "models": ["given"],
     "engine.prefill_chunk": 256,
     "engine.split": [3, 1],
     "engine.weights": [1, 1],
@@ -67,7 +71,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 REFUSED = {
     "serve": {"cluster.hostfile", "cluster.rank", "cluster.address"},
-    "serve --cluster": {"cluster.rank", "cluster.address"},
+    "serve --cluster": {"cluster.rank", "cluster.address", "api.any_model"},
 }
 IN_PLACE_OF = "config/sections.py"
 """Has properties that put several settings together, which are read in their place."""
@@ -141,14 +145,19 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         options = next(value for value in values if isinstance(value, over_nodes.ClusterOptions))
         yield Recorded(model, sharding, make_spec(()), options)
 
-    async def announced(*_: Any) -> None:
+    async def announced(_: Any, registry: Registry, *more: Any) -> None:
+        seen.append(repr(registry._policy))
+        for each in registry.models:
+            seen.append(repr(each.settings))
+            if each.loadable:
+                each.loadable.make(0)
         seen.append(str({name: text for name, text in os.environ.items() if before.get(name) != text}))
 
     def front_end(settings: ApiSettings, _: Path) -> str:
         return repr(settings.model_copy(update={"configuration": {}}))  # all of them, to be shown: no use of any
 
     for module in (local, over_nodes):
-        for name in ("FrontEnd", "Supervisor", "Control"):
+        for name in ("FrontEnd", "Control"):
             monkeypatch.setattr(module, name, Recorded)
         monkeypatch.setattr(module, "listen", FakeListener)
         monkeypatch.setattr(module, "front_end_program", front_end)

@@ -34,14 +34,18 @@ from chorus.deploy.front_end import (
     find_model,
     listen,
     model_settings,
+    only_model,
     run_announced,
     server_record,
+    settings_of,
 )
+from chorus.deploy.groups.group import Given, Loadable
+from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs, threads_of
 from chorus.deploy.rendezvous import rank_addresses, wait_for_all
-from chorus.deploy.supervisor import ProcessGroup, Program, Supervisor
+from chorus.deploy.supervisor import ProcessGroup, Program
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
@@ -168,11 +172,11 @@ def _listening(loaded: LoadedSettings) -> dict[str, object]:
 
 def lead_with_api(place: HandRank, insecure: bool = False) -> None:
     """Serve as rank 0 until stopped; raises GaveUp when a rank does not come in time."""
-    access = find_access(place.settings, insecure)
-    api = place.settings.api
-    with contextlib.closing(listen(api.host, api.port, "--addr")) as listener:
+    settings = settings_of(place.settings, only_model(place.settings, "rank 0 of a hostfile"))
+    access = find_access(settings, insecure)
+    with contextlib.closing(listen(settings.api.host, settings.api.port, "--addr")) as listener:
         found = find_model(place.models[0])
-        divided = with_own_division(with_proportions(place.settings, found), found)
+        divided = with_own_division(with_proportions(settings, found), found)
         asyncio.run(_lead(replace(place, settings=divided), found, listener, access))
 
 
@@ -209,13 +213,20 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     leader = replace(leader, environment={**leader.environment, **settings.cluster.env})
     names = tuple(device.device_id for device in settings.devices)
     served = model_settings(settings, model, engine_address(folder), folder, names)
-    program = front_end_program(api_settings(settings, (served,), listener, access), folder)
+
+    def make(_: int) -> ProcessGroup:
+        return ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch)
+
+    given = Given(Loadable(served, len(addresses), make, nodes=names))
+    registry = Registry(given, settings.load, alone=True)
+    registry.want_first([registry.add(settings.served[0], given.loadable)])
+    record = server_record(folder, listener, access, model.name)
+    program = front_end_program(api_settings(settings, (served,), listener, access, record), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
-    supervisor = Supervisor(ProcessGroup("leader", [leader], lifeline, ENGINE_GRACE_SECONDS, settings.watch), front_end)
-    control = Control(server_record(folder, listener, access, model), front_end)
     try:
         async with access.kept():
-            await run_announced(supervisor, control, engine_address(folder), model, access.url(listener))
+            control = Control(record, front_end, registry)
+            await run_announced(front_end, registry, control, access.url(listener))
     finally:
         lifeline.cut()
 

@@ -17,9 +17,11 @@ import grpc
 import grpc.aio
 
 from chorus.cluster.servers import Server, record
+from chorus.deploy.groups.registry import Attendance, Refused, Registry, UnknownModel
 from chorus.deploy.handover import FrontEnd
 from chorus.errors import ChorusError
 from chorus.messages.calls import own_words, why_failed
+from chorus.messages.deploy import report_from_wire, table_to_wire
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto import control_pb2_grpc
 
@@ -34,11 +36,13 @@ class NotControlled(ChorusError):
 
 
 class Control(control_pb2_grpc.ControlServicer):
-    """What a server does for commands. `replan` answers what changed; None where nothing can be planned anew."""
+    """What a server does for commands and front ends. `replan` answers what changed; None where nothing can be planned
+    anew."""
 
-    def __init__(self, server: Server, front_end: FrontEnd, replan: Replan | None = None) -> None:
+    def __init__(self, server: Server, front_end: FrontEnd, registry: Registry, replan: Replan | None = None) -> None:
         self._server = server
         self._front_end = front_end
+        self._registry = registry
         self._replan = replan
         self._hung_up: set[asyncio.Task[None]] = set()
 
@@ -84,12 +88,48 @@ class Control(control_pb2_grpc.ControlServicer):
             await _never(context, "this server has no nodes, so there is nothing to plan anew")
         return wire.ReplanReply(told=await _or_refuse(context, self._replan()))
 
+    async def Attend(
+        self, reports: AsyncIterator[wire.Report], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.Table]:
+        try:
+            async with self._registry.attended() as attendance:
+                reading = asyncio.create_task(self._read(reports, attendance))
+                try:
+                    version = 0
+                    while True:
+                        table = await self._registry.newer(version)
+                        version = table.version
+                        attendance.first_table = attendance.first_table or version
+                        yield table_to_wire(table)
+                finally:
+                    reading.cancel()
+        except Refused as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+    async def _read(self, reports: AsyncIterator[wire.Report], attendance: Attendance) -> None:
+        async for message in reports:
+            self._registry.heard(attendance, report_from_wire(message))
+        attendance.only_looks = attendance.report is None
+
+    async def Find(self, request: wire.FindRequest, context: grpc.aio.ServicerContext) -> wire.FindReply:
+        model = await _or_refuse(context, self._registry.find(request.name))
+        return wire.FindReply(id=model.id)
+
+    async def Load(self, request: wire.LoadRequest, context: grpc.aio.ServicerContext) -> wire.LoadReply:
+        name, told = await _or_refuse(context, self._registry.load(request.name, request.force))
+        return wire.LoadReply(id=name, told=told)
+
+    async def Unload(self, request: wire.UnloadRequest, context: grpc.aio.ServicerContext) -> wire.UnloadReply:
+        name, told = await _or_refuse(context, self._registry.unload(request.name))
+        return wire.UnloadReply(id=name, told=told)
+
 
 async def _or_refuse(context: grpc.aio.ServicerContext, work: Awaitable[Reply]) -> Reply:
     try:
         return await work
     except ChorusError as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        unknown = isinstance(error, UnknownModel)
+        await context.abort(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise AssertionError("abort always raises") from None
 
 

@@ -14,23 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-import grpc.aio
+from pydantic import ValidationError
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
 from chorus.cluster import status
 from chorus.cluster.servers import Server
+from chorus.config.file import ConfigError
 from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.config.sections import AnswerOptions, ApiConfig, ApiOptions, Limits
+from chorus.config.served import ModelConfig
 from chorus.config.settings import Settings
 from chorus.deploy.control import Control
-from chorus.deploy.supervisor import Supervisor
+from chorus.deploy.groups.group import LOOK_EVERY_SECONDS
+from chorus.deploy.groups.registry import Registry
+from chorus.deploy.handover import FrontEnd
+from chorus.deploy.supervisor import Kept, Supervisor
 from chorus.errors import CannotListen, ChorusError
-from chorus.messages.proto import engine_pb2 as wire
-from chorus.messages.proto import engine_pb2_grpc
+from chorus.messages.deploy import ModelState
 from chorus.models import LocalModel, PullProgress, resolve
 from chorus.models.parts import resolve_description
 from chorus.models.servable import check_servable
+from chorus.models.values import ProgressCallback, ignore_progress
 from chorus.platform.files import write_if_possible
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.paths import run_prefix, state_dir
@@ -44,8 +48,6 @@ if TYPE_CHECKING:
     from chorus.security.https import OwnCertificate
 
 ENGINE_GRACE_SECONDS = 5.0
-# The engine answers what it is doing, but does not tell by itself; a bar needs no more looks than this.
-LOOK_EVERY_SECONDS = 0.2
 BACKLOG = 2048
 
 
@@ -174,7 +176,6 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
     """Find a model or download what is missing of it; `for_nodes` without weights, which each node fetches itself.
     Raises an error of ours where it could not be served, before anything is fetched or started.
     """
-    require_mlx()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"finding {name}", total=None)
@@ -182,12 +183,46 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
         def report(progress: PullProgress) -> None:
             bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
 
-        return check_servable(resolve_description(name, report) if for_nodes else resolve(name, progress=report))
+        return look_for_model(name, report, for_nodes)
+
+
+def look_for_model(
+    name: str, report: ProgressCallback = ignore_progress, for_nodes: bool = False, offline: bool | None = None
+) -> LocalModel:
+    """The same without a bar; `offline`: nothing is downloaded."""
+    require_mlx()
+    if for_nodes:
+        return check_servable(resolve_description(name, report))
+    return check_servable(resolve(name, progress=report, offline=offline))
+
+
+def settings_of(settings: Settings, entry: ModelConfig) -> Settings:
+    """The settings that hold for one model; raises ConfigError where they do not go together."""
+    if not settings.models and entry.source == settings.model:
+        return settings
+    try:
+        return settings.of(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"models: {entry.source}: {where + ': ' if where else ''}{first['msg']}") from None
+
+
+def only_model(settings: Settings, command: str) -> ModelConfig:
+    """The one that a command serves which cannot serve several; raises ConfigError."""
+    if len(settings.served) > 1 or settings.api.any_model:
+        raise ConfigError(f"{command} serves one model: name one, or serve several on one machine with `chorus serve`")
+    return settings.served[0]
 
 
 def api_settings(
-    settings: Settings, models: tuple[ModelSettings, ...], listener: Listener, access: Access
+    settings: Settings,
+    models: tuple[ModelSettings, ...],
+    listener: Listener,
+    access: Access,
+    record: Server | None = None,
 ) -> ApiSettings:
+    """What the front end is told; with the server's own record, where the owner of its models is."""
     api = settings.api
     decided = {
         "port": listener.place[1],
@@ -198,6 +233,7 @@ def api_settings(
         **(api.shared_with(ApiOptions) | decided),
         socket_fds=listener.descriptors,
         models=models,
+        control_address=f"unix:{record.control_file}" if record else None,
         load_patience_seconds=settings.load.patience_seconds,
         keys_file=access.keys_file,
         own_key_sha256=key_hash(access.own_key) if access.keys_file else None,
@@ -244,7 +280,7 @@ def server_record(
     folder: Path,
     listener: Listener,
     access: Access,
-    model: LocalModel,
+    model: str,
     name: str | None = None,
     log_file: Path | None = None,
 ) -> Server:
@@ -252,7 +288,7 @@ def server_record(
     return Server(
         str(folder),
         access.url(listener),
-        model.name,
+        model,
         str(state_dir().resolve()),
         certificate=str(access.certificate) if access.certificate else None,
         key=access.own_key if access.keys_file else None,
@@ -261,39 +297,33 @@ def server_record(
     )
 
 
-async def announce(
-    address: str, model: LocalModel, url: str, front_end_serves: Callable[[], bool], ready_file: Path | None
-) -> None:
+async def announce(registry: Registry, url: str, front_end_serves: Callable[[], bool], ready_file: Path | None) -> None:
     """Show the load until a request would be answered, then where. The supervisor ends it where that never comes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    async with grpc.aio.insecure_channel(address) as channel:
-        engine = engine_pb2_grpc.EngineStub(channel)
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("starting the engine", total=1.0)
-            while True:
-                # Waits for the engine's socket by itself; an engine that goes away meanwhile is asked again.
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    seen = await engine.Describe(wire.DescribeRequest(), timeout=2.0, wait_for_ready=True)
-                    bar.update(task, description=seen.detail, completed=seen.progress)
-                    if seen.state == wire.READY and front_end_serves():
-                        break
-                await asyncio.sleep(LOOK_EVERY_SECONDS)
-    console.print(f"[bold green]ready[/]  {model.id}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting the engine", total=1.0)
+        while not (registry.settled and front_end_serves()):
+            table = registry.table
+            moving = [row for row in table.models if row.state in (ModelState.WAITING, ModelState.LOADING)]
+            if moving:
+                label = f"{moving[0].id}: " if len(table.models) > 1 else ""
+                bar.update(task, description=label + moving[0].detail, completed=moving[0].progress)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(registry.newer(table.version), LOOK_EVERY_SECONDS)
+    first, *others = registry.models
+    more = f" and {len(others)} more" if others else ""
+    console.print(f"[bold green]ready[/]  {first.id}{more}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")
     if ready_file:
-        told = f"ready  {model.id}  at  {url}/v1\n"
+        told = f"ready  {first.id}{more}  at  {url}/v1\n"
         write_if_possible(ready_file, told.encode(), "whoever waits for this server does not see that it is ready")
 
 
 async def run_announced(
-    supervisor: Supervisor,
-    control: Control,
-    address: str,
-    model: LocalModel,
-    url: str,
-    ready_file: Path | None = None,
+    front_end: FrontEnd, registry: Registry, control: Control, url: str, ready_file: Path | None = None
 ) -> None:
-    """Run the supervisor until a signal stops it or it gives up, do what commands ask for, and show how the load
-    proceeds."""
+    """Run until a signal stops it or it gives up, do what commands ask for, and show how the load proceeds."""
+    # The front end goes first: it can tell its clients while the engines still answer.
+    supervisor = Supervisor(registry, Kept(front_end))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -302,8 +332,7 @@ async def run_announced(
     announcer: list[asyncio.Task[None]] = []
 
     def begin() -> None:
-        serves = lambda: supervisor.front_end_serves  # noqa: E731
-        announcer.append(asyncio.create_task(announce(address, model, url, serves, ready_file)))
+        announcer.append(asyncio.create_task(announce(registry, url, lambda: front_end.serves, ready_file)))
 
     try:
         async with control.offered():

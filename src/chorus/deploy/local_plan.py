@@ -41,14 +41,18 @@ class LocalPlan:
     """The plan for the status page; None before this machine was measured (`chorus plan` does)."""
     division: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The split or the weights, where the settings name a strategy or proportions for them."""
+    ranks: tuple[RankPlan, ...] = ()
+    """What each rank holds and takes; empty where there is no plan."""
 
 
 class CannotDivide(ChorusError):
     """The model cannot be divided as the settings lay down."""
 
 
-def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
-    """Plan without measuring anything: starting must not wait for that, and memory is known without."""
+def local_plan(settings: Settings, model: LocalModel, room: int | None = None) -> LocalPlan:
+    """Plan without measuring anything: starting must not wait for that, and memory is known without. `room` is what the
+    ranks may take together where somebody else keeps count of it; None: a part of what is free now.
+    """
     engine = settings.engine
     threads = engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks)
     profile = known_profile(threads)
@@ -56,15 +60,18 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
     if profile:
         nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
     else:
-        room = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
+        free = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
         kernels = {"kernel_flops": 1.0, "kernel_bandwidth": 1.0} if products.installed() else {}
-        nodes = [Machine(name, device.backend(), room, flops=1.0, bandwidth=1.0, **kernels) for name in names]
+        nodes = [Machine(name, device.backend(), free, flops=1.0, bandwidth=1.0, **kernels) for name in names]
+    if room is not None:
+        nodes = [replace(node, memory=room // engine.ranks) for node in nodes]
     laid_down = settings.sharding.custom_proportions if _strategy_decides(settings) else None
     if laid_down and engine.served_parallel == "hybrid":
         raise CannotDivide("sharding.custom_proportions: a hybrid is given the layers of each stage: use engine.split")
     try:
         if is_preshard(model.path) and engine.served_parallel == "tensor":
-            return LocalPlan(_policies_of_slices(settings, model, nodes))
+            slices = _planned_slices(settings, model, nodes)
+            return LocalPlan(tuple(rank.policy_name for rank in slices), ranks=slices)
         facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
         links = Links(LINK_KINDS["loopback"])
         made = plan(facts, nodes, links, _usual_work(settings, facts), _request(settings, facts))
@@ -75,7 +82,7 @@ def local_plan(settings: Settings, model: LocalModel) -> LocalPlan:
         log.info("no plan for the ranks of this machine (%s): each decides how it keeps its weights", why)
         return LocalPlan()
     policies = tuple(rank.policy_name for rank in made.ranks)
-    return LocalPlan(policies, made.to_json() if profile else None, _division(settings, made))
+    return LocalPlan(policies, made.to_json() if profile else None, _division(settings, made), made.ranks)
 
 
 def _strategy_decides(settings: Settings) -> bool:
@@ -91,7 +98,7 @@ def _division(settings: Settings, made: Plan) -> dict[str, tuple[int, ...]]:
     return {"weights": made.weights} if made.parallel == "tensor" else {"split": made.split}
 
 
-def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[Machine]) -> tuple[str, ...]:
+def _planned_slices(settings: Settings, model: LocalModel, nodes: Sequence[Machine]) -> tuple[RankPlan, ...]:
     """Each rank's slices are a narrow model of their own. Sums need one number type: where one rank must keep its
     weights packed, and would use another, all do as it does.
     """
@@ -102,7 +109,7 @@ def _policies_of_slices(settings: Settings, model: LocalModel, nodes: Sequence[M
         made += plan(facts, [node], Links(), _usual_work(settings, facts), request).ranks
     if len({rank.dtype for rank in made}) > 1:
         made = [next(rank for rank in made if not rank.dequantize)] * len(made)
-    return tuple(rank.policy_name for rank in made)
+    return tuple(made)
 
 
 def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from chorus.errors import ChorusError
 from chorus.platform.awake import Awake
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import signals
-from chorus.platform.process.beats import Monitor
+from chorus.platform.process.beats import Beat, Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.losses import Loss, gravest, loss_of_exit, passed_on
@@ -227,6 +228,18 @@ class ProcessGroup:
                 await asyncio.wait(late)
         self._running.clear()
 
+    @property
+    def beats(self) -> tuple[Beat, ...]:
+        """What its processes say of themselves."""
+        return tuple(watched.beat for member in self._running.values() for watched in member.watched)
+
+    def close(self) -> None:
+        """Give back what was kept for its next start, once it has stopped for good."""
+        for monitor in self._monitors.values():
+            monitor.close()
+        self._monitors.clear()
+        self._latest.clear()
+
     async def _start(self, program: Program) -> _Member:
         monitor = self._monitor(program)
         loss = self._losses.get(program.name)
@@ -318,38 +331,27 @@ class Counts:
         return self._restarts.setdefault(counted, Restarts(self._policy, ran))
 
 
-class Supervisor:
-    def __init__(self, ranks: ProcessGroup, front_end: ProcessGroup, policy: RestartPolicy | None = None) -> None:
-        self._groups = {"ranks": ranks, "front end": front_end}
+class Keeper(Protocol):
+    """Has something running for as long as it is asked to."""
+
+    async def run(self) -> None:
+        """Until cancelled; raises GaveUp."""
+
+    async def stop(self) -> None:
+        """End it in order."""
+
+
+class Kept:
+    """A group whose processes are started again when they end."""
+
+    def __init__(self, group: ProcessGroup, policy: RestartPolicy | None = None, label: str = "") -> None:
+        """`label` stands before what is logged, where there are several groups."""
+        self._group = group
         self._policy = policy or RestartPolicy()
-        self._stopping = asyncio.Event()
+        self._label = f"{label}: " if label else ""
 
-    @property
-    def front_end_serves(self) -> bool:
-        return self._groups["front end"].serves
-
-    def stop(self) -> None:
-        self._stopping.set()
-
-    async def run(self, on_start: Callable[[], object] | None = None) -> None:
-        """Run until `stop`, or raise GaveUp. Leaves nothing behind either way."""
-        keepers = [asyncio.create_task(self._keep(group)) for group in self._groups.values()]
-        stopped = asyncio.create_task(self._stopping.wait())
-        try:
-            if on_start:
-                on_start()
-            done, _ = await asyncio.wait([*keepers, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (*keepers, stopped):
-                task.cancel()
-            await asyncio.gather(*keepers, stopped, return_exceptions=True)
-            # The front end goes first: it can tell its clients while the engine still answers.
-            for group in reversed(self._groups.values()):
-                await group.stop()
-
-    async def _keep(self, group: ProcessGroup) -> None:
+    async def run(self) -> None:
+        group = self._group
         counts = Counts(group, self._policy)
         while True:
             name = ""
@@ -368,7 +370,38 @@ class Supervisor:
                     or f"{name} ended {restarts.lost} times in a row, last with {describe_exit(code)}; "
                     "its log lines above say why"
                 )
-            said = reason or f"{name} ended with {describe_exit(code)}"
+            said = self._label + (reason or f"{name} ended with {describe_exit(code)}")
             what = "it" if group.goes_on else f"the {group.name}"
             log.warning("%s: starting %s again%s", said, what, f" in {pause:g} s" if pause else "")
             await asyncio.sleep(pause)
+
+    async def stop(self) -> None:
+        await self._group.stop()
+
+
+class Supervisor:
+    """Runs what makes up a server until it is told to stop, or one part gives up."""
+
+    def __init__(self, *keepers: Keeper) -> None:
+        self._keepers = keepers
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, on_start: Callable[[], object] | None = None) -> None:
+        """Run until `stop`, or raise GaveUp. Leaves nothing behind either way; what was given last ends first."""
+        running = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            if on_start:
+                on_start()
+            done, _ = await asyncio.wait([*running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*running, stopped):
+                task.cancel()
+            await asyncio.gather(*running, stopped, return_exceptions=True)
+            for keeper in reversed(self._keepers):
+                await keeper.stop()

@@ -30,9 +30,13 @@ from chorus.deploy.front_end import (
     find_model,
     listen,
     model_settings,
+    only_model,
     run_announced,
     server_record,
+    settings_of,
 )
+from chorus.deploy.groups.group import Given, Loadable
+from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.nodes.cables import Matrix, Way, find_way
 from chorus.deploy.nodes.group import ClusterGroup, Deployment, RankOrder, Served
@@ -41,7 +45,7 @@ from chorus.deploy.nodes.plan import HERE, is_given, offer_of, plan_for, wanted_
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs
-from chorus.deploy.supervisor import Program, Supervisor
+from chorus.deploy.supervisor import Program
 from chorus.models import LocalModel, ModelError, weight_map
 from chorus.models.layer_names import files_for_layers
 from chorus.models.preshard.folder import Preshard, is_preshard, rank_name, read_preshard
@@ -98,6 +102,7 @@ def serve_over_nodes(
     settings: Settings, insecure: bool, options: ClusterOptions, ready_file: Path | None = None
 ) -> None:
     """Serve until a signal stops it; raises GaveUp when it cannot go on."""
+    settings = settings_of(settings, only_model(settings, "a cluster"))
     access = find_access(settings, insecure)
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
         model = find_model(settings.model, for_nodes=True)
@@ -122,7 +127,9 @@ async def _serve(
     # One rank to a machine: none of them shares its cores with another.
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"ranks": 1})})
     served = model_settings(settings, model, address, folder, (options.here,))
-    program = front_end_program(api_settings(settings, (served,), listener, access), folder)
+    log_file = options.log_file or device_log(options.logs, options.here)
+    record = server_record(folder, listener, access, model.name, options.here, log_file)
+    program = front_end_program(api_settings(settings, (served,), listener, access, record), folder)
     front_end = FrontEnd(program, lifeline, settings.api, settings.watch)
     shown = ""
 
@@ -143,12 +150,12 @@ async def _serve(
             options,
             report,
         ) as ranks:
-            supervisor = Supervisor(ranks, front_end)
-            log_file = options.log_file or device_log(options.logs, options.here)
-            record = server_record(folder, listener, access, model, options.here, log_file)
-            control = Control(record, front_end, ranks.replan)
+            given = Given(Loadable(served, settings.engine.ranks, lambda _: ranks))
+            registry = Registry(given, settings.load, alone=True)
+            registry.want_first([registry.add(settings.served[0], given.loadable)])
+            control = Control(record, front_end, registry, ranks.replan)
             async with access.kept():
-                await run_announced(supervisor, control, address, model, url, ready_file)
+                await run_announced(front_end, registry, control, url, ready_file)
     finally:
         lifeline.cut()
 

@@ -1,0 +1,222 @@
+"""Which models are loaded, which make room, and which are refused: decided from values, without a process or a clock.
+
+What fits is loaded at once, the longest waiting first. Where something does not fit, others make room for it, those
+that are idle before those that are busy. A busy one does so only after it has served for `min_loaded_seconds`, and an
+idle one has a moment's rest before it does, so that two models that are asked for in turn do not chase each other.
+Whoever has waited for `min_loaded_seconds` is not passed by anybody who came later, however small: so everybody's turn
+comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from chorus.config.served import LoadConfig
+from chorus.messages.deploy import ModelState
+from chorus.platform.sizes import size
+
+REST_SECONDS = 2.0
+"""How long an idle model is spared, for those who ask one thing after the other."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One model at one moment. Moments are of one clock."""
+
+    id: str
+    state: ModelState = ModelState.UNLOADED
+    needs: int | None = None
+    """The least that it can be loaded with, in bytes of this machine; None: nobody has looked yet."""
+    booked: int = 0
+    waiting: int = 0
+    waiting_since: float = 0.0
+    running: int = 0
+    idle_since: float = 0.0
+    """Since when nobody has asked for it."""
+    ready_since: float = 0.0
+    pinned: bool = False
+    lifetime: float | None = None
+    """How long it stays when it is idle; None: until its room is needed."""
+    wanted_since: float | None = None
+    """Since when a command, or the start of the server, wants it loaded, whoever asks for it."""
+    gently: bool = False
+    """It is wanted only if it fits beside the others."""
+    forced: bool = False
+    """It is to be loaded whether it fits or not."""
+    retry_at: float = 0.0
+    """Of one that failed: it is not tried again before."""
+    makes_room: bool = False
+    """Of one that drains: for another's sake; otherwise since it was idle."""
+    ends: bool = False
+    """Of one that drains: it was told to, and nothing brings it back."""
+
+    @property
+    def asked_since(self) -> float | None:
+        """Since when somebody wants it; None: nobody does."""
+        moments = [self.wanted_since, self.waiting_since if self.waiting else None]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and self.asked_since is None
+
+    @property
+    def goes_at(self) -> float | None:
+        """When it is unloaded for idleness, unless it is asked for; None: it stays."""
+        if self.state is not ModelState.READY or not self.idle or self.lifetime is None or self.lifetime < 0:
+            return None
+        return max(self.idle_since, self.ready_since) + self.lifetime
+
+    def spared_until(self, policy: LoadConfig) -> float:
+        """When it may make room for another."""
+        served = self.ready_since + policy.min_loaded_seconds
+        if not self.idle:
+            return served
+        return min(served, max(self.idle_since, self.ready_since) + REST_SECONDS)
+
+
+@dataclass(frozen=True)
+class Decision:
+    find: tuple[str, ...] = ()
+    """To be looked for: how much they need is not known."""
+    load: tuple[str, ...] = ()
+    make_room: tuple[str, ...] = ()
+    """To be drained, since others wait for their room."""
+    go_idle: tuple[str, ...] = ()
+    """To be drained, since nobody asks for them."""
+    keep: tuple[str, ...] = ()
+    """Were drained and are wanted again, or nobody needs their room any more."""
+    refuse: dict[str, str] = field(default_factory=dict)
+    """Why, with the figures."""
+    wait: dict[str, str] = field(default_factory=dict)
+    """For what."""
+    look_at: float | None = None
+    """When to decide again if nothing happens before."""
+
+
+@dataclass
+class _Room:
+    """What is left of the memory while one model after the other is given its part."""
+
+    free: int
+    coming: int
+    """What those that drain now will leave."""
+
+    def take(self, amount: int) -> None:
+        self.coming -= max(0, amount - self.free)
+        self.free = max(0, self.free - amount)
+
+    @property
+    def all(self) -> int:
+        return self.free + self.coming
+
+
+def decide(models: Sequence[Standing], free: int, budget: int, policy: LoadConfig, now: float) -> Decision:
+    """What to do now. `free` is what can be booked, of a `budget` that others may have a part of."""
+    asked = sorted((model for model in models if _can_begin(model, now)), key=lambda model: model.asked_since or 0.0)
+    draining = [model for model in models if model.state is ModelState.DRAINING]
+    room = _Room(free, sum(model.booked for model in draining))
+    find, load, victims = [], [], list[Standing]()
+    refuse: dict[str, str] = {}
+    wait: dict[str, str] = {}
+    looks = [model.retry_at for model in models if model.state is ModelState.FAILED and model.retry_at > now]
+    for model in asked:
+        if model.needs is None:
+            find.append(model.id)
+        elif model.forced or model.needs <= room.free:
+            load.append(model.id)
+            room.take(model.needs)
+        elif model.needs <= room.all:
+            wait[model.id] = f"waits until {_names(draining or victims)} made room"
+            room.take(model.needs)
+        else:
+            most = free + sum(other.booked for other in models if other in draining or _could_go(other))
+            if model.needs > most or policy.on_full == "refuse" or (model.gently and not model.waiting):
+                refuse[model.id] = _refusal(model, models, free, budget)
+                continue
+            others = [other for other in models if other not in victims and _could_go(other)]
+            missing = model.needs - room.all
+            wait[model.id] = f"waits for room: {size(model.needs)} are needed and {size(free)} are left"
+            ripe = [other for other in others if _is_ripe(other, policy, now)]
+            looks += [other.spared_until(policy) for other in others if other.state is ModelState.READY]
+            if policy.on_full == "swap" and (chosen := _victims(ripe, missing)):
+                victims += chosen
+                room.coming += sum(other.booked for other in chosen)
+                wait[model.id] = f"waits until {_names(chosen)} made room"
+                room.take(model.needs)
+                continue
+            if policy.on_full == "swap":
+                passed_until = (model.asked_since or 0.0) + policy.min_loaded_seconds
+                if passed_until <= now:
+                    break
+                looks.append(passed_until)
+    needs_room = bool(wait)
+    idle = [model for model in models if model not in victims and model.goes_at is not None]
+    looks += [model.goes_at for model in idle if model.goes_at is not None]
+    return Decision(
+        tuple(find),
+        tuple(load),
+        tuple(model.id for model in victims),
+        tuple(model.id for model in idle if model.goes_at is not None and model.goes_at <= now),
+        tuple(model.id for model in draining if _comes_back(model, needs_room)),
+        refuse,
+        wait,
+        min((moment for moment in looks if moment > now), default=None),
+    )
+
+
+def _can_begin(model: Standing, now: float) -> bool:
+    if model.asked_since is None or model.state in (ModelState.LOADING, ModelState.READY, ModelState.DRAINING):
+        return False
+    return model.state is not ModelState.FAILED or model.retry_at <= now
+
+
+def _could_go(model: Standing) -> bool:
+    """Whether it would ever make room for another."""
+    return not model.pinned and model.state in (ModelState.READY, ModelState.LOADING)
+
+
+def _is_ripe(model: Standing, policy: LoadConfig, now: float) -> bool:
+    return model.state is ModelState.READY and model.spared_until(policy) <= now
+
+
+def _victims(ripe: Iterable[Standing], missing: int) -> list[Standing]:
+    """The longest idle first, then those that have served longest; none where all together would not do."""
+    chosen: list[Standing] = []
+    for model in sorted(
+        ripe, key=lambda model: (not model.idle, model.idle_since if model.idle else model.ready_since)
+    ):
+        if missing > sum(other.booked for other in chosen):
+            chosen.append(model)
+    total = sum(model.booked for model in chosen)
+    if total < missing:
+        return []
+    for model in tuple(chosen):
+        if total - model.booked >= missing:
+            chosen.remove(model)
+            total -= model.booked
+    return chosen
+
+
+def _comes_back(model: Standing, needs_room: bool) -> bool:
+    if model.ends:
+        return False
+    return not needs_room if model.makes_room else model.waiting > 0 and not needs_room
+
+
+def _refusal(model: Standing, models: Sequence[Standing], free: int, budget: int) -> str:
+    held = [other for other in models if other.booked]
+    ours = sum(other.booked for other in held)
+    parts = [f"{other.id} {size(other.booked)}{' (pinned)' if other.pinned else ''}" for other in held]
+    if (elsewhere := budget - free - ours) > 0:
+        parts.append(f"other servers {size(elsewhere)}")
+    taken = f", taken by {', '.join(parts)}" if parts else ""
+    return (
+        f"no room for {model.id}: it needs {size(model.needs or 0)}, and {size(free)} of {size(budget)} are left{taken}"
+        "; unload one of them, choose a smaller context, or load it anyway with --force"
+    )
+
+
+def _names(models: Iterable[Standing]) -> str:
+    return " and ".join(model.id for model in models)
