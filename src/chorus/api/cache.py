@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from chorus.api.answers import ResponseModel
+from chorus.api.auth import require_admin
 from chorus.api.openapi import operation
+from chorus.api.server.gate import record_of
 from chorus.api.service import Service, not_ready
 
 CLEAR_SECONDS = 40.0
@@ -24,7 +26,10 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/cache/clear", **operation(None, Cleared))
-    async def clear() -> dict[str, int]:
+    async def clear(request: Request) -> dict[str, int]:
+        record = record_of(request.scope)
+        require_admin(record)
+        service.check_model(None, record)
         view = await service.look()
         if not view.ready:
             raise not_ready(view)

@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
         return {
             "service": "chorus",
             "version": chorus.__version__,
-            "model": settings.model_id,
+            "model": settings.model_id if told_of_model(request) else None,
             "status": (await service.look()).state,
             "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
@@ -44,8 +44,8 @@ def router(service: Service) -> APIRouter:
     async def health(request: Request) -> dict[str, Any]:
         view = await service.look()
         status = {"status": "ok" if view.ready else view.state}
-        # Everybody may ask for the health; who has no key is told no more than that.
-        if settings.keys_file and not record_of(request.scope).owner:
+        # Everybody may ask for the health; who has no key for the model is told no more than that.
+        if not told_of_model(request):
             return status
         return {
             **status,
@@ -69,7 +69,8 @@ def router(service: Service) -> APIRouter:
         return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
     @routes.get("/model/info", **operation(None, ModelInfo))
-    async def model_info() -> dict[str, Any]:
+    async def model_info(request: Request) -> dict[str, Any]:
+        service.check_model(None, record_of(request.scope))
         view = await service.look()
         if view.description is None:
             raise not_ready(view)
@@ -82,7 +83,8 @@ def router(service: Service) -> APIRouter:
         }
 
     @routes.get("/cluster/status", **operation(None, ClusterStatus))
-    async def cluster_status() -> dict[str, Any]:
+    async def cluster_status(request: Request) -> dict[str, Any]:
+        service.check_model(None, record_of(request.scope))
         told = read_nodes(settings.status_file)
         return {
             "model": settings.model_id,
@@ -93,15 +95,18 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/models", **UNVERSIONED)
     @routes.get("/v1/models", **operation(None, ModelList))
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [await model_entry()]}
+    async def models(request: Request) -> dict[str, Any]:
+        return {"object": "list", "data": [await model_entry()] if told_of_model(request) else []}
 
     # An id may hold slashes, as those of Hugging Face do.
     @routes.get("/models/{model:path}", **UNVERSIONED)
     @routes.get("/v1/models/{model:path}", **operation(None, ModelEntry))
-    async def model(model: str) -> dict[str, Any]:
-        service.check_model(model)
+    async def model(model: str, request: Request) -> dict[str, Any]:
+        service.check_model(model, record_of(request.scope))
         return await model_entry()
+
+    def told_of_model(request: Request) -> bool:
+        return record_of(request.scope).may_use(settings.names)
 
     async def model_entry() -> dict[str, Any]:
         description = (await service.look()).description

@@ -10,6 +10,7 @@ from typing import Any
 
 import chorus
 from chorus.api.errors import ApiError, sentence, unavailable
+from chorus.api.server.gate import Record
 from chorus.api.server.lifetime import Lifetimes
 from chorus.config.front_end import ApiSettings
 from chorus.messages.proto import engine_pb2 as pb
@@ -101,14 +102,17 @@ class Service:
         chosen = self.settings.context_length
         return description.context_length if chosen is None else min(chosen, description.context_length)
 
-    def check_model(self, model: str | None) -> None:
-        if not self.settings.serves(model):
-            raise ApiError(
-                404,
-                f"The model {model!r} is not served here; {self.settings.model_id!r} is.",
-                param="model",
-                code="model_not_found",
-            )
+    def check_model(self, model: str | None, record: Record) -> None:
+        """Whether there is a model that a key is not for cannot be told from the answer, as at OpenAI."""
+        settings = self.settings
+        if not record.may_use(settings.names):
+            asked = "The default model" if model is None else f"The model {model!r}"
+            told = f"{asked} is not served to the key {record.owner!r}; GET /v1/models lists what is."
+        elif not settings.serves(model):
+            told = f"The model {model!r} is not served here; {settings.model_id!r} is."
+        else:
+            return
+        raise ApiError(404, told, param="model", code="model_not_found")
 
 
 def fingerprint(model_id: str, description: pb.Description) -> str:

@@ -61,8 +61,12 @@ class ApiSettings(ApiOptions):
             raise ValueError("https needs tls_certificate and tls_key")
         return self
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.model_id, self.model_name, *self.aliases
+
     def serves(self, model: str | None) -> bool:
-        return model is None or model in {"default_model", self.model_id, self.model_name, *self.aliases}
+        return model is None or model in {"default_model", *self.names}
 
 
 class SettingsError(ChorusError):
