@@ -27,7 +27,7 @@ HELD = "connections that the server holds"
 def measure(run: Run) -> list[Goal]:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
-        headers = {"authorization": f"Bearer {add_key(keys, 'client', None, None)}"}
+        headers = {"authorization": f"Bearer {add_key(keys, 'client')}"}
         with chorus(model_folder(TINY), environment={"CHORUS_KEYS_FILE": str(keys)}) as server:
             latencies(server, headers, SECONDS / 4, kept=True)
 

@@ -14,14 +14,15 @@ from typer.testing import CliRunner
 from chorus.api.auth import Meter, find_key
 from chorus.api.errors import ApiError
 from chorus.cli import app
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.security.key_file import add_key
 from chorus.security.key_rules import ApiKey, key_hash, needs_keys, new_key, refusal_to_listen
-from tests.api.conftest import ApiProcess, eventually, settings_for
+from tests.api.conftest import MODEL_ID, ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "a secret question"}]}
-ALICE, BOB, CAROL, OWN = new_key(), new_key(), new_key(), new_key()
+ALICE, BOB, CAROL, DAVE, ERIN, FRANK, OWN = (new_key() for _ in range(7))
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,12 @@ def guarded_api(
     shared_engine: ScriptedEngine, model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApiProcess]:
     keys = [
-        {"id": "alice", "sha256": key_hash(ALICE)},
+        {"id": "alice", "sha256": key_hash(ALICE)},  # as keys were written before there were scopes
         {"id": "bob", "sha256": key_hash(BOB), "max_concurrent": 1},
         {"id": "carol", "sha256": key_hash(CAROL), "requests_per_minute": 2},
+        {"id": "dave", "sha256": key_hash(DAVE), "scopes": ["use"]},
+        {"id": "erin", "sha256": key_hash(ERIN), "scopes": ["admin"], "models": ["another"]},
+        {"id": "frank", "sha256": key_hash(FRANK), "scopes": ["use"], "models": ["another", "gpt-4"]},
     ]
     api = ApiProcess(
         tmp_path_factory.mktemp("guarded"),
@@ -94,6 +98,82 @@ def test_a_command_about_the_cache_needs_a_key(guarded: Any) -> None:
         assert (keyless.exit_code, keyless.output.count("\n")) == (1, 1)
         assert "key" in keyless.output
         assert CliRunner().invoke(app, ["cache", *words, "--url", api.url, "--api-key", ALICE]).exit_code == 0
+
+
+def test_what_concerns_everybody_takes_an_admin(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    engine.description.cache.CopyFrom(pb.CacheDescription(entries=12))
+    refused = http.post("/cache/clear", headers=bearer(DAVE))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["code"]) == (403, "permission_error", "admin_required")
+    assert "'dave'" in error["message"]
+    assert "`chorus keys new NAME --admin`" in error["message"]
+    assert http.post("/cache/clear", headers=bearer(ERIN)).status_code == 404  # an admin, but of another model
+    assert engine.description.cache.entries == 12
+    for admin in (ALICE, OWN):
+        assert http.post("/cache/clear", headers=bearer(admin)).status_code == 200
+    assert engine.description.cache.entries == 0
+    for path in ("/", "/v1/models", "/model/info", "/cluster/status"):
+        assert http.get(path, headers=bearer(DAVE)).json() == http.get(path, headers=bearer(ALICE)).json()
+    assert http.post(CHAT, json=HELLO, headers=bearer(DAVE)).status_code == 200
+
+
+def test_a_command_says_that_its_key_is_not_enough(guarded: Any) -> None:
+    api, _ = guarded
+    shown = CliRunner().invoke(app, ["cache", "clear", "--url", api.url, "--api-key", DAVE])
+    assert (shown.exit_code, shown.output.count("\n")) == (1, 1)
+    assert "`chorus keys new NAME --admin`" in shown.output
+
+
+def test_a_key_for_a_model_may_call_it_by_any_of_its_names(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    for named in ({}, {"model": "gpt-4"}, {"model": "tiny"}, {"model": MODEL_ID}, {"model": "default_model"}):
+        assert http.post(CHAT, json={**HELLO, **named}, headers=bearer(FRANK)).status_code == 200
+    assert http.post(CHAT, json={**HELLO, "model": "another"}, headers=bearer(FRANK)).status_code == 404
+    assert [entry["id"] for entry in http.get("/v1/models", headers=bearer(FRANK)).json()["data"]] == [MODEL_ID]
+
+
+POSTS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, HELLO),
+    ("/chat/completions", HELLO),
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/responses", {"input": "x"}),
+    ("/v1/messages", {**HELLO, "max_tokens": 1}),
+    ("/v1/messages/count_tokens", HELLO),
+    ("/v1/embeddings", {"input": "x"}),
+    ("/tokenize", {"prompt": "x"}),
+    ("/detokenize", {"tokens": [70]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), POSTS)
+@pytest.mark.parametrize("named", [{}, {"model": MODEL_ID}, {"model": "tiny"}, {"model": "gpt-4"}])
+def test_a_model_that_a_key_is_not_for_is_not_there(
+    guarded: Any, engine: ScriptedEngine, path: str, body: dict[str, Any], named: dict[str, str]
+) -> None:
+    _, http = guarded
+    answer = http.post(path, json={**body, **named}, headers=bearer(ERIN))
+    assert answer.status_code == 404
+    assert engine.runs == []
+    if named and not path.startswith("/v1/messages"):
+        unknown = http.post(path, json={**body, "model": "unheard-of"}, headers=bearer(ERIN))
+        assert answer.json()["error"]["code"] == "model_not_found"
+        assert answer.text.replace(named["model"], "unheard-of") == unknown.text
+
+
+def test_whoever_has_a_key_for_other_models_learns_no_name(guarded: Any) -> None:
+    _, http = guarded
+    told = {path: http.get(path, headers=bearer(ERIN)) for path in ("/", "/health", "/v1/models", "/models")}
+    told |= {path: http.get(path, headers=bearer(ERIN)) for path in ("/model/info", "/cluster/status", "/v1/models/x")}
+    assert told["/v1/models"].json() == told["/models"].json() == {"object": "list", "data": []}
+    assert told["/health"].json() == {"status": "ok"}
+    assert told["/"].json()["model"] is None
+    assert {told[path].status_code for path in ("/model/info", "/cluster/status", "/v1/models/x")} == {404}
+    for answer in told.values():
+        assert not any(f'"{name}"' in answer.text for name in (MODEL_ID, "tiny", "gpt-4"))
+    assert http.get(f"/v1/models/{MODEL_ID}", headers=bearer(ERIN)).status_code == 404
 
 
 def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:
@@ -169,8 +249,11 @@ def test_keys_are_made_and_removed_while_the_server_runs(
             aside.rename(api.keys_file)
 
         assert status(ALICE) == 200
-        secret = add_key(api.keys_file, "bob", None, None)
+        secret = add_key(api.keys_file, "bob")
         assert (status(secret), status(ALICE), status(ALICE)) == (200, 200, 429)  # what Alice has used is not forgotten
+        assert http.post("/cache/clear", headers=bearer(secret)).status_code == 403
+        write(api.keys_file.read_text().replace('"use"', '"admin"'))
+        assert http.post("/cache/clear", headers=bearer(secret)).status_code == 200
         write("no keys at all")
         assert status(secret) == 200
         assert "stay in force" in api.log.read_text()
@@ -178,6 +261,10 @@ def test_keys_are_made_and_removed_while_the_server_runs(
         assert (status(secret), http.get("/v1/models").status_code) == (401, 401)
         api.keys_file.unlink()
         assert (status(secret), http.get("/v1/models").status_code) == (401, 401)
+
+
+def test_without_keys_everybody_is_admin(http: httpx.Client) -> None:
+    assert http.post("/cache/clear").status_code == 200
 
 
 def test_answers_carry_security_headers(http: httpx.Client) -> None:

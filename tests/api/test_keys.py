@@ -46,7 +46,58 @@ def test_keys_are_listed_by_name_and_removed(file: Path) -> None:
     assert [key.id for key in load_keys(file)] == ["two"]
 
 
-@pytest.mark.parametrize("arguments", [("new", "taken"), ("rm", "nobody"), ("new", "a b")])
+def test_a_key_is_for_using_models_unless_admin_is_asked_for(file: Path) -> None:
+    plain = CliRunner().invoke(app, ["new", "plain"])
+    assert "It may use every model; to clear caches takes one made with --admin." in unwrapped(plain.stderr)
+    limited = CliRunner().invoke(app, ["new", "limited", "--model", "coder", "--model", "org/small"])
+    assert "It may use coder, org/small; to clear" in unwrapped(limited.stderr)
+    admin = CliRunner().invoke(app, ["new", "operator", "--admin"])
+    assert "It may use every model and, as admin, clear caches; one made without --admin" in unwrapped(admin.stderr)
+    made = json.loads(run("new", "both", "--admin", "--model", "coder", "--json"))
+    assert (made["scopes"], made["models"]) == (["admin"], ["coder"])
+    rights = {key.id: (key.scopes, key.may_admin, key.models) for key in load_keys(file)}
+    assert rights == {
+        "plain": (("use",), False, None),
+        "limited": (("use",), False, ("coder", "org/small")),
+        "operator": (("admin",), True, None),
+        "both": (("admin",), True, ("coder",)),
+    }
+    listed = {entry["id"]: (entry["scopes"], entry["models"]) for entry in json.loads(run("list", "--json"))}
+    assert listed["limited"] == (["use"], ["coder", "org/small"])
+    table = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"}).stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if "│" in line]
+    assert rows == [
+        ["plain", "use", "all"],
+        ["limited", "use", "coder, org/small"],
+        ["operator", "admin", "all"],
+        ["both", "admin", "coder"],
+    ]
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_key_from_before_there_were_scopes_is_admin_and_stays_so(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(json.dumps({"keys": [{"id": "old", "sha256": "0" * 64}]}))
+    assert [key.may_admin for key in load_keys(file)] == [True]
+    run("new", "plain")
+    assert [(key.id, key.may_admin, key.models) for key in load_keys(file)] == [
+        ("old", True, None),
+        ("plain", False, None),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"scopes": []}, {"scopes": ["root"]}, {"models": []}, {"models": [""]}])
+def test_rights_that_say_nothing_or_the_unknown_are_refused(file: Path, wrong: dict[str, list[str]]) -> None:
+    file.parent.mkdir()
+    file.write_text(json.dumps({"keys": [{"id": "x", "sha256": "0" * 64, **wrong}]}))
+    with pytest.raises(KeyFileError, match=next(iter(wrong))):
+        load_keys(file)
+
+
+@pytest.mark.parametrize("arguments", [("new", "taken"), ("rm", "nobody"), ("new", "a b"), ("new", "x", "--model", "")])
 def test_what_cannot_be_done_is_one_clear_line(file: Path, arguments: tuple[str, ...]) -> None:
     run("new", "taken")
     before = file.read_text()

@@ -22,8 +22,10 @@ DEADLINE = 120
 class Terminal:
     """Somebody's folder, with the settings that are read there."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], laptop: str) -> None:
         self.folder = folder
+        self.laptop = laptop
+        """The key of that name."""
         self._environment = environment
 
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -42,14 +44,14 @@ class Terminal:
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     folder = tmp_path_factory.mktemp("beside")
     environment = {"CHORUS_STATE": str(short(folder / "state")), "CHORUS_KEYS_FILE": str(folder / "keys.json")}
-    add_key(folder / "keys.json", "laptop", None, None)
+    laptop = add_key(folder / "keys.json", "laptop")
     model = write_tiny_model(folder / "model", num_hidden_layers=5)
     with ChorusServer(model, ["--split", "2,3", "--https"], folder, environment) as server:
         typing = folder / "typing"
         typing.mkdir()
         # What the reader has there; any other port of that file would be the one that is asked.
         (typing / ".env").write_text(f"CHORUS_API__PORT={server.url.rpartition(':')[2]}\n")
-        yield Terminal(typing, environment)
+        yield Terminal(typing, environment, laptop)
 
 
 def test_status_shows_layers_and_needs_no_key_of_whoever_serves(terminal: Terminal) -> None:
@@ -75,6 +77,14 @@ def test_every_small_number_of_tokens_is_answered(terminal: Terminal, tokens: in
 def test_the_cache_is_shown_and_cleared_without_a_key(terminal: Terminal) -> None:
     assert "entries" in terminal.type("cache").stdout
     assert "forgot" in terminal.type("cache clear").stdout
+
+
+def test_the_cache_is_shown_with_a_key_and_not_cleared_with_one_that_is_no_admins(terminal: Terminal) -> None:
+    assert "entries" in terminal.type(f"cache --api-key {terminal.laptop}").stdout
+    refused = terminal.type(f"cache clear --api-key {terminal.laptop}")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert "answered 403: The key 'laptop'" in refused.stderr
 
 
 def test_a_server_is_measured_by_its_address_alone(terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""Who may call: API keys, how often and how much at once each of them may."""
+"""Who may call: API keys, what each of them may do, how often and how much at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chorus.api.errors import ApiError
 from chorus.api.server.gate import Record
 from chorus.api.server.protocol import SCOPE_KEY
 from chorus.security.key_file import LiveKeys
-from chorus.security.key_rules import ApiKey, key_hash
+from chorus.security.key_rules import ADMIN, ApiKey, key_hash
 
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
@@ -88,14 +88,16 @@ class KeyGuard:
 
     def __init__(self, keys: LiveKeys, own_sha256: str | None = None) -> None:
         self._live = keys
-        self._own = (Meter(ApiKey(id=_COMMANDS, sha256=own_sha256)),) if own_sha256 else ()
+        self._own = (Meter(ApiKey(id=_COMMANDS, sha256=own_sha256, scopes=ADMIN)),) if own_sha256 else ()
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
 
     def admit(self, scope: Scope, record: Record) -> Callable[[], None] | None:
         meter = self._meter(scope)
-        record.owner = meter.key.id if meter else ""
-        if meter is None or scope["method"] != "POST":
+        if meter is None:
+            return None
+        record.owner, record.may_admin, record.models = meter.key.id, meter.key.may_admin, meter.key.models
+        if scope["method"] != "POST":
             return None
         meter.enter()
         return meter.leave
@@ -127,6 +129,18 @@ class KeyGuard:
             for key in keys:
                 meters[key.id].key = key
             self._keys, self._meters = keys, meters
+
+
+def require_admin(record: Record) -> None:
+    """For routes that change something for everybody who is served."""
+    if not record.may_admin:
+        raise ApiError(
+            403,
+            f"The key {record.owner!r} may use models and do no more: this takes one that was made with "
+            "`chorus keys new NAME --admin`.",
+            type="permission_error",
+            code="admin_required",
+        )
 
 
 def _unknown(message: str, code: str) -> ApiError:

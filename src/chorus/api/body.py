@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from chorus.api.errors import ApiError, from_validation, invalid
 from chorus.api.fields import RequestBody
+from chorus.api.server.gate import record_of
 from chorus.api.service import Service
 from chorus.config.sections import Limits
 
@@ -25,12 +26,13 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 async def read_request(request: Request, kind: type[Body], service: Service, *, empty: bool = False) -> Body:
-    """The body, if it is one that this server takes and for a model that it serves; with `empty`, none is {}."""
+    """The body, if it is one that this server takes and for a model that it serves to whoever asks; with `empty`, none
+    is {}."""
     limits = service.settings.limits
     raw = await _read(request, limits) or (b"{}" if empty else b"")
     _check_values(raw, limits.max_body_values)
     body = parse(raw, kind)
-    await service.look_for(body.asked_model)
+    await service.look_for(body.asked_model, record_of(request.scope))
     return body
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from chorus.api.answers import ResponseModel
+from chorus.api.auth import require_admin
 from chorus.api.body import read_request
 from chorus.api.fields import Name, RequestBody
 from chorus.api.meta import look
 from chorus.api.openapi import operation
 from chorus.api.served import Served, not_ready
+from chorus.api.server.gate import record_of
 from chorus.api.service import Service
 from chorus.serving.directory import Model
 
@@ -35,11 +37,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/cache/clear", **operation(ClearRequest, Cleared, body_required=False))
     async def clear(request: Request) -> dict[str, int]:
-        # ADMIN: a key without that scope is refused here.
+        record = record_of(request.scope)
+        require_admin(record)
         body = await read_request(request, ClearRequest, service, empty=True)
-        named = [service.find(body.model)] if body.model is not None else service.directory.models
+        named = [service.find(body.model)] if body.model is not None else service.allowed(record)
         chosen = [model for model in named if model.state.takes_requests]
-        if not chosen and named:
+        if not chosen:
             raise not_ready(await look(named[0]))
         cleared = [await _clear(model) for model in chosen]
         return {"entries": sum(entries for entries, _ in cleared), "bytes": sum(size for _, size in cleared)}

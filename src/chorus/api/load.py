@@ -6,9 +6,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from chorus.api.answers import ResponseModel
+from chorus.api.auth import require_admin
 from chorus.api.body import read_request
 from chorus.api.fields import Name, RequestBody
 from chorus.api.openapi import operation
+from chorus.api.server.gate import record_of
 from chorus.api.server.lifetime import Interrupted
 from chorus.api.service import Service
 from chorus.messages.deploy import ModelState
@@ -47,14 +49,14 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/models/load", **operation(LoadRequest, LoadState))
     async def load(request: Request) -> Response:
-        # ADMIN: a key without that scope is refused here.
+        require_admin(record_of(request.scope))
         body = await read_request(request, LoadRequest, service)
         model_id, told = await owner().load(service.find(body.model).id, body.force)
         return await settled(request, model_id, told, _LOADED, body.wait)
 
     @routes.post("/models/unload", **operation(UnloadRequest, LoadState))
     async def unload(request: Request) -> Response:
-        # ADMIN: a key without that scope is refused here.
+        require_admin(record_of(request.scope))
         body = await read_request(request, UnloadRequest, service)
         model_id, told = await owner().unload(service.find(body.model).id)
         return await settled(request, model_id, told, _UNLOADED, body.wait)

@@ -36,18 +36,19 @@ def router(service: Service) -> APIRouter:
         return {
             "service": "chorus",
             "version": chorus.__version__,
-            "model": service.default.id,
+            "model": service.default.id if service.default in service.allowed(record_of(request.scope)) else None,
             "status": (await look(service.default)).state,
             "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
 
     @routes.get("/health", **operation(None, Health))
     async def health(request: Request, model: str | None = None) -> dict[str, Any]:
+        allowed = service.allowed(record_of(request.scope))
         asked = service.find(model)
         view = await look(asked)
         status = {"status": "ok" if view.ready else view.state}
-        # Everybody may ask for the health; who has no key is told no more than that.
-        if settings.keys_file and not record_of(request.scope).owner:
+        # Everybody may ask for the health; who has no key for the model is told no more than that.
+        if asked not in allowed:
             return status
         return {
             **status,
@@ -58,7 +59,7 @@ def router(service: Service) -> APIRouter:
                 "open": asked.front.client.open_requests if asked.front else 0,
                 "tasks": len(asyncio.all_tasks()),
             },
-            "models": [brief(each, view if each is asked else None) for each in service.directory.models],
+            "models": [brief(each, view if each is asked else None) for each in allowed],
             "configuration": settings.configuration,
         }
 
@@ -76,8 +77,8 @@ def router(service: Service) -> APIRouter:
         return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
     @routes.get("/model/info", **operation(None, ModelInfo))
-    async def model_info(model: str | None = None) -> dict[str, Any]:
-        asked = service.find(model)
+    async def model_info(request: Request, model: str | None = None) -> dict[str, Any]:
+        asked = service.find_for(model, record_of(request.scope))
         view = await look(asked)
         if view.description is None:
             raise not_ready(view)
@@ -91,28 +92,29 @@ def router(service: Service) -> APIRouter:
             }
 
     @routes.get("/cluster/status", **operation(None, ClusterStatus))
-    async def cluster_status(model: str | None = None) -> dict[str, Any]:
-        asked = service.find(model)
+    async def cluster_status(request: Request, model: str | None = None) -> dict[str, Any]:
+        record = record_of(request.scope)
+        asked = service.find_for(model, record)
         told, view = read_nodes(asked.settings.status_file), await look(asked)
         return {
             "model": asked.id,
             **describe_cluster(view, names_of_ranks(asked.settings.rank_names, told["nodes"])),
             "observed": asked.front.observed() if asked.front else {"requests": 0, "tokens_per_second": None},
-            "models": [brief(each, view if each is asked else None) for each in service.directory.models],
+            "models": [brief(each, view if each is asked else None) for each in service.allowed(record)],
             **told,
         }
 
     @routes.get("/models", **UNVERSIONED)
     @routes.get("/v1/models", **operation(None, ModelList))
-    async def models() -> dict[str, Any]:
-        listed = service.directory.models
+    async def models(request: Request) -> dict[str, Any]:
+        listed = service.allowed(record_of(request.scope))
         return {"object": "list", "data": await asyncio.gather(*(model_entry(each) for each in listed))}
 
     # An id may hold slashes, as those of Hugging Face do.
     @routes.get("/models/{model:path}", **UNVERSIONED)
     @routes.get("/v1/models/{model:path}", **operation(None, ModelEntry))
-    async def model(model: str) -> dict[str, Any]:
-        return await model_entry(service.find(model))
+    async def model(model: str, request: Request) -> dict[str, Any]:
+        return await model_entry(service.find_for(model, record_of(request.scope)))
 
     async def model_entry(model: Model[Served]) -> dict[str, Any]:
         view = await look(model)

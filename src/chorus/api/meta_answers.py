@@ -10,7 +10,8 @@ from chorus.api.answers import ResponseModel
 class Summary(ResponseModel):
     service: Literal["chorus"]
     version: str
-    model: str
+    model: str | None
+    """None where the key is for other models."""
     status: str
     endpoints: list[str]
 
@@ -43,7 +44,7 @@ class ModelBrief(ResponseModel):
 
 
 class Health(ResponseModel):
-    """Where keys are asked for, who shows none is told the status alone."""
+    """Where keys are asked for, who shows none for the model is told the status alone."""
 
     status: str
     model: str | None = None

@@ -25,6 +25,7 @@ _EVENT = {
 _ERRORS = {
     400: "The request cannot be served as it is; the error names the field.",
     401: "An API key is missing or unknown.",
+    403: "The key may not do this, or a page of another site asks.",
     404: "The model, or what was asked for, is not here.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from chorus.api.errors import ApiError
 from chorus.api.served import Served
+from chorus.api.server.gate import Record
 from chorus.api.server.lifetime import Lifetimes
 from chorus.config.front_end import ApiSettings
 from chorus.serving.directory import Directory, Model
@@ -25,11 +27,29 @@ class Service:
         """The model that a request means; raises UnknownModel where there is none of this name."""
         return self.directory.find(name)
 
-    async def look_for(self, name: str | None) -> Model[Served]:
+    def find_for(self, name: str | None, record: Record) -> Model[Served]:
+        """The same for whoever asks. Whether there is a model that a key is not for cannot be told from the answer, as
+        at OpenAI.
+        """
+        if record.models is not None and not (self.directory.knows(name) and self._may_use(record, self.find(name))):
+            asked = "The default model" if name is None else f"The model {name!r}"
+            told = f"{asked} is not served to the key {record.owner!r}; GET /v1/models lists what is."
+            raise ApiError(404, told, param="model", code="model_not_found")
+        return self.find(name)
+
+    async def look_for(self, name: str | None, record: Record) -> Model[Served]:
         """The same, where its owner may have one that nobody has asked for so far."""
         if self.settings.any_model and self.owner and not self.directory.knows(name):
             await self.owner.find(name or "")
-        return self.directory.find(name)
+        return self.find_for(name, record)
+
+    def allowed(self, record: Record) -> list[Model[Served]]:
+        """All models that whoever asks may use, and hear of."""
+        return [model for model in self.directory.models if self._may_use(record, model)]
+
+    @staticmethod
+    def _may_use(record: Record, model: Model[Served]) -> bool:
+        return record.may_use(model.settings.names)
 
     def start(self) -> None:
         if self.owner:

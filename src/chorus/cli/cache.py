@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from chorus.cli.output import fail
-from chorus.cli.own_server import ASK_SECONDS, KeyOption, PortOption, Target, UrlOption, ask, find_target
+from chorus.cli.own_server import ASK_SECONDS, KEY_VARIABLE, KeyOption, PortOption, Target, UrlOption, ask, find_target
 from chorus.platform.sizes import size
 
 
@@ -56,9 +56,10 @@ def cache(
 
 def cache_facts(target: Target) -> dict[str, Any]:
     health = ask(target, "GET", "/health")
-    if "engine" not in health:  # everybody may ask for the health, and who shows no key is told no more than that
-        why = "does not know this key" if target.key else "asks for a key: give --api-key or set OPENAI_API_KEY"
-        fail(f"{target} {why}")
+    if "engine" not in health:  # everybody may ask for the health; without a key for the model one hears no more
+        if target.key:
+            fail(f"{target} does not know this key, or the key is for other models")
+        fail(f"{target} asks for a key: give --api-key or set {KEY_VARIABLE}")
     facts = (health["engine"] or {}).get("cache")
     if not isinstance(facts, dict):
         fail(f"{target} has nothing to tell of its cache: the engine is {health.get('status')}")

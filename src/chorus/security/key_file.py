@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from chorus.errors import ChorusError
 from chorus.platform.files import Version, version, write_whole
 from chorus.platform.paths import private_folder
-from chorus.security.key_rules import ApiKey, key_hash, new_key
+from chorus.security.key_rules import USE, ApiKey, Scopes, key_hash, new_key
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,15 @@ def load_keys(file: Path) -> tuple[ApiKey, ...]:
         raise KeyFileError(f"key file {file}: {where}: {first['msg']}; mend it or remove it") from None
 
 
-def add_key(file: Path, name: str, requests_per_minute: int | None, max_concurrent: int | None) -> str:
+def add_key(
+    file: Path,
+    name: str,
+    requests_per_minute: int | None = None,
+    max_concurrent: int | None = None,
+    *,
+    scopes: Scopes = USE,
+    models: Sequence[str] = (),
+) -> str:
     """Returns the key itself, which is shown once and kept nowhere."""
     keys = load_keys(file)
     if any(key.id == name for key in keys):
@@ -91,6 +99,8 @@ def add_key(file: Path, name: str, requests_per_minute: int | None, max_concurre
             sha256=key_hash(secret),
             requests_per_minute=requests_per_minute,
             max_concurrent=max_concurrent,
+            scopes=scopes,
+            models=tuple(models) or None,
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -6,10 +6,19 @@ import hashlib
 import ipaddress
 import secrets
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 _PREFIX = "chorus-"
+
+Scopes = tuple[Literal["use", "admin"], ...]
+USE: Scopes = ("use",)
+"""May ask models."""
+ADMIN: Scopes = ("admin",)
+"""May do that, and what concerns everybody who is served."""
+
+ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class ApiKey(BaseModel):
@@ -21,6 +30,14 @@ class ApiKey(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_concurrent: int | None = Field(default=None, ge=1)
+    scopes: Scopes = Field(default=ADMIN, min_length=1)
+    """Keys made before there were scopes could do all there was."""
+    models: tuple[ModelName, ...] | None = Field(default=None, min_length=1)
+    """The only models it is for, each by any of its names; None: all."""
+
+    @property
+    def may_admin(self) -> bool:
+        return "admin" in self.scopes
 
 
 def new_key() -> str:

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ _SECURITY_HEADERS = {
 
 @dataclass
 class Record:
-    """What a request's log line will say; filled in while it is served. Never its text."""
+    """What a request may do and what its log line will say; filled in while it is served. Never its text."""
 
     request_id: str
     send: Send
@@ -45,6 +45,14 @@ class Record:
     log_fields: dict[str, Any] = field(default_factory=dict)
     owner: str = ""
     """The id of the key that was shown; empty where none is needed."""
+    may_admin: bool = False
+    """Whether it may do what concerns everybody who is served. Guards give rights; a new record has none."""
+    models: tuple[str, ...] | None = ()
+    """The models it is for, each by any of its names; None: all."""
+
+    def may_use(self, names: Iterable[str]) -> bool:
+        """Whether it may use, and hear of, the model that has these names."""
+        return self.models is None or not set(self.models).isdisjoint(names)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
