@@ -100,7 +100,12 @@ def run_places() -> tuple[Path, ...]:
 
 def run_prefix() -> str:
     """Of this machine's folders: a home folder may be shared by several, and pipes mean nothing to the others."""
-    return f"chorus-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]}-"
+    return f"chorus-{machine_name()}-"
+
+
+def machine_name() -> str:
+    """Tells this machine's files from those of others with the same home folder."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 def _own_place() -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from chorus.platform.files import write_whole
-from chorus.platform.process.mark import mark
+from chorus.platform.process.mark import lives, mark
 
 STOP_SECONDS = 20.0
 END_SECONDS = 5.0
@@ -154,8 +154,7 @@ def read_record(file: Path) -> dict[str, Any] | None:
 def alive(record: dict[str, Any]) -> bool:
     """Whether the recorded process lives: itself, and not another that got its number."""
     try:
-        pid = int(record["pid"])
-        return mark(pid) == record["mark"] and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return lives(int(record["pid"]), record["mark"])
     except (psutil.Error, KeyError, ValueError, TypeError):
         return False
 

@@ -26,6 +26,14 @@ def mark(pid: int) -> str:
     return f"{_boot()} {status.rpartition(')')[2].split()[19]}"
 
 
+def lives(pid: int, known: str) -> bool:
+    """Whether the process that had this number and mark is still there; one that only waits to be reaped is not."""
+    try:
+        return mark(pid) == known and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
