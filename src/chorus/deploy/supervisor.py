@@ -227,6 +227,12 @@ class ProcessGroup:
                 await asyncio.wait(late)
         self._running.clear()
 
+    def close(self) -> None:
+        """Give back what starts were prepared with, once nothing runs and nothing will."""
+        for monitor in self._monitors.values():
+            monitor.close()
+        self._monitors.clear()
+
     async def _start(self, program: Program) -> _Member:
         monitor = self._monitor(program)
         loss = self._losses.get(program.name)
