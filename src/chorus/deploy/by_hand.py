@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from chorus.cluster.profile.machine import usable_here
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import (
     DEFAULT_PORT,
@@ -47,9 +48,7 @@ from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import read_facts
-from chorus.platform import device
 from chorus.platform.ledger import Ledger, own_file
-from chorus.platform.memory import usable_unmeasured
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import python
@@ -241,7 +240,7 @@ def follow(place: HandRank, start_timeout: float | None = None) -> None:
 async def _follow(place: HandRank, folders: Sequence[Path], start_timeout: float | None) -> None:
     rank, addresses, settings = place.rank, place.addresses, place.settings
     program = Program(f"rank {rank}", rank_command(place, folders), settings.cluster.env)
-    ledger = Ledger(own_file(), partial(usable_unmeasured, device.backend(), settings.engine.memory_fraction))
+    ledger = Ledger(own_file(), partial(usable_here, settings.engine.memory_fraction))
     places = Places(rank, addresses[rank], program, ledger, settings.watch)
     others = {number: address for number, address in enumerate(addresses) if number != rank}
     stopped = asyncio.Event()

@@ -95,9 +95,7 @@ def rank_needs(settings: Settings, model: LocalModel, ranks: int) -> tuple[int, 
     except (ModelError, PlanError, SplitError) as error:
         log.info("what the ranks take is not known (%s)", str(error).rstrip("."))
         return ()
-    if (cache := settings.cache.memory) is None:
-        return tuple(rank.needed_bytes for rank in made.ranks)
-    return tuple(rank.needed_bytes - rank.cache_bytes + cache for rank in made.ranks)
+    return tuple(rank.booked_bytes(settings.cache.memory) for rank in made.ranks)
 
 
 def _strategy_decides(settings: Settings) -> bool:

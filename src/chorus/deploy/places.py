@@ -28,7 +28,7 @@ from chorus.messages.load import Greeting
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.messages.protocol import PROTOCOL
 from chorus.platform import device
-from chorus.platform.ledger import Ledger, NoRoom
+from chorus.platform.ledger import Ledger
 from chorus.platform.memory import booked_environment
 from chorus.platform.process.exits import EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
@@ -170,7 +170,7 @@ class Places(rank_pb2_grpc.RankServicer):
             left = [place for place in self._places.values() if not place.leaders]
             await asyncio.gather(*map(self._give_up, left))
         model = _plain(request.model)
-        amount = self._book(request, model)
+        amount = self._ledger.grant(request.group, request.needs, model, request.more).amount
         self._numbers += 1
         address_file = self._lifeline.path.parent / f"place-{self._numbers}"
         host = self._address.rpartition(":")[0]
@@ -183,16 +183,6 @@ class Places(rank_pb2_grpc.RankServicer):
         processes = ProcessGroup("rank", [program], self._lifeline, GRACE_SECONDS, self._timing)
         place = self._places[request.group] = _Place(request.group, model, processes, address_file)
         return place
-
-    def _book(self, request: rank_pb2.PlaceRequest, model: str) -> int:
-        amount = granted(request.needs, self._ledger.free(), request.more)
-        try:
-            return self._ledger.book(request.group, amount, model).amount
-        except NoRoom:
-            if amount == request.needs:
-                raise
-            # Another worker of this machine was faster; what is needed may still be there.
-            return self._ledger.book(request.group, request.needs, model).amount
 
     async def _start(self, place: _Place, fresh: bool) -> bool:
         """Have its process run; False where the place was just given up. Raises NoPlace when it does not come up."""
@@ -270,13 +260,6 @@ class Places(rank_pb2_grpc.RankServicer):
         self._keepers.add(task)
         task.add_done_callback(self._keepers.discard)
         return task
-
-
-def granted(needs: int, free: int, more: bool) -> int:
-    """How much is booked: what a leader needs and, where its caches can use more, half of what would be left, so that
-    another leader finds room too.
-    """
-    return needs + max(0, free - needs) // 2 if more else needs
 
 
 def _plain(text: str) -> str:
