@@ -190,7 +190,8 @@ def test_a_fixed_port_that_a_rank_has_had_is_waited_for(
         ranks = ranks_in(tmp_path)
         with socket.create_server(("127.0.0.1", port)), pytest.raises(NoPort, match=f"port {port} is taken"):
             await ranks.start("s", 1, "m", [], {}, port, needs=1)
-        await ranks.start("s", 1, "m", [], {}, port, needs=1)
+        first = await ranks.start("s", 1, "m", [], {}, port, needs=1)
+        await asyncio.wait_for(first.ended.wait(), DEADLINE)
         with socket.create_server(("127.0.0.1", port)):
             again = asyncio.create_task(ranks.start("t", 1, "m", [], {}, port, needs=1))
             async with asyncio.timeout(DEADLINE):
