@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from tests.support.tiny_model import write_store_entry, write_tiny_model
 PROMPT = "The quick brown fox"
 TOKENS = 200
 LEASE_SECONDS = 5
-CYCLES = 3
+CYCLES = int(os.environ.get("CHORUS_TEST_CYCLES", "3"))
 
 
 @dataclass
