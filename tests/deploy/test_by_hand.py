@@ -194,7 +194,7 @@ def test_a_follower_reads_what_concerns_it(started: Started) -> None:
     variables |= {"CHORUS_LOG__JSON_LINES": "true"}
     assert worker("--rank", "1", **variables).exit_code == 0
     command = " ".join(started.followers[-1])
-    assert "--rank 1 --listen 127.0.0.1:5001 --own-store --insecure --log-level warning --log-json" in command
+    assert "--rank 1 --own-store --insecure --log-level warning --log-json" in command
     assert "--threads 3 --trust-remote-code" in command
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from chorus.cluster.agent.ranks import NoPort, Ranks
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, Kept, ProcessGroup, Program, Supervisor
+from chorus.platform.ledger import NoRoom
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
@@ -161,13 +163,17 @@ def program(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr("chorus.cluster.agent.ranks.python", lambda *_: [sys.executable, "-c", code])
 
 
+def ranks_in(folder: Path, ports: Sequence[int] = ()) -> Ranks:
+    return Ranks("127.0.0.1", ports, RotatingLog(folder / "node.log"), folder / "ledger.json")
+
+
 def test_ranks_that_start_at_once_get_different_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(monkeypatch, "import sys; sys.stdin.read()")
 
     async def act() -> None:
         first = listening_port()
-        ranks = Ranks("127.0.0.1", range(first, first + 8), RotatingLog(tmp_path / "node.log"))
-        started = await asyncio.gather(*(ranks.start("s", number, "m", [], {}) for number in range(3)))
+        ranks = ranks_in(tmp_path, range(first, first + 8))
+        started = await asyncio.gather(*(ranks.start("s", number, "m", [], {}, needs=1) for number in range(3)))
         assert len({rank.port for rank in started}) == 3
         await ranks.close()
 
@@ -181,12 +187,13 @@ def test_a_fixed_port_that_a_rank_has_had_is_waited_for(
 
     async def act() -> None:
         port = listening_port()
-        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        ranks = ranks_in(tmp_path)
         with socket.create_server(("127.0.0.1", port)), pytest.raises(NoPort, match=f"port {port} is taken"):
-            await ranks.start("s", 1, "m", [], {}, port)
-        await ranks.start("s", 1, "m", [], {}, port)
+            await ranks.start("s", 1, "m", [], {}, port, needs=1)
+        first = await ranks.start("s", 1, "m", [], {}, port, needs=1)
+        await asyncio.wait_for(first.ended.wait(), DEADLINE)
         with socket.create_server(("127.0.0.1", port)):
-            again = asyncio.create_task(ranks.start("t", 1, "m", [], {}, port))
+            again = asyncio.create_task(ranks.start("t", 1, "m", [], {}, port, needs=1))
             async with asyncio.timeout(DEADLINE):
                 while f"port {port} of this node's rank is taken: trying again" not in caplog.text:
                     await asyncio.sleep(0.01)
@@ -203,11 +210,11 @@ def test_ranks_end_when_their_coordinator_no_longer_says_that_it_is_there(
     program(monkeypatch, "import time; time.sleep(600)")
 
     async def act() -> None:
-        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
+        ranks = ranks_in(tmp_path)
         short = dict.fromkeys(("heartbeat_seconds", "agent_silence_seconds", "abandon_seconds", "lease_seconds"), 1e-9)
         impatient = WatchTimes(**{**short, "heartbeat_seconds": 1e-12})
-        await ranks.start("s", 1, "m", [], {}, timing=WatchTimes(lease_seconds=DEADLINE))
-        await ranks.start("t", 1, "m", [], {}, timing=impatient)
+        await ranks.start("s", 1, "m", [], {}, timing=WatchTimes(lease_seconds=DEADLINE), needs=1)
+        await ranks.start("t", 1, "m", [], {}, timing=impatient, needs=1)
         with ranks.watched("s"), ranks.watched("t", impatient) as heard:
             heard()
             await ranks.end_forgotten()
@@ -223,13 +230,91 @@ def test_only_sessions_whose_coordinator_has_left_are_abandoned(
     program(monkeypatch, "import time; time.sleep(600)")
 
     async def act() -> None:
-        ranks = Ranks("127.0.0.1", (), RotatingLog(tmp_path / "node.log"))
-        await asyncio.gather(*(ranks.start(session, 1, "m", [], {}) for session in ("left", "watched", "new")))
+        ranks = ranks_in(tmp_path)
+        await asyncio.gather(*(ranks.start(session, 1, "m", [], {}, needs=1) for session in ("left", "watched", "new")))
         with ranks.watched("left"):
             pass
         with ranks.watched("watched"):
             assert await ranks.end_abandoned() == 1
             assert {state.session for state in ranks.states()} == {"watched", "new"}
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_a_rank_is_booked_before_it_starts_and_its_part_comes_back_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, "import os, time; print(os.environ['CHORUS_BOOKED_BYTES'], flush=True); time.sleep(600)")
+
+    async def act() -> None:
+        ranks = ranks_in(tmp_path)
+        assert await ranks.room(1000) == 1000
+        first = await ranks.start("one", 1, "qwen", [], {}, needs=600, more=False)
+        second = await ranks.start("two", 1, "llama", [], {}, needs=100, more=True)
+        assert (first.booking.amount, second.booking.amount) == (600, 250)
+        assert (ranks.booked, ranks.unbooked) == (850, 150)
+        assert {state.session: state.booked_bytes for state in ranks.states()} == {"one": 600, "two": 250}
+        async with asyncio.timeout(DEADLINE):
+            while not {"600", "250"} <= set((tmp_path / "node.log").read_text().split()):
+                await asyncio.sleep(0.01)
+        # Whatever is measured now, a plan is told what is not booked.
+        assert await ranks.room(777) == 150
+        with pytest.raises(NoRoom, match=r"no room for phi: it needs 0 MiB .* booked by qwen \(0 MiB\), llama"):
+            await ranks.start("three", 1, "phi", [], {}, needs=151)
+        assert {state.session for state in ranks.states()} == {"one", "two"}
+        first.process.kill()
+        await asyncio.wait_for(first.ended.wait(), DEADLINE)
+        assert await ranks.room(777) == 750
+        assert await ranks.end("two") == 1
+        assert await ranks.room(777) == 777
+        assert ranks.booked == 0
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_what_a_plan_was_told_is_there_when_it_is_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a little less may be free by then: a plan may need all of it."""
+    program(monkeypatch, "import time; time.sleep(600)")
+    monkeypatch.setattr("chorus.cluster.agent.ranks.usable_here", lambda fraction: 990)
+
+    async def act() -> None:
+        ranks = ranks_in(tmp_path)
+        assert await ranks.room(1000) == 1000
+        assert (await ranks.start("one", 1, "m", [], {}, needs=1000)).booking.amount == 1000
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_a_rank_of_unknown_needs_gets_all_there_is_and_one_that_cannot_start_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, "import time; time.sleep(600)")
+    monkeypatch.setattr("chorus.cluster.agent.ranks.usable_here", lambda fraction: 990)
+
+    async def act() -> None:
+        ranks, port = ranks_in(tmp_path), listening_port()
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(NoPort):
+            await ranks.start("one", 1, "m", [], {}, port)
+        assert (await ranks.start("one", 1, "m", [], {})).booking.amount == 990
+        with pytest.raises(NoRoom):
+            await ranks.start("two", 1, "m", [], {})
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_a_second_session_on_a_node_with_one_port_gets_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(monkeypatch, "import time; time.sleep(600)")
+
+    async def act() -> None:
+        ranks, port = ranks_in(tmp_path), listening_port()
+        first = await ranks.start("one", 1, "m", [], {}, port, needs=1)
+        second = await ranks.start("two", 1, "m", [], {}, port, needs=1)
+        assert first.port == port != second.port
+        assert [state.running for state in ranks.states()] == [True, True]
         await ranks.close()
 
     asyncio.run(act())

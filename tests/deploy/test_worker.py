@@ -183,14 +183,20 @@ def test_a_killed_rank_comes_back_alone_and_tells_the_leader_how_the_one_before_
     assert last_loss(child.environ()) == Loss(Cause.OUTSIDE, "rank 2 ended with SIGKILL")
 
 
-def test_a_rank_whose_port_was_taken_while_it_was_down_gets_it_back(group: Group) -> None:
+def test_a_worker_keeps_its_port_while_its_rank_is_down(group: Group) -> None:
     port = group.hosts.ports[1]
     group.kill_rank(1).wait(60)
-    # Faster than a rank that must be started first.
-    with socket.create_server(("127.0.0.1", port)):
-        group.workers[1].wait_for(f"rank 1 cannot start on 127.0.0.1:{port} now: trying again in 1 s")
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port), reuse_port=False).close()
     assert group.forms_again(), group.workers[0].log
     assert complete(group.url) == group.text
+
+
+def test_a_worker_whose_port_is_taken_says_so_in_one_line(group: Group) -> None:
+    second = group.hosts.worker(1)
+    assert second.wait() == 1
+    assert f"cannot listen on 127.0.0.1:{group.hosts.ports[1]}: is another process using it?" in second.log
+    assert "Traceback" not in second.log
 
 
 def test_workers_end_as_they_should_and_the_others_wait_for_the_next_leader(group: Group, tiny: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorus.platform import ledger as module
-from chorus.platform.ledger import Ledger, LedgerError, NoRoom, own_file
+from chorus.platform.ledger import Ledger, LedgerError, NoRoom, granted, own_file
 
 DEADLINE_SECONDS = 60
 GB = 2**30
@@ -105,6 +105,32 @@ def test_the_budget_is_measured_once_and_stands_while_anything_is_booked(file: P
     assert ledger.budget() == 30
     ledger.book("coder", 60, "qwen")
     assert ledger.budget() == 70
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "more", "amount"),
+    [
+        (10, 110, True, 60),
+        (10, 110, False, 10),
+        (10, 5, True, 10),
+        (0, 110, True, 110),
+        (0, 110, False, 110),
+        (0, 0, True, 1),
+    ],
+)
+def test_more_than_is_needed_is_granted_only_in_part(needs: int, free: int, more: bool, amount: int) -> None:
+    assert granted(needs, free, more) == amount
+
+
+def test_a_grant_leaves_room_for_others_and_gives_what_is_needed_or_nothing(file: Path) -> None:
+    ledger = Ledger(file, 100)
+    assert ledger.grant("first", 20, "qwen", more=True).amount == 60
+    assert ledger.grant("second", 30, "llama", more=False).amount == 30
+    assert ledger.grant("third", 10, "phi", more=True).amount == 10
+    with pytest.raises(NoRoom):
+        ledger.grant("fourth", 1, "gemma", more=True)
+    with pytest.raises(NoRoom):
+        ledger.grant("fourth", 0, "gemma", more=True)
 
 
 @pytest.mark.parametrize(

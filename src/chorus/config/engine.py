@@ -21,6 +21,10 @@ class EngineSpec(EngineOptions):
     """Folder with this node's certificate: ranks on other nodes are met by mutual TLS."""
     insecure: bool = False
     """Meet ranks on other nodes in plain text."""
+    group: str = ""
+    """What the group is called, the same when its leader is started again: workers keep a process for each."""
+    needs: tuple[int, ...] = ()
+    """What the part of each rank takes in all, its cache and reserve too, as planned; empty: nobody knows."""
     ranks: tuple[str, ...] = ()
     """Control addresses of all ranks, in rank order, ours first; empty when this process is the only rank. Those of a
     cluster's members say who is there: ID@HOST:PORT.

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from chorus.cluster.profile.machine import usable_here
 from chorus.config.file import ConfigError
 from chorus.config.hostfile import (
     DEFAULT_PORT,
@@ -42,30 +43,26 @@ from chorus.deploy.front_end import (
 from chorus.deploy.groups.group import Given, Loadable
 from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import FrontEnd
+from chorus.deploy.local_plan import rank_needs
+from chorus.deploy.places import Places
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_programs, threads_of
 from chorus.deploy.rendezvous import rank_addresses, wait_for_all
 from chorus.deploy.supervisor import ProcessGroup, Program
-from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
 from chorus.planning.cuts import apportion
 from chorus.planning.facts import read_facts
+from chorus.platform.ledger import Ledger, own_file
 from chorus.platform.mlx_import import require_mlx
-from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_LEADER_GONE
 from chorus.platform.process.lifeline import Lifeline
-from chorus.platform.process.restarts import Restarts, describe_exit, python
-from chorus.platform.terminal import console, warn
+from chorus.platform.process.restarts import python
+from chorus.platform.terminal import warn
 from chorus.transport import catalog
 from chorus.transport.auto import auto_over_machines
 from chorus.transport.channel import is_private
 
-FOLLOWER_GRACE_SECONDS = 3.0
 FOR_EVER_SECONDS = 365 * 86400.0
-
-
-class RankEnded(ChorusError):
-    """This machine's rank does not stay alive: names it, its address and how it ended."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +200,7 @@ async def _lead(place: HandRank, model: LocalModel, listener: Listener, access: 
     spec = engine_spec(settings, model, folder, many).model_copy(
         update={
             "model": name_elsewhere(model),
+            "needs": rank_needs(settings, model, len(addresses)),
             "coordinator": settings.cluster.coordinator,
             "insecure": not all(is_private(address) for address in addresses),
             "rdma_devices": settings.rdma_devices,
@@ -238,7 +236,7 @@ def _ranks_here(addresses: Sequence[str]) -> int:
 
 
 def follow(place: HandRank, start_timeout: float | None = None) -> None:
-    """Keep one following rank alive until stopped; raises RanksMissing when others do not come in time, None: never.
+    """Be there for leaders until stopped; raises RanksMissing when others do not come in time, None: never.
 
     It waits for its leader as a service waits for clients: LocalAI's may come when the first model is asked for.
     """
@@ -255,58 +253,35 @@ def follow(place: HandRank, start_timeout: float | None = None) -> None:
 async def _follow(place: HandRank, folders: Sequence[Path], start_timeout: float | None) -> None:
     rank, addresses, settings = place.rank, place.addresses, place.settings
     program = Program(f"rank {rank}", rank_command(place, folders), settings.cluster.env)
-    lifeline = Lifeline()
-    group = ProcessGroup("rank", [program], lifeline, FOLLOWER_GRACE_SECONDS, settings.watch)
+    ledger = Ledger(own_file(), partial(usable_here, settings.engine.memory_fraction))
+    places = Places(rank, addresses[rank], program, ledger, settings.watch)
     others = {number: address for number, address in enumerate(addresses) if number != rank}
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    keeper = asyncio.create_task(_keep(group, rank, addresses[rank]))
     meeting = asyncio.create_task(wait_for_all(others, start_timeout))
     stop = asyncio.create_task(stopped.wait())
     try:
-        await asyncio.wait([keeper, meeting, stop], return_when=asyncio.FIRST_COMPLETED)
+        await places.open()
+        await asyncio.wait([meeting, stop], return_when=asyncio.FIRST_COMPLETED)
         if meeting.done():
             meeting.result()
-            await asyncio.wait([keeper, stop], return_when=asyncio.FIRST_COMPLETED)
-        if keeper.done():
-            keeper.result()
+            await stop
     finally:
-        for task in (keeper, meeting, stop):
+        for task in (meeting, stop):
             task.cancel()
-        await asyncio.gather(keeper, meeting, stop, return_exceptions=True)
-        await group.stop()
-        lifeline.cut()
+        await asyncio.gather(meeting, stop, return_exceptions=True)
+        await places.close()
 
 
 def rank_command(place: HandRank, folders: Sequence[Path]) -> Sequence[str]:
+    """A rank that still lacks what differs between leaders (places.py)."""
     engine, log = place.settings.engine, place.settings.log
-    command = ["-m", "chorus.rank", "--rank", str(place.rank), "--listen", place.addresses[place.rank]]
-    command += ["--own-store", "--insecure", "--log-level", log.level]
+    command = ["-m", "chorus.rank", "--rank", str(place.rank), "--own-store", "--insecure"]
+    command += ["--log-level", log.level]
     command += [word for folder in folders for word in ("--own-model", str(folder))]
     command += ["--log-json"] if log.json_lines else []
     command += ["--threads", str(engine.threads)] if engine.threads else []
     command += ["--trust-remote-code"] if engine.trust_remote_code else []
     return python(*command)
-
-
-async def _keep(group: ProcessGroup, rank: int, address: str) -> None:
-    restarts = Restarts()
-    while True:
-        await group.start()
-        _, code = await group.ended()
-        if code == EXIT_LEADER_GONE:
-            restarts.has_run()
-            continue
-        now = time.monotonic()
-        pause = restarts.pause(code, now, group.life(now))
-        if code == EXIT_CANNOT_START:
-            if pause is None:
-                raise RankEnded(f"rank {rank} cannot start on {address}: its last log line says why")
-            console.print(f"rank {rank} cannot start on {address} now: trying again in {pause:g} s")
-        elif pause is None:
-            raise RankEnded(f"rank {rank} at {address} keeps ending, last with {describe_exit(code)}")
-        else:
-            console.print(f"rank {rank} ended with {describe_exit(code)}: starting it again")
-        await asyncio.sleep(pause)

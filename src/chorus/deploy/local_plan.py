@@ -31,6 +31,8 @@ from chorus.platform import cores, device, memory, products
 log = logging.getLogger("chorus.serve")
 
 DEFAULT_CONTEXT = 8192
+_ENOUGH = 1 << 60
+"""Memory of a machine that anything fits into."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,24 @@ def local_plan(settings: Settings, model: LocalModel, room: int | None = None) -
         return LocalPlan()
     policies = tuple(rank.policy_name for rank in made.ranks)
     return LocalPlan(policies, made.to_json() if profile else None, _division(settings, made), made.ranks)
+
+
+def rank_needs(settings: Settings, model: LocalModel, ranks: int) -> tuple[int, ...]:
+    """What the part of each rank takes in all, itself too: those on other machines are taken for machines like this
+    one, since a hostfile tells nothing of them. Empty where the planner cannot say.
+    """
+    engine = settings.engine.model_copy(update={"ranks": ranks})
+    settings = settings.model_copy(update={"engine": engine})
+    kernels = {"kernel_flops": 1.0, "kernel_bandwidth": 1.0} if products.installed() else {}
+    nodes = [Machine(f"rank{rank}", device.backend(), _ENOUGH, 1.0, 1.0, **kernels) for rank in range(ranks)]
+    try:
+        facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
+        work, request = _usual_work(settings, facts), _request(settings, facts)
+        made = plan(facts, nodes, Links(LINK_KINDS["loopback"]), work, request)
+    except (ModelError, PlanError, SplitError) as error:
+        log.info("what the ranks take is not known (%s)", str(error).rstrip("."))
+        return ()
+    return tuple(rank.booked_bytes(settings.cache.memory) for rank in made.ranks)
 
 
 def _strategy_decides(settings: Settings) -> bool:

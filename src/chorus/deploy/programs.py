@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
     return EngineSpec(
         **(engine.shared_with(EngineOptions) | decided),
         address=engine_address(folder),
+        group=secrets.token_hex(8),
         model_path=model.path,
         ranks=ranks,
         parallel=engine.served_parallel,

@@ -47,6 +47,11 @@ BLAME_SECONDS = 0.5
 UNLOAD_SECONDS = 1.5
 """How long a leader that ends waits for its followers to say that they let go; less than a supervisor waits for it."""
 
+MOVED_SECONDS = 20.0
+"""How long a process may take to answer that a worker has just started for us, and seen to listen."""
+MOST_MOVES = 5
+"""How many of them may end before they have answered."""
+
 LEAVE_SECONDS = 2.0
 """How long a rank that hangs may take to end once it is asked to."""
 
@@ -91,8 +96,11 @@ class Follower:
     """Of the steps after which it had something to tell about its disk."""
 
     def __post_init__(self) -> None:
-        self._channel = open_channel(self.address, self.security)
+        self.place = self.address
+        """Where its process is: another port where a worker has started one for this leader."""
+        self._door = self._channel = open_channel(self.address, self.security)
         self._stub = rank_pb2_grpc.RankStub(self._channel)
+        self._stay: grpc.Call | None = None
         self._steps: queue.Queue[rank_pb2.Step | None] = queue.Queue(QUEUE_LENGTH)
         self._in_collective = False
         self._session = 0
@@ -105,27 +113,66 @@ class Follower:
     def name(self) -> str:
         return located(f"rank {self.rank}", self.address)
 
-    def greet(self, timeout: float) -> None:
-        own = rank_pb2.HelloRequest(version=__version__, protocol=PROTOCOL)
+    def greet(self, wanted: rank_pb2.PlaceRequest, timeout: float) -> None:
+        """`wanted` is what we ask for where a worker answers that starts a process for each leader."""
         deadline = time.monotonic() + timeout
+        moves = 0
         while True:
             try:
-                left = deadline - time.monotonic()
-                self.hello = Greeting.from_wire(self._stub.Hello(own, timeout=left, wait_for_ready=True))
-                break
+                self._say_hello(deadline)
+                if not self.hello.opens:
+                    return
+                moves += 1
+                self._move_in(wanted, deadline)
             except grpc.RpcError as error:
+                late = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+                if self.place != self.address and (late or moves >= MOST_MOVES):
+                    raise CannotForm(
+                        f"{self.name} has started a process for this leader, which does not answer at {self.place}: "
+                        "does a firewall let us through to that port?"
+                    ) from None
                 if error.code() is grpc.StatusCode.UNAVAILABLE and error.details() and time.monotonic() < deadline:
+                    self._step_back()
                     continue  # it ended in this very moment: the next one may come
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                if not late:
                     raise CannotForm(f"{self.name} refused the leader: {_told(error)}") from None
                 raise CannotForm(
                     f"{self.name} did not answer within {timeout:g} s ({DEADLINE}): is it started, and does a firewall "
                     "let us through?"
                 ) from None
+
+    def _say_hello(self, deadline: float) -> None:
+        own = rank_pb2.HelloRequest(version=__version__, protocol=PROTOCOL)
+        left, moved = deadline - time.monotonic(), self.place != self.address
+        # Who was just started for us answers at once, or is gone again.
+        answer = self._stub.Hello(own, timeout=min(left, MOVED_SECONDS) if moved else left, wait_for_ready=not moved)
+        self.hello = Greeting.from_wire(answer)
         if problem := misfit(self.name, self.hello.protocol, self.hello.version, __version__, "the leader"):
             raise CannotForm(problem)
         if self.hello.rank != self.rank:
             raise CannotForm(f"{self.name} says it is rank {self.hello.rank}: start each address with its own rank")
+
+    def _move_in(self, wanted: rank_pb2.PlaceRequest, deadline: float) -> None:
+        """Have a process of our own started, which is kept for as long as this call lasts, and talk to that one."""
+        stay = rank_pb2_grpc.RankStub(self._door).Place(wanted)
+        patience = threading.Timer(max(0.0, deadline - time.monotonic()), stay.cancel)
+        patience.start()
+        try:
+            port = next(stay).port
+        finally:
+            patience.cancel()
+        self._stay, self.place = stay, f"{self.address.rpartition(':')[0]}:{port}"
+        self._channel = open_channel(self.place, self.security)
+        self._stub = rank_pb2_grpc.RankStub(self._channel)
+
+    def _step_back(self) -> None:
+        """To the address that was given: what was started there for us is gone."""
+        if self._channel is not self._door:
+            self._channel.close()
+        if self._stay:
+            self._stay.cancel()
+        self._channel, self.place = self._door, self.address
+        self._stub = rank_pb2_grpc.RankStub(self._channel)
 
     def load(self, request: LoadRequest, progress: Callable[[int, int], None], timeout: float) -> None:
         self._in_collective, self._session = catalog.get(request.transport).collective, request.session
@@ -207,6 +254,7 @@ class Follower:
         with contextlib.suppress(queue.Full):
             self._steps.put_nowait(None)
         self._channel.close()
+        self._door.close()
 
 
 class FollowerGroup:

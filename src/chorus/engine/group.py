@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import grpc
 import mlx.core as mx
 
 from chorus.config.engine import EngineSpec
@@ -19,6 +20,7 @@ from chorus.engine.leader import Followers, NoFollowers
 from chorus.engine.patience import StepPatience, link_seconds
 from chorus.engine.room import RankRoom, Room
 from chorus.messages.load import LoadRequest, ranks_here
+from chorus.messages.proto import rank_pb2
 from chorus.models import ModelError
 from chorus.models.headers import read_headers
 from chorus.models.preshard.folder import is_preshard
@@ -43,7 +45,7 @@ from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import tensor_service
 from chorus.transport.links import Inbox
 from chorus.transport.ports import HeldPort
-from chorus.transport.security import security_of
+from chorus.transport.security import Security, security_of
 
 log = logging.getLogger("chorus.engine")
 
@@ -183,10 +185,7 @@ class Formation:
         self._security = security_of(spec.identity, spec.insecure)
         self._inbox = Inbox()
         self._current: FollowerGroup | None = None
-        try:
-            server, _ = open_server(spec.ranks[0], LEADER_THREADS, self._security)
-        except OSError as error:
-            raise CannotForm(f"rank 0: {error}") from None
+        server, self._address = _open_own(spec.ranks[0], self._security)
         server.add_generic_rpc_handlers((tensor_service(self._inbox, PUT_TIMEOUT_SECONDS),))
         server.start()
         cleanup.callback(lambda: server.stop(grace=0).wait(2.0))
@@ -238,9 +237,11 @@ class Formation:
 
     def _together(self, followers: list[Follower], report: Callable[[float], None], held: Part | None) -> Group:
         spec, layout, security = self._spec, self._layout, self._security
-        _greet_all(followers, spec.start_timeout_seconds)
+        _greet_all(followers, spec)
         check_sums(layout, spec.transport, {"rank 0": device.backend(), **{f.name: f.hello.device for f in followers}})
         meeting, coordinator = HeldPort(), HeldPort()
+        addresses = (self._address, *(follower.place for follower in followers))
+        spec = spec.model_copy(update={"ranks": addresses})
         request = _load_request(spec, followers, layout, meeting.number(), coordinator.number(), self._headers)
         progress = _Progress(report)
         parts: list[Part] = []
@@ -266,13 +267,38 @@ class Formation:
             self._current.close()
 
 
-def _greet_all(followers: list[Follower], timeout: float) -> None:
+def _open_own(address: str, security: Security) -> tuple[grpc.Server, str]:
+    """Where tensors for the leader arrive, and its address, which the others are told when they load.
+
+    Another leader of the same hostfile may have the port that this gives to rank 0: then any other will do.
+    """
+    try:
+        try:
+            return open_server(address, LEADER_THREADS, security)[0], address
+        except OSError:
+            if address.startswith("unix:") or security.identity:
+                raise
+            server, elsewhere = open_server(f"{address.rpartition(':')[0]}:0", LEADER_THREADS, security)
+            log.info("the port of %s is taken: tensors for rank 0 arrive at %s", address, elsewhere)
+            return server, elsewhere
+    except OSError as error:
+        raise CannotForm(f"rank 0: {error}") from None
+
+
+def _greet_all(followers: list[Follower], spec: EngineSpec) -> None:
     """All at once, and every rank that does not answer is named, not only the first."""
     failures: list[str] = []
 
     def greet(follower: Follower) -> None:
+        wanted = rank_pb2.PlaceRequest(
+            group=spec.group,
+            model=spec.model or spec.model_path.name,
+            needs=spec.needs[follower.rank] if spec.needs else 0,
+            more=spec.cache.memory is None,
+            fresh=catalog.get(spec.transport).collective,
+        )
         try:
-            follower.greet(timeout)
+            follower.greet(wanted, spec.start_timeout_seconds)
         except CannotForm as error:
             failures.append(str(error))
 
@@ -378,6 +404,7 @@ def _load_request(
     hosts = ["127.0.0.1" if a.startswith("unix:") else split_member(a)[1].rpartition(":")[0] for a in spec.ranks]
     return LoadRequest(
         session=secrets.randbits(63),
+        group=spec.group,
         model_path=str(spec.model_path),
         model=spec.model,
         headers=headers,

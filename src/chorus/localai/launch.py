@@ -13,6 +13,7 @@ from typing import Any
 from chorus.config.hostfile import BACKENDS, split_address
 from chorus.config.sources import load, use_cache_dir
 from chorus.deploy.front_end import CannotServe
+from chorus.deploy.local_plan import rank_needs
 from chorus.deploy.programs import CannotLaunch, engine_spec, rank_addresses, rank_programs, threads_of
 from chorus.localai.access import TOKEN_VARIABLE
 from chorus.localai.engine_host import EngineLaunch
@@ -107,6 +108,7 @@ def _of_hostfile(plan: LoadPlan, model: LocalModel) -> dict[str, Any]:
     ranks_here = sum(address.rpartition(":")[0] == here for address in plan.ranks)
     return {
         "model": name_elsewhere(model),
+        "needs": rank_needs(settings, model, len(plan.ranks)),
         "insecure": plaintext,
         "coordinator": settings.cluster.coordinator,
         "rdma_devices": settings.rdma_devices,

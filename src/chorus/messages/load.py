@@ -27,6 +27,8 @@ class Greeting:
     loss_cause: str = ""
     """How the process before this one ended (platform/process/losses.py); empty: there was none."""
     loss_told: str = ""
+    opens: bool = False
+    """This is no rank itself: it starts one for each leader that asks for a place."""
     protocol: int = 0
 
     def to_wire(self) -> rank_pb2.HelloReply:
@@ -43,6 +45,8 @@ class LoadRequest:
 
     session: int = 0
     """Drawn for this load: what comes of another one is refused."""
+    group: str = ""
+    """The leader's name for its group: a process that was started for another one refuses it."""
     model_path: str = ""
     """The leader's own."""
     model: str = ""
@@ -91,6 +95,7 @@ class LoadRequest:
         same_meeting = replace(
             other,
             session=self.session,
+            group=self.group,
             addresses=self.addresses,
             routes=self.routes,
             ring_hosts=self.ring_hosts,

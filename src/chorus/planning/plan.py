@@ -75,6 +75,10 @@ class RankPlan:
     def needed_bytes(self) -> int:
         return self.weight_bytes + self.cache_bytes + self.activation_bytes + self.reserve_bytes
 
+    def booked_bytes(self, cache: int | None) -> int:
+        """What is booked for it before it loads, where its cache was given a budget of its own or not."""
+        return self.needed_bytes if cache is None else self.needed_bytes - self.cache_bytes + cache
+
     @property
     def headroom_bytes(self) -> int:
         return self.memory_bytes - self.needed_bytes

@@ -86,9 +86,16 @@ class _Page:
         return tuple(booking for booking in self.bookings if (booking.owner, booking.pid) != (owner, pid))
 
 
-def own_file() -> Path:
+def own_file(state: Path | None = None) -> Path:
     """This machine's ledger; machines that share a home folder have one each."""
-    return state_dir() / f"ledger-{machine_name()}.json"
+    return (state or state_dir()) / f"ledger-{machine_name()}.json"
+
+
+def granted(needs: int, free: int, more: bool) -> int:
+    """How much is booked for who needs so much, where so much is free."""
+    if not needs:
+        return max(1, free)
+    return needs + max(0, free - needs) // 2 if more else needs
 
 
 class Ledger:
@@ -101,10 +108,21 @@ class Ledger:
 
     def book(self, owner: str, amount: int, what: str, force: bool = False) -> Booking:
         """Take a part before loading; raises NoRoom. Who has one already gets another instead. `force`: fits or not."""
-        pid = os.getpid()
-        wanted = Booking(owner[:_MOST_LETTERS], amount, what[:_MOST_LETTERS], pid, mark(pid))
+        wanted = _booking(owner, amount, what)
         with self._page() as page:
             self._place(page, wanted, force)
+        return wanted
+
+    def grant(self, owner: str, needs: int, what: str, more: bool) -> Booking:
+        """Book what is needed and, where caches can use `more`, half of what would be left, so that others find room
+        too; all there is where nobody knows what is needed (0). Raises NoRoom.
+        """
+        with self._page() as page:
+            known = page.read()
+            wanted = _booking(owner, 0, what)
+            others = sum(booking.amount for booking in known.without(wanted.owner, wanted.pid))
+            wanted = replace(wanted, amount=granted(needs, self._budget_of(known) - others, more))
+            self._place(page, wanted, force=False)
         return wanted
 
     def change(self, owner: str, amount: int, force: bool = False) -> Booking:
@@ -251,6 +269,11 @@ def _unusable(file: Path, error: OSError) -> LedgerError:
         f"memory cannot be booked in {file}: {error.strerror or error}; make its folder writable, or set CHORUS_STATE "
         "to one that is"
     )
+
+
+def _booking(owner: str, amount: int, what: str) -> Booking:
+    pid = os.getpid()
+    return Booking(owner[:_MOST_LETTERS], amount, what[:_MOST_LETTERS], pid, mark(pid))
 
 
 def _is_of_this_process(booking: Booking, owner: str) -> bool:

@@ -1,7 +1,10 @@
-"""How much memory there is for a model: the machine's, a container's share of it, the accelerator's own."""
+"""How much memory there is for a model: the machine's, a container's share of it, the accelerator's own; to a process
+for which a part was booked (ledger.py), that part and no more.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +13,19 @@ import psutil
 
 from chorus.platform import cgroup, mac_memory, metal, system
 from chorus.platform.device import Backend
+
+_BOOKED_VARIABLE = "CHORUS_BOOKED_BYTES"
+
+
+def booked_environment(amount: int) -> dict[str, str]:
+    """For a process that we start and have booked so many bytes for: it decides by these, not by what it finds free."""
+    return {_BOOKED_VARIABLE: str(amount)}
+
+
+def booked_bytes() -> int | None:
+    """What this process may take in all, itself too; None where nobody has booked anything for it."""
+    told = os.environ.get(_BOOKED_VARIABLE)
+    return int(told) if told else None
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,15 @@ def left_of(group: cgroup.MemoryLimit | None) -> int | None:
 
 
 def device_memory(mx: ModuleType) -> DeviceMemory:
-    """Where arrays live, as mlx.core (given, so that this module never imports it) sees it."""
+    """Where arrays live, as mlx.core (given, so that this module never imports it) sees it: this process's part."""
+    booked = booked_bytes()
+    if booked is None:
+        return _whole_device(mx)
+    held = int(mx.get_active_memory()) if "free_memory" in mx.device_info() else resident_memory(mx)
+    return DeviceMemory(min(_whole_device(mx).total, booked), max(0, booked - held))
+
+
+def _whole_device(mx: ModuleType) -> DeviceMemory:
     info = mx.device_info()
     if mx.metal.is_available():
         # The GPU shares the machine's memory; above its working set macOS starts to page the model out.
@@ -64,7 +88,10 @@ def mac_budget(mx: ModuleType, fraction: float, ranks: int) -> mac_memory.Budget
     """What a rank that is about to load may take of a Mac, one of several that run there; None without Metal."""
     if not mx.metal.is_available():
         return None
-    return mac_memory.budget(available_memory(), device_memory(mx).total, fraction, ranks)
+    working_set = device_memory(mx).total
+    if booked := booked_bytes():
+        return mac_memory.Budget(min(booked, working_set), booked, working_set)
+    return mac_memory.budget(available_memory(), working_set, fraction, ranks)
 
 
 def left_for_cache(mx: ModuleType, loaded_within: mac_memory.Budget | None) -> int:

@@ -24,6 +24,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chorus.rank", description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--listen", required=True, help="control address: host:port or unix:/path")
+    parser.add_argument("--address-file", type=Path, help="where to leave that address, once somebody answers there")
+    parser.add_argument("--group", default="", help="the group that it is for: refuse leaders of others, end with it")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--identity", type=Path, help="folder with this node's certificate: mutual TLS")
     parser.add_argument("--insecure", action="store_true", help="allow plain text on addresses that others can reach")
@@ -46,7 +48,7 @@ def main() -> int:
 
         security = security_of(chosen.identity, chosen.insecure)
         find_model = model_finder(chosen.model_path, chosen.own_store, chosen.trust_remote_code, chosen.own_model)
-        worker = Worker(chosen.rank, chosen.listen, find_model, security)
+        worker = Worker(chosen.rank, chosen.listen, find_model, security, chosen.group)
     except ImportError as error:
         return cannot_start(explain(str(error)), chosen.failure_file)
     except (ChorusError, OSError) as error:
@@ -54,7 +56,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     try:
-        return worker.serve()
+        return worker.serve(chosen.address_file)
     except Exception as error:
         logging.getLogger("chorus.rank").critical("rank %d failed", chosen.rank, exc_info=True)
         logging.shutdown()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import mlx.core as mx
@@ -27,6 +28,7 @@ from chorus.messages.protocol import PROTOCOL
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
 from chorus.platform import device, faults, rank_threads
+from chorus.platform.files import write_whole
 from chorus.platform.freed_buffers import FreedBuffers
 from chorus.platform.mac_memory import Budget
 from chorus.platform.memory import left_for_cache, resident_memory
@@ -210,9 +212,16 @@ class _Memory:
 
 class Worker:
     def __init__(
-        self, rank: int, address: str, find_model: ModelFinder = leaders_path, security: Security = PRIVATE
+        self,
+        rank: int,
+        address: str,
+        find_model: ModelFinder = leaders_path,
+        security: Security = PRIVATE,
+        group: str = "",
     ) -> None:
+        """With a `group` it is this one's for its whole life: it refuses others, and ends when it is let go."""
         self._rank = rank
+        self._group = group
         self._find_model = find_model
         self._security = security
         self._session = 0
@@ -247,9 +256,12 @@ class Worker:
     def stop(self) -> None:
         self._commands.put(Stop())
 
-    def serve(self) -> int:
-        """Follow until stopped; the exit code says whether somebody should start this rank again."""
+    def serve(self, address_file: Path | None = None) -> int:
+        """Follow until stopped; the exit code says whether somebody should start this rank again. Where it listens is
+        left in `address_file`, for who could not know its port."""
         self._server.start()
+        if address_file:
+            write_whole(address_file, self.address.encode())
         log.info("%s waits for its leader", located(f"rank {self._rank}", self.address))
         beats.enter(Phase.SERVING)
         code = 0
@@ -282,7 +294,7 @@ class Worker:
                     with beats.during(Phase.LOADING):
                         self._unload()
                     done.set()
-                    if self._in_collective:
+                    if self._in_collective or self._group:
                         code = EXIT_LEADER_GONE
                         break
                 case Stop():
@@ -305,6 +317,9 @@ class Worker:
     def _load(self, request: LoadRequest, answers: queue.SimpleQueue[LoadProgress | Exception]) -> None:
         if self._leave_at is not None:
             answers.put(RuntimeError("its group could not load and it is about to start again: try again"))
+            return
+        if self._group and request.group != self._group:
+            answers.put(ValueError("this process was started for another leader: ask its worker for a place"))
             return
         if not self._holds(request):
             self._unload()

@@ -17,11 +17,14 @@ from tests.cluster.harness import Process, cluster
 from tests.support.ports import listening_ports
 from tests.support.tiny_model import write_tiny_model
 
+GROUP = "a stranger's"
+
 
 @dataclass
 class Rank:
     worker: Process
-    address: str
+    place: str
+    """Where a stranger's rank was started."""
     ran: Path
     """There once the code of the model has run."""
 
@@ -36,13 +39,14 @@ class Rank:
                 "dtype": "auto",
                 "memory_fraction": 0.5,
                 "transport": "grpc",
-                "addresses": [self.address, self.address],
+                "group": GROUP,
+                "addresses": [self.place, self.place],
                 "step_timeout_seconds": 10,
                 "weights": [1],
                 **fields,
             }
         )
-        with grpc.insecure_channel(self.address) as channel:
+        with grpc.insecure_channel(self.place) as channel:
             try:
                 list(rank_pb2_grpc.RankStub(channel).Load(request, timeout=120, wait_for_ready=True))
             except grpc.RpcError as error:
@@ -78,7 +82,9 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rank]:
         words = ["worker", "mlx-distributed", "--hostfile", str(hosts), "--rank", "1", "--backend", "grpc"]
         worker = made.chorus("rank1", *words, "--start-timeout", "0", CHORUS_CACHE=str(folder / "cache"))
         worker.wait_for("waits for its leader")
-        yield Rank(worker, f"127.0.0.1:{ports[1]}", ran)
+        with grpc.insecure_channel(f"127.0.0.1:{ports[1]}") as channel:
+            stay = rank_pb2_grpc.RankStub(channel).Place(wire.PlaceRequest(group=GROUP, more=True))
+            yield Rank(worker, f"127.0.0.1:{next(stay).port}", ran)
 
 
 @pytest.mark.parametrize("model", ["Downloads/evil", "./Downloads/evil", "Downloads/../Downloads/evil"])

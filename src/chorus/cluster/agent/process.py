@@ -34,6 +34,7 @@ from chorus.errors import ChorusError
 from chorus.platform import network
 from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.files import write_if_possible
+from chorus.platform.ledger import own_file
 from chorus.platform.mlx_import import require_mlx
 from chorus.platform.process.looks import Looks
 from chorus.platform.process.output import RotatingLog
@@ -129,7 +130,7 @@ class Agent:
             output = cleanup.enter_context(contextlib.closing(RotatingLog(log_file)))
             cleanup.enter_context(copied_output(output) if options.lock else _logged_to(output))
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
-            ranks = Ranks(options.host, self._rank_ports(), output)
+            ranks = Ranks(options.host, self._rank_ports(), output, own_file(options.state))
             work = asyncio.create_task(self._live(ranks, announcer, output))
             watching = asyncio.create_task(ranks.watch())
             stopped = asyncio.create_task(self._stopping.wait())

@@ -10,11 +10,15 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from chorus.cluster.logs import pump
+from chorus.cluster.profile.machine import usable_here
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.awake import Awake
+from chorus.platform.ledger import Booking, Ledger, LedgerError
+from chorus.platform.memory import booked_environment
 from chorus.platform.ports import free_port
 from chorus.platform.process import signals
 from chorus.platform.process.beats import Monitor
@@ -31,6 +35,10 @@ GRACE_SECONDS = 3.0
 """How long a rank may take to end by itself before it is killed."""
 KEPT_ENDED = 16
 _TAKEN_SECONDS = 0.1
+
+
+USUAL_FRACTION = 0.8
+"""Of what is free, that ranks may take where no plan was made."""
 
 
 class NoPort(ChorusError):
@@ -66,6 +74,7 @@ class Rank:
     process: asyncio.subprocess.Process
     watched: Watched
     pump: asyncio.Task[bytes]
+    booking: Booking
     last_words: str = ""
     loss: Loss | None = None
     """What its end means, once it has ended."""
@@ -90,12 +99,18 @@ class Rank:
             last_words=self.last_words,
             loss_cause=self.loss.cause if self.loss else "",
             loss_told=self.loss.told if self.loss else "",
+            booked_bytes=self.booking.amount if running else 0,
         )
 
 
 class Ranks:
-    def __init__(self, host: str, ports: Sequence[int], output: RotatingLog) -> None:
+    def __init__(self, host: str, ports: Sequence[int], output: RotatingLog, ledger_file: Path) -> None:
         self._host = host
+        self._ledger = Ledger(ledger_file, lambda: self._measured or usable_here(USUAL_FRACTION))
+        self._measured = 0
+        """What the last plan was told that there is, while nothing was booked: it is held to that."""
+        self.unbooked = 0
+        """What the ledger had left when it was last looked at: heartbeats must not wait for it."""
         self._ports = ports
         self._output = output
         self._lifeline = Lifeline()
@@ -111,6 +126,23 @@ class Ranks:
         self._had: set[int] = set()
         """Ports that ranks of this agent have listened on."""
 
+    async def room(self, measured: int) -> int:
+        """What a plan may use of this node: what the ledger leaves, or what was measured while nothing is booked."""
+
+        def look() -> int:
+            if self._ledger.bookings():
+                return self._ledger.free()
+            self._measured = measured
+            return measured
+
+        self.unbooked = await asyncio.to_thread(look)
+        return self.unbooked
+
+    @property
+    def booked(self) -> int:
+        """For the ranks that run."""
+        return sum(rank.booking.amount for rank in self._ranks.values() if rank.process.returncode is None)
+
     def states(self) -> list[wire.RankState]:
         return [rank.state() for rank in self._ranks.values()]
 
@@ -123,10 +155,35 @@ class Ranks:
         environment: Mapping[str, str],
         port: int | None = None,
         timing: WatchTimes = DEFAULTS,
+        needs: int = 0,
+        more: bool = True,
     ) -> Rank:
-        """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets."""
+        """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets. It is
+        booked first (ledger.py): raises NoRoom.
+        """
         await self.end(session, number)
-        port = await self._until_free(port) if port else self._free_port()
+        owner = _owner(session, number)
+        booking = await asyncio.to_thread(self._ledger.grant, owner, needs, model, more)
+        try:
+            return await self._start(session, number, model, arguments, environment, port, timing, booking)
+        except BaseException:
+            await self._release(owner)
+            raise
+        finally:
+            self.unbooked = await asyncio.to_thread(self._ledger.free)
+
+    async def _start(
+        self,
+        session: str,
+        number: int,
+        model: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        port: int | None,
+        timing: WatchTimes,
+        booking: Booking,
+    ) -> Rank:
+        port = await self._until_free(port) if port and not self._is_anothers(session, port) else self._free_port()
         with self._promise(port):
             monitor = self._spare.pop() if self._spare else Monitor(self._lifeline.path.parent)
             command = python("-m", "chorus.rank", "--rank", str(number), "--listen", f"{self._host}:{port}")
@@ -136,6 +193,7 @@ class Ranks:
                 env={
                     **os.environ,
                     **environment,
+                    **booked_environment(booking.amount),
                     **self._lifeline.environment(),
                     **monitor.environment(),
                     **timing.environment(),
@@ -148,7 +206,7 @@ class Ranks:
             assert process.stdout is not None
             reader = asyncio.create_task(pump(process.stdout, self._output))
             watched = Watched(f"rank {number} of {model}", monitor, timing, process.pid)
-            rank = Rank(session, number, port, model, process, watched, reader)
+            rank = Rank(session, number, port, model, process, watched, reader, booking)
             self._ranks[session, number] = rank
             self._had.add(port)
             self._coordinators.setdefault(session, Coordinators(time.monotonic(), timing))
@@ -262,6 +320,11 @@ class Ranks:
             "a port with --port"
         )
 
+    def _is_anothers(self, session: str, port: int) -> bool:
+        """Whether another group's rank has the port, which will not go for this one's sake."""
+        running = (rank for rank in self._ranks.values() if rank.process.returncode is None)
+        return any(rank.port == port and rank.session != session for rank in running)
+
     async def _until_free(self, port: int) -> int:
         """Wait for a port that a rank of ours has had before: what holds it now may be about to go."""
         for pause in (*RestartPolicy.pauses, 0.0) if port in self._had else (0.0,):
@@ -282,6 +345,7 @@ class Ranks:
         memory = self._watcher.memory_kills.lately(time.monotonic())
         rank.loss = loss_of_exit(f"rank {rank.number}", code, memory, rank.watched.death)
         self._watcher.drop(rank.watched)
+        await self._release(rank.booking.owner)
         with contextlib.suppress(Exception):
             rank.last_words = (await rank.pump).decode(errors="replace").strip()[-500:]
         rank.last_words = rank.watched.death or rank.last_words
@@ -291,6 +355,12 @@ class Ranks:
         )
         self._drop_old()
         self._stay_awake()
+
+    async def _release(self, owner: str) -> None:
+        try:
+            await asyncio.to_thread(self._ledger.release, owner)
+        except LedgerError as error:
+            log.error("%s", error)
 
     def _drop_old(self) -> None:
         ended = [key for key, rank in self._ranks.items() if rank.ended.is_set()]
@@ -309,3 +379,7 @@ class Ranks:
             self._awake.hold()
         else:
             self._awake.release()
+
+
+def _owner(session: str, number: int) -> str:
+    return f"rank {number} of session {session}"

@@ -30,6 +30,7 @@ from chorus.errors import CannotListen
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.platform import cores, device, rdma
+from chorus.platform.ledger import LedgerError, NoRoom
 from chorus.platform.links import Address
 from chorus.platform.memory import available_memory, total_memory
 from chorus.platform.paths import cache_dir
@@ -101,6 +102,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         except ProfileError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"node {self._identity.member.name}: {error}")
         node = node_of(found, self._identity.member.name, request.memory_fraction)
+        node = replace(node, memory=await self._ranks.room(node.memory))
         return wire.ProfileReply(node=json.dumps(asdict(node)), chip=found.chip)
 
     async def Spawn(
@@ -142,8 +144,10 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 dict(request.environment),
                 request.port or self._facts.rank_port,
                 replace(WatchTimes.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
+                request.needs,
+                request.more,
             )
-        except (model_files.NoModel, NoPort, OSError) as error:
+        except (model_files.NoModel, NoPort, NoRoom, LedgerError, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
             lacks_model = isinstance(error, model_files.NoModel)
             code = grpc.StatusCode.NOT_FOUND if lacks_model else grpc.StatusCode.FAILED_PRECONDITION
@@ -274,6 +278,8 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             door_port=self._facts.door_port,
             backend=self._facts.backend,
             ranks=self._ranks.states(),
+            memory_booked=self._ranks.booked,
+            memory_unbooked=self._ranks.unbooked,
             python=f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}",
             models_folder=str(self._disk.folder),
             log_file=str(self._facts.log_file.absolute()),

@@ -71,6 +71,12 @@ def known_profile(threads: int) -> Profile | None:
     return _described(threads, _parsed(known)) if known else None
 
 
+def usable_here(fraction: float) -> int:
+    """What models may take of this machine, as far as is known without measuring anything."""
+    known = known_profile(cores.threads_per_rank(cores.usable_cores(), 1))
+    return known.usable_memory(fraction) if known else memory.usable_unmeasured(device.backend(), fraction)
+
+
 def _described(threads: int, rates: Rates) -> Profile:
     models = models_dir()
     existing = next(folder for folder in (models, *models.parents) if folder.exists())

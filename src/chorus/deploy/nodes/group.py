@@ -51,6 +51,10 @@ class RankOrder:
     files: tuple[SharedFile, ...]
     share: str = ""
     """The digest of the rank's own share, where its files are not among the model's."""
+    needs: int = 0
+    """What its part takes in all, as planned; 0: nobody knows."""
+    more: bool = True
+    """Its cache can use more than that."""
 
 
 @dataclass(frozen=True)
@@ -492,6 +496,8 @@ class ClusterGroup(ProcessGroup):
             log_level=served.log_level,
             silence_seconds=self._timing.silence_seconds,
             port=self._ports.get(order.rank, 0),
+            needs=order.needs,
+            more=order.more,
         )
         try:
             async for progress in node.stub.Spawn(request, metadata=self._timing.metadata()):

@@ -125,7 +125,7 @@ async def offer_of(
     held: Mapping[str, int],
 ) -> Offer | None:
     """What the wanted nodes would bring in place of the used ones; None where it is not ours to plan. `held` is what
-    ranks of ours take now, by node id and here under HERE: they give it back first.
+    is taken by ranks of ours now, by node id and here under HERE: they give it back first.
     """
     if is_given(spec, len(wanted) + 1) or not _can_plan(spec, facts, len(wanted) + 1):
         return None
@@ -135,8 +135,7 @@ async def offer_of(
         return None
     ids = [HERE, *(node.node_id for node in wanted)]
     freed = [
-        replace(machine, memory=machine.memory + int(spec.memory_fraction * held.get(key, 0)))
-        for machine, key in zip(machines, ids, strict=True)
+        replace(machine, memory=machine.memory + held.get(key, 0)) for machine, key in zip(machines, ids, strict=True)
     ]
     there = [freed[0], *(freed[ids.index(node.node_id)] for node in used if node.node_id in ids)]
     try:

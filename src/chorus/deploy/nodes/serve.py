@@ -248,8 +248,10 @@ async def ranks_on_nodes(
         async def offer(used: list[ConnectedNode], wanted: list[ConnectedNode], session: str) -> Offer | None:
             if facts is None:
                 return None
-            taken = {node.node_id: held_by(node, session) for node in wanted}
-            return await offer_of(used, wanted, facts, served_as, sharding, {**taken, HERE: group.held_bytes})
+            fraction = served_as.memory_fraction
+            taken = {node.node_id: held_by(node, session, fraction) for node in wanted}
+            taken[HERE] = int(fraction * group.held_bytes)
+            return await offer_of(used, wanted, facts, served_as, sharding, taken)
 
         served = Served(
             held.share.model,
@@ -307,12 +309,16 @@ def deployment(
     split = choose_split(
         made.split if made and pipeline else given if pipeline else None, layers, ranks if pipeline else 1
     )
-    orders = tuple(
-        RankOrder(node, rank, parts[rank].files, parts[rank].digest)
-        if parts
-        else RankOrder(node, rank, needed_files(share, layers_of(rank if pipeline else 0, split), layers, not pipeline))
-        for rank, node in enumerate(nodes, 1)
-    )
+    budget = spec.cache.memory
+
+    def order(rank: int, node: ConnectedNode) -> RankOrder:
+        needs = made.ranks[rank].booked_bytes(budget) if made else 0
+        if parts:
+            return RankOrder(node, rank, parts[rank].files, parts[rank].digest, needs, budget is None)
+        files = needed_files(share, layers_of(rank if pipeline else 0, split), layers, not pipeline)
+        return RankOrder(node, rank, files, "", needs, budget is None)
+
+    orders = tuple(order(rank, node) for rank, node in enumerate(nodes, 1))
 
     def leader(addresses: tuple[str, ...]) -> Program:
         # One address where all ranks come to the same one, every address where they come by several cables.
@@ -347,9 +353,10 @@ def less_context(made: Plan | None, wanted: int) -> str:
     return f"room for a context of {made.workload.context:,} tokens, not {wanted:,}"
 
 
-def held_by(node: ConnectedNode, session: str) -> int:
-    """The memory of a session's ranks on a node."""
-    return sum(rank.memory_bytes for rank in node.state.ranks if rank.session == session and rank.running)
+def held_by(node: ConnectedNode, session: str, fraction: float) -> int:
+    """What a plan finds more on a node when a session's ranks are gone."""
+    ranks = [rank for rank in node.state.ranks if rank.session == session and rank.running]
+    return sum(rank.booked_bytes or int(fraction * rank.memory_bytes) for rank in ranks)
 
 
 def facts_of_parts(model: LocalModel, held: OwnParts) -> ModelFacts:

@@ -10,10 +10,10 @@ class DescribeRequest(_message.Message):
     __slots__ = ("cables",)
     CABLES_FIELD_NUMBER: _ClassVar[int]
     cables: bool
-    def __init__(self, cables: bool = ...) -> None: ...
+    def __init__(self, cables: _Optional[bool] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses", "log_file")
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses", "log_file", "memory_booked", "memory_unbooked")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class Node(_message.Message):
     RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
     MEETING_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     LOG_FILE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BOOKED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_UNBOOKED_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -50,7 +52,9 @@ class Node(_message.Message):
     rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
     meeting_addresses: _containers.RepeatedScalarFieldContainer[str]
     log_file: str
-    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ..., log_file: _Optional[str] = ...) -> None: ...
+    memory_booked: int
+    memory_unbooked: int
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: _Optional[bool] = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ..., log_file: _Optional[str] = ..., memory_booked: _Optional[int] = ..., memory_unbooked: _Optional[int] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("ip", "interface", "kind", "bits_per_second")
@@ -91,7 +95,7 @@ class ProfileReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds", "port")
+    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds", "port", "needs", "more")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +114,8 @@ class SpawnRequest(_message.Message):
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     model: str
@@ -121,7 +127,9 @@ class SpawnRequest(_message.Message):
     log_level: str
     silence_seconds: float
     port: int
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., port: _Optional[int] = ...) -> None: ...
+    needs: int
+    more: bool
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., port: _Optional[int] = ..., needs: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class ModelFile(_message.Message):
     __slots__ = ("name", "size", "fingerprint")
@@ -185,7 +193,7 @@ class KillRequest(_message.Message):
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
     session: str
     abandoned: bool
-    def __init__(self, session: _Optional[str] = ..., abandoned: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., abandoned: _Optional[bool] = ...) -> None: ...
 
 class KillReply(_message.Message):
     __slots__ = ("ended",)
@@ -208,7 +216,7 @@ class Heartbeat(_message.Message):
     def __init__(self, sent_at: _Optional[float] = ..., node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("session", "rank", "pid", "port", "running", "exit_code", "step", "memory_bytes", "loaded_bytes", "total_bytes", "step_at", "last_words", "model", "loss_cause", "loss_told")
+    __slots__ = ("session", "rank", "pid", "port", "running", "exit_code", "step", "memory_bytes", "loaded_bytes", "total_bytes", "step_at", "last_words", "model", "loss_cause", "loss_told", "booked_bytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +232,7 @@ class RankState(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOSS_CAUSE_FIELD_NUMBER: _ClassVar[int]
     LOSS_TOLD_FIELD_NUMBER: _ClassVar[int]
+    BOOKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     pid: int
@@ -239,7 +248,8 @@ class RankState(_message.Message):
     model: str
     loss_cause: str
     loss_told: str
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: bool = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ...) -> None: ...
+    booked_bytes: int
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: _Optional[bool] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., booked_bytes: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("lines", "follow")
@@ -247,7 +257,7 @@ class LogsRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     lines: int
     follow: bool
-    def __init__(self, lines: _Optional[int] = ..., follow: bool = ...) -> None: ...
+    def __init__(self, lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class LogChunk(_message.Message):
     __slots__ = ("data",)
@@ -279,7 +289,7 @@ class DrainRequest(_message.Message):
     __slots__ = ("draining",)
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     draining: bool
-    def __init__(self, draining: bool = ...) -> None: ...
+    def __init__(self, draining: _Optional[bool] = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
     __slots__ = ("signed_list",)
@@ -309,7 +319,7 @@ class ProbeRequest(_message.Message):
     node_id: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     measure: bool
-    def __init__(self, node_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., measure: bool = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., measure: _Optional[bool] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
     __slots__ = ("addresses",)

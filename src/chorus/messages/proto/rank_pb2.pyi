@@ -15,7 +15,7 @@ class HelloRequest(_message.Message):
     def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port", "loss_cause", "loss_told", "protocol")
+    __slots__ = ("version", "rank", "host", "pid", "device", "collective_port", "loss_cause", "loss_told", "opens", "protocol")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class HelloReply(_message.Message):
     COLLECTIVE_PORT_FIELD_NUMBER: _ClassVar[int]
     LOSS_CAUSE_FIELD_NUMBER: _ClassVar[int]
     LOSS_TOLD_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     version: str
     rank: int
@@ -33,11 +34,32 @@ class HelloReply(_message.Message):
     collective_port: int
     loss_cause: str
     loss_told: str
+    opens: bool
     protocol: int
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., opens: _Optional[bool] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("group", "model", "needs", "more", "fresh")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    model: str
+    needs: int
+    more: bool
+    fresh: bool
+    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., needs: _Optional[int] = ..., more: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
+
+class PlaceReply(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "headers", "cpu_products", "pack", "kv_bits", "weights")
+    __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "headers", "cpu_products", "pack", "kv_bits", "group", "weights")
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +85,7 @@ class LoadRequest(_message.Message):
     CPU_PRODUCTS_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
     KV_BITS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model_path: str
     model: str
@@ -89,8 +112,9 @@ class LoadRequest(_message.Message):
     cpu_products: str
     pack: int
     kv_bits: int
+    group: str
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., cpu_products: _Optional[str] = ..., pack: _Optional[int] = ..., kv_bits: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: _Optional[bool] = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: _Optional[bool] = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., cpu_products: _Optional[str] = ..., pack: _Optional[int] = ..., kv_bits: _Optional[int] = ..., group: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")
@@ -122,7 +146,7 @@ class Loaded(_message.Message):
     form: str
     disk: bool
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., threads: _Optional[int] = ..., form: _Optional[str] = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: _Optional[bool] = ..., threads: _Optional[int] = ..., form: _Optional[str] = ..., disk: _Optional[bool] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")
@@ -138,7 +162,7 @@ class Step(_message.Message):
     decode: bool
     logits: bool
     lane: int
-    def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: _Optional[bool] = ..., logits: _Optional[bool] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore", "erase", "leave")
@@ -198,7 +222,7 @@ class Store(_message.Message):
     start: int
     stop: int
     state: bool
-    def __init__(self, sequence: _Optional[int] = ..., segment: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., state: bool = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., segment: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., state: _Optional[bool] = ...) -> None: ...
 
 class Split(_message.Message):
     __slots__ = ("segment", "at", "rest")
@@ -222,7 +246,7 @@ class Feed(_message.Message):
     partial: bool
     begins: bool
     recalled: int
-    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: bool = ..., begins: bool = ..., recalled: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: _Optional[bool] = ..., begins: _Optional[bool] = ..., recalled: _Optional[int] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("session",)
@@ -278,4 +302,4 @@ class Done(_message.Message):
     cause: str
     growing_layers: int
     tick: bool
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ..., tick: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ..., tick: _Optional[bool] = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from chorus.messages.proto import rank_pb2 as chorus_dot_messages_dot_proto_dot_rank__pb2
 
-GRPC_GENERATED_VERSION = '1.76.0'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RankStub(object):
+class RankStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -38,6 +38,11 @@ class RankStub(object):
                 '/chorus.rank.v1.Rank/Hello',
                 request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.HelloRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.HelloReply.FromString,
+                _registered_method=True)
+        self.Place = channel.unary_stream(
+                '/chorus.rank.v1.Rank/Place',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.FromString,
                 _registered_method=True)
         self.Load = channel.unary_stream(
                 '/chorus.rank.v1.Rank/Load',
@@ -61,11 +66,20 @@ class RankStub(object):
                 _registered_method=True)
 
 
-class RankServicer(object):
+class RankServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
         """The first word on the link: both sides must speak the same protocol.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Place(self, request, context):
+        """Of a worker that starts a process for each leader (`opens` in its greeting): the first message says where this
+        leader's is, and all later calls go there. It lasts as long as the leader needs the process, which ends with it; a
+        leader that comes again within `watch.lease_seconds`, under the same name of its group, finds its process again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +123,11 @@ def add_RankServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.HelloRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.HelloReply.SerializeToString,
             ),
+            'Place': grpc.unary_stream_rpc_method_handler(
+                    servicer.Place,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.SerializeToString,
+            ),
             'Load': grpc.unary_stream_rpc_method_handler(
                     servicer.Load,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LoadRequest.FromString,
@@ -137,7 +156,7 @@ def add_RankServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Rank(object):
+class Rank:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -157,6 +176,33 @@ class Rank(object):
             '/chorus.rank.v1.Rank/Hello',
             chorus_dot_messages_dot_proto_dot_rank__pb2.HelloRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_rank__pb2.HelloReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Place(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Place',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.FromString,
             options,
             channel_credentials,
             insecure,
