@@ -18,6 +18,10 @@ from chorus.platform.sizes import size
 
 def cache(
     action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget all of it; running requests go on.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With clear: what is kept for this model (the one that requests mean by default)."),
+    ] = None,
     url: UrlOption = None,
     port: PortOption = None,
     api_key: KeyOption = None,
@@ -28,16 +32,20 @@ def cache(
 
     Example: chorus cache
 
-    Example: chorus cache clear
+    Example: chorus cache clear --model smollm2-135m
     """
+    if model and action != "clear":
+        fail("--model goes with clear: chorus cache clear --model NAME")
     if config:
         from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
 
-        words = ["cache", *([action] if action else []), *(["--json"] if as_json else [])]
+        words = ["cache", *([action] if action else []), *(["--model", model] if model else [])]
+        words += ["--json"] if as_json else []
         on_first_host(config, words, ASK_SECONDS)
         return
     target = find_target(url, port, api_key)
-    found = ask(target, "POST", "/cache/clear") if action == "clear" else cache_facts(target)
+    body = {"model": model} if model else None
+    found = ask(target, "POST", "/cache/clear", body) if action == "clear" else cache_facts(target)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif action == "clear":

@@ -27,7 +27,10 @@ class CommandEntry:
 
 
 ENTRIES = (
-    CommandEntry("serve", "serve:serve", "Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C)."),
+    CommandEntry("serve", "serve:serve", "Serve models on an OpenAI-compatible endpoint until stopped (Ctrl-C)."),
+    CommandEntry("ps", "ps:ps", "Show the models of a server: which are loaded, where, how large, and until when."),
+    CommandEntry("load", "load:load", "Have a server load one of its models, and wait until it is ready."),
+    CommandEntry("unload", "load:unload", "Have a server unload a model; its running requests finish first."),
     CommandEntry(
         "plan",
         "plan:plan",
@@ -62,7 +65,7 @@ ENTRIES = (
     CommandEntry(
         "status",
         "status:status",
-        "Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.",
+        "Show the cluster that is being served: models, nodes, ranks, memory, steps, heartbeats.",
     ),
     CommandEntry(
         "logs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,16 +32,26 @@ def show(
     values = effective(loaded)
     if as_json:
         shown = {key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()}
+        shown["models"]["origins"] = list(loaded.model_origins)
         typer.echo(json.dumps(shown, indent=2))
         return
     table = Table(box=None, pad_edge=False)
     for title in ("SETTING", "VALUE", "FROM"):
         table.add_column(title, overflow="fold", no_wrap=title == "SETTING")
-    for key, value in values.items():
-        origin = loaded.origins[key]
+    for key, value, origin in _lines(values, loaded):
         text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
         table.add_row(key, Text(text), Text(origin, style="dim" if origin == "default" else "green"))
     Console().print(table)
+
+
+def _lines(values: dict[str, Any], loaded: LoadedSettings) -> Iterator[tuple[str, Any, str]]:
+    """Each setting with its value and its origin; of several models, each by itself."""
+    for key, value in values.items():
+        if key == "models" and value:
+            for number, (model, origin) in enumerate(zip(value, loaded.model_origins, strict=True)):
+                yield f"models[{number}]", model, origin
+        else:
+            yield key, value, loaded.origins[key]
 
 
 @app.command()
@@ -56,8 +67,9 @@ def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAM
         warn(warning)
     if refusal := address_refusal(loaded.settings.devices):
         fail(f"{file}: {refusal}")
-    devices = [f"rank {rank} {device.device_id}" for rank, device in enumerate(loaded.settings.devices)]
-    typer.echo(f"{file}: ok" + (f" ({', '.join(devices)})" if devices else ""))
+    found = [f"rank {rank} {device.device_id}" for rank, device in enumerate(loaded.settings.devices)]
+    found += [f"model {model.source}" for model in loaded.settings.models]
+    typer.echo(f"{file}: ok" + (f" ({', '.join(found)})" if found else ""))
     hostfile = loaded.settings.cluster.hostfile
     read = [file, *([hostfile] if hostfile else []), *([".env"] if with_dotenv and Path(".env").is_file() else [])]
     told = f"read: {', '.join(map(str, read))}; with everything else that counts here: chorus config show -c {file}"
@@ -65,12 +77,16 @@ def check(file: Annotated[Path, typer.Argument(help="Settings or a hostfile (YAM
 
 
 def effective(loaded: LoadedSettings) -> dict[str, Any]:
-    """Every setting by its full key; what a device leaves out is left out here, and no value of a variable is told."""
+    """Every setting by its full key, without what a device or a model leaves out, and without any variable's value."""
     tree = loaded.settings.model_dump(mode="json")
     tree["cluster"] = loaded.settings.cluster.shown()
     tree["devices"] = [
         device.model_dump(mode="json", exclude_defaults=True) | {"port": device.port, "role": device.role}
         for device in loaded.settings.devices
+    ]
+    tree["models"] = [
+        {"source": model.source, **model.model_dump(mode="json", exclude_unset=True)}
+        for model in loaded.settings.models
     ]
     values = {}
     for key in loaded.origins:

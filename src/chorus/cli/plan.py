@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -16,6 +17,7 @@ from rich.text import Text
 from chorus.cli.output import console, fail
 from chorus.cluster.profile.machine import node_of, profile
 from chorus.config.file import ConfigError
+from chorus.config.served import ModelConfig
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings, use_cache_dir
 from chorus.config.strategies import STRATEGIES
@@ -88,6 +90,7 @@ def plan(
         engine = {"ranks": ranks, "context": context, "parallel": parallel, "split": split, "weights": weights}
         engine |= {"transport": transport, "kv_bits": kv_bits, "cpu_products": cpu_products, "pack": pack}
         settings = load_settings(config, {"model": model, "engine": engine, "sharding": {"strategy": strategy}})
+        others, settings = settings.served[1:], settings.of_first
         use_cache_dir(settings)
         with console.status(f"Reading the headers of {escape(settings.model)}"):
             facts = find_facts(settings.model)
@@ -96,7 +99,7 @@ def plan(
         made = make_plan(facts, machines.nodes, machines.links, work, _request(settings, nodes))
     except DoesNotFit as error:
         _refuse(error, json)
-    made = replace(made, notes=(*machines.notes, *made.notes, *_hybrid_notes(made)))
+    made = replace(made, notes=(*machines.notes, *made.notes, *_hybrid_notes(made), *_notes_of_others(others)))
     if json:
         typer.echo(json_format.dumps(made.to_json(), indent=2))
     else:
@@ -109,6 +112,12 @@ def _hybrid_notes(made: Plan) -> tuple[str, ...]:
         return (catalog.hybrid_note(),)
     equal = len({rank.memory_bytes for rank in made.ranks}) == 1
     return (catalog.hybrid_note(),) if equal and len(made.ranks) >= 4 and len(made.ranks) % 2 == 0 else ()
+
+
+def _notes_of_others(others: Sequence[ModelConfig]) -> tuple[str, ...]:
+    """A plan is of one model and has the machines for itself: where the settings name more, it says so."""
+    named = ", ".join(model.source for model in others)
+    return (f"this is the first model alone, without {named}: chorus plan NAME plans another",) if others else ()
 
 
 def _refuse(error: DoesNotFit, json: bool) -> NoReturn:

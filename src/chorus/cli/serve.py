@@ -1,4 +1,4 @@
-"""`chorus serve`: one model on an OpenAI endpoint, from this machine or over the nodes of a cluster.
+"""`chorus serve`: models on an OpenAI endpoint, from this machine or over the nodes of a cluster.
 
 The hidden options are for `chorus up`, which runs this command on the first host: where agents call in (--listen), the
 port of rank 0 (--leader-port), how long nodes may take (--start-timeout), where this node's log and a copy of what is
@@ -15,6 +15,7 @@ import typer
 from chorus.cli.options import environment_of, parse_peer
 from chorus.cli.output import fail
 from chorus.cluster.logs import copied_output
+from chorus.config.choice import for_one_model
 from chorus.config.settings import Settings
 from chorus.config.sources import is_setting, load_told, use_cache_dir
 from chorus.deploy.elsewhere import check_leads, check_served_here, check_served_over_nodes
@@ -30,9 +31,13 @@ DEFAULT_LISTEN = f"0.0.0.0:{DOOR_PORT}"
 
 def serve(
     command: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name."),
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name. Of several, requests "
+            "that name none mean the first; the others are loaded when they are asked for.",
+        ),
     ] = None,
     named: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="The model, in place of the argument.")
@@ -88,6 +93,21 @@ def serve(
     temperature: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_p: Annotated[float | None, typer.Option(help="For requests that give none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="For requests that give none.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What all models may take of this machine together, e.g. 12GB (what is free).")
+    ] = None,
+    on_full: Annotated[
+        str | None,
+        typer.Option(
+            help="What does not fit beside the others: swap (one of them goes), wait (for one to go), refuse."
+        ),
+    ] = None,
+    idle_unload: Annotated[
+        str | None, typer.Option(help="Unload a model that nobody has asked for so long, e.g. 30m (it stays).")
+    ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Also serve, by its name, every model that this machine has.")
+    ] = False,
     alias: Annotated[list[str] | None, typer.Option(help="Another name for the model; may be repeated.")] = None,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Another name that clients call this server by; may be repeated.")
@@ -121,9 +141,11 @@ def serve(
     log_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
     ready_file: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve a model on an OpenAI-compatible endpoint until stopped (Ctrl-C).
+    """Serve models on an OpenAI-compatible endpoint until stopped (Ctrl-C).
 
     Example: chorus serve smollm2-135m --port 8100
+
+    Example: chorus serve mlx-community/Qwen3-4B-4bit smollm2-135m --memory 12GB --idle-unload 30m
 
     Example: chorus serve smollm2-135m --parallel hybrid --split 20,10 --weights 2,1 (4 ranks, over mpi)
 
@@ -131,11 +153,15 @@ def serve(
     """
     if (peer or nodes) and not cluster:
         fail("--peer and --nodes go with --cluster")
-    if model and named and model != named:
-        fail(f"the model is {model} and --model {named}: give one of them")
+    if models and named and models != [named]:
+        fail(f"the model is {', '.join(models)} and --model {named}: give one of them")
+    given = models or ([named] if named else [])
     overrides = {
-        "model": model or named,
+        "model": given[0] if len(given) == 1 else None,
+        "models": given if len(given) > 1 else None,
+        "load": {"memory": memory, "on_full": on_full, "idle_unload": idle_unload},
         "api": {
+            "any_model": any_model or None,
             "host": host,
             "port": port,
             "aliases": tuple(alias) if alias else None,
@@ -177,6 +203,8 @@ def serve(
         if leader_port is None:  # `chorus up` has found out itself which machine leads
             check_leads(loaded)
     if cluster and split:
+        if len(settings.served) > 1:
+            fail(f"--split: {for_one_model('engine.split', f'[{split}]', settings.served)}")
         settings = _with_split(settings, split)
     if cluster:
         asked = bool(split or weights or loaded.typed("engine.ranks"))

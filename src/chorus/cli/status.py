@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from chorus.cli.model_table import show as show_models
 from chorus.cli.output import fail
 from chorus.cli.own_server import (
     KeyOption,
@@ -35,7 +36,7 @@ def status(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the cluster that is being served: nodes, ranks, memory, steps, heartbeats.
+    """Show the cluster that is being served: models, nodes, ranks, memory, steps, heartbeats.
 
     Example: chorus status
 
@@ -58,6 +59,8 @@ def status(
 def show(found: dict[str, Any], console: Console) -> None:
     if found.get("url"):
         console.print(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found['url']}")
+    if len(found.get("models") or ()) > 1:
+        show_models(found["models"], console)
     if lost := recovery_text(found.get("recoveries")):
         console.print(lost)
     if found.get("ranks"):

@@ -11,6 +11,7 @@ from chorus.config.file import ConfigError
 from chorus.config.settings import known_keys, nearest, sections
 
 DEFAULT = "default"
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)

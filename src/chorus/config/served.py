@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from chorus.config.sections import AnswerOptions, Bytes, Section
+from chorus.config.sampling import DefaultSampling
+from chorus.config.sections import AnswerOptions, Bytes, CacheConfig, EngineConfig, Section
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -38,13 +40,26 @@ class ModelConfig(AnswerOptions):
     """Unloaded when nobody has asked for it for so long; by default as `load.idle_unload` says."""
     nodes: tuple[str, ...] = ()
     """Over a cluster, the machines that may hold it; by default all."""
-    engine: dict[str, Any] = Field(default_factory=dict)
-    cache: dict[str, Any] = Field(default_factory=dict)
-    sampling: dict[str, Any] = Field(default_factory=dict)
+    engine: EngineConfig = EngineConfig()
+    cache: CacheConfig = CacheConfig()
+    sampling: DefaultSampling = DefaultSampling()
+    """Of these three, what is given; the rest stays as it is for all."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the settings call it by, before its files are looked at."""
+        return (self.source, *self.aliases)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it says no more than which model it is."""
+        return self.model_fields_set == {"source"}
 
     @model_validator(mode="before")
     @classmethod
     def _from_its_name(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | ModelConfig):
+            raise ValueError("must be the name of a model, or a mapping with its source")
         return {"source": value} if isinstance(value, str) else value
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -28,13 +28,15 @@ from chorus.config.sections import (
 from chorus.config.served import LoadConfig, ModelConfig
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
-Chosen = TypeVar("Chosen", bound=Section)
+DIVISION = frozenset({"ranks", "split", "weights"})
+"""Of the section `engine`: whoever says one of them divides a model anew, and what others said of it is forgotten."""
 
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="smollm2-135m", min_length=1)
+    """Where several are listed, the first of them."""
     models: tuple[ModelConfig, ...] = ()
     """Several, where one is not enough; the first is what a request without a name means."""
     load: LoadConfig = LoadConfig()
@@ -65,17 +67,24 @@ class Settings(BaseSettings):
 
     def of(self, model: ModelConfig) -> Settings:
         """The settings that hold for one of several models. Raises ValidationError where they do not go together."""
-        said = model.shared_with(AnswerOptions)
-        answers = {name: value for name, value in said.items() if name in model.model_fields_set}
-        first = model == self.served[0]
-        tree = {
-            "api": {**answers, "aliases": (*model.aliases, *(self.api.aliases if first else ()))},
-            "engine": model.engine,
-            "cache": model.cache,
-            "sampling": model.sampling,
+        answers = {name: value for name, value in given_of(model).items() if name in AnswerOptions.model_fields}
+        aliases = (*model.aliases, *(self.api.aliases if model == self.served[0] else ()))
+        engine = given_of(self.engine)
+        if divided := model.engine.model_fields_set & DIVISION:
+            engine = {name: value for name, value in engine.items() if name not in DIVISION}
+        own = {
+            "api": ApiConfig(**{**given_of(self.api), **answers, "aliases": aliases}),
+            "engine": EngineConfig(**{**engine, **given_of(model.engine)}),
+            "cache": CacheConfig(**{**given_of(self.cache), **given_of(model.cache)}),
+            "sampling": DefaultSampling(**{**given_of(self.sampling), **given_of(model.sampling)}),
+            "sharding": ShardingConfig() if divided - {"ranks"} else self.sharding,
         }
-        own = {name: _changed(getattr(self, name), changes) for name, changes in tree.items()}
         return self.model_copy(update={"model": model.source, "models": (), **own})
+
+    @property
+    def of_first(self) -> Settings:
+        """The settings that hold for the model which is meant where none is named."""
+        return self.of(self.served[0])
 
     @classmethod
     def settings_customise_sources(
@@ -90,10 +99,9 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-def _changed(section: Chosen, changes: Mapping[str, Any]) -> Chosen:
-    """What is not given in either stays open, since defaults may follow from what is."""
-    given = {name: getattr(section, name) for name in section.model_fields_set}
-    return type(section)(**{**given, **changes})
+def given_of(section: Section) -> dict[str, Any]:
+    """What is given of a section: the rest stays open, since defaults may follow from what is."""
+    return {name: getattr(section, name) for name in section.model_fields_set}
 
 
 def fields_of(kind: Any) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from chorus.config.choice import check_models, choose
+from chorus.config.explain import unfit
 from chorus.config.file import ConfigError, read_file, user_path
 from chorus.config.older_projects import (
     VARIABLES,
@@ -25,19 +27,14 @@ from chorus.config.older_projects import (
     translate_file,
     translate_variables,
 )
-from chorus.config.origins import DEFAULT, Given, Values, flatten, giver, shown_path, unflatten
-from chorus.config.sections import (
-    Capabilities,
-    DeviceConfig,
-)
-from chorus.config.settings import Settings, fields_of, known_keys, nearest
+from chorus.config.origins import COMMAND_LINE, DEFAULT, Given, Values, flatten, unflatten
+from chorus.config.sections import DeviceConfig
+from chorus.config.settings import Settings, fields_of, known_keys
 from chorus.config.variables import key_of, name_of, strays
 from chorus.models.hub.cache import use_hub_cache
-from chorus.platform.process.timing import BadTiming
 from chorus.platform.terminal import warn
 from chorus.transport import catalog
 
-COMMAND_LINE = "command line"
 _NOT_GIVEN = Given(None, DEFAULT, "")
 DEFAULT_FILES = ("chorus.yaml", "chorus.yml", "chorus.json", "distributed_config.json")
 
@@ -52,6 +49,8 @@ class LoadedSettings:
     warnings: tuple[str, ...]
     file: Path | None = None
     """The settings file or hostfile that was read."""
+    model_origins: tuple[str, ...] = ()
+    """Where each of several models is named, in their order."""
 
     @property
     def origins(self) -> dict[str, str]:
@@ -126,16 +125,20 @@ def load(
         _read_variables_for_ranks(source, folder)
         replaced += _forget_what_is_replaced(values, source.values)
         values |= source.values
+    chosen = choose([source.values for source in sources])
+    values.pop("models", None)
+    values |= chosen.values
     ordered = _lead_with_coordinator(values)
     _complete(values)
     _check_entries(values)
     settings = _validate(values)
-    warnings = ordered + replaced + _check(settings, values)
+    check_models(settings, chosen, values)
+    warnings = ordered + replaced + list(chosen.warnings) + _check(settings, values)
     warnings += [warning for source in sources for warning in source.warnings]
     warnings += strays(dotenv, ".env") + strays(variables or {}, "--env")
     if settings.engine.split and "engine.ranks" not in values:
         values["engine.ranks"] = Given(settings.engine.ranks, DEFAULT, "one rank for each part of the split")
-    return LoadedSettings(settings, values, tuple(warnings), file)
+    return LoadedSettings(settings, values, tuple(warnings), file, chosen.places)
 
 
 def find_device(settings: Settings, device_id: str) -> tuple[int, DeviceConfig]:
@@ -349,53 +352,7 @@ def _validate(values: Values) -> Settings:
     try:
         return Settings(**unflatten(values))
     except ValidationError as error:
-        problem = error.errors()[0]
-        unfit = problem.get("ctx", {}).get("error")
-        explained = _explain_timing(unfit, values) if isinstance(unfit, BadTiming) else _explain(problem, values)
-        raise ConfigError(explained) from None
-
-
-def _explain_timing(unfit: BadTiming, values: Values) -> str:
-    """Where only the other one of two was given, that is the one to look at."""
-    keys = [f"watch.{setting}" for setting in unfit.settings]
-    given = next((values[key] for key in keys if key in values), None)
-    place = given.place if given else keys[0]
-    return f"{place}: {unfit}" if place.endswith(keys[0]) else f"{place}: {keys[0]} {unfit}"
-
-
-def _explain(problem: Any, values: Values) -> str:
-    location = tuple(part for part in problem["loc"] if not _is_type_name(part))
-    key, given = giver(values, location)
-    path = shown_path(location)
-    where = given.place if given else path
-    if given and given.spelled == key and path.startswith(key):
-        where = f"{given.source}: {path}"
-    elif given and path.startswith(f"{key}[") and not given.source.startswith(("environment", ".env")):
-        where = f"{given.source}: {given.spelled}{path.removeprefix(key)}"
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: no such setting{nearest(str(location[-1]), _names_beside(location))}"
-    if problem["type"] == "missing":
-        return f"{where}: missing; expected a value"
-    message = (
-        problem["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("valid tuple", "list")
-    )
-    shown = "" if problem["type"] == "value_error" and path != key else f", got {_short(problem['input'])}"
-    return f"{where}: {message}{shown}"
-
-
-def _is_type_name(part: int | str) -> bool:
-    """Pydantic names the branch of a union in its locations: not a part of the user's path."""
-    return isinstance(part, str) and (part in {"str", "int"} or "[" in part)
-
-
-def _names_beside(location: tuple[int | str, ...]) -> list[str]:
-    owner: type[BaseModel] = Capabilities if "capabilities" in location[:-1] else DeviceConfig
-    return list(owner.model_fields)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        raise unfit(error, values) from None
 
 
 def _check(settings: Settings, values: Values) -> list[str]:

@@ -403,11 +403,22 @@ def told_settings(settings: Settings) -> bytes:
     """
     tree = settings.model_dump(mode="json", exclude_unset=True)
     tree.get("cluster", {}).pop("hostfile", None)
-    if settings.model not in CATALOG and Path(settings.model).exists():
-        tree["model"] = os.path.abspath(settings.model)
+    if "model" in tree:
+        tree["model"] = _source_elsewhere(settings.model)
     for key in path_keys():
         section, _, name = key.rpartition(".")
-        place = tree.get(section, {}) if section else tree
-        if place.get(name) and not place[name].startswith("~"):
-            place[name] = os.path.abspath(place[name])
+        _make_absolute(tree.get(section, {}) if section else tree, name)
+        for entry in tree.get("models", ()):
+            _make_absolute(entry.get(section, {}), name)
+    for entry in tree.get("models", ()):
+        entry["source"] = _source_elsewhere(entry["source"])
     return json.dumps(tree, indent=1).encode()
+
+
+def _source_elsewhere(source: str) -> str:
+    return os.path.abspath(source) if source not in CATALOG and Path(source).exists() else source
+
+
+def _make_absolute(place: dict[str, Any], name: str) -> None:
+    if place.get(name) and not place[name].startswith("~"):
+        place[name] = os.path.abspath(place[name])

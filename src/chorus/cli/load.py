@@ -1,0 +1,178 @@
+"""`chorus load` and `chorus unload`: which models of a server are in memory.
+
+Over HTTP, wherever the server is: it knows its own user's commands by their key, and nobody would be asked over the
+control socket that cannot be asked so.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from chorus.cli.model_table import Row, names_of
+from chorus.cli.output import console, fail
+from chorus.cli.own_server import (
+    ASK_SECONDS,
+    KeyOption,
+    PortOption,
+    Target,
+    UrlOption,
+    answered,
+    ask,
+    find_target,
+    request,
+    unanswered,
+)
+from chorus.platform.sizes import size
+
+LOOK_SECONDS = 0.5
+ON_ITS_WAY = ("waiting", "loading", "draining")
+"""States of a model that is asked for and is not loaded yet."""
+
+Report = Callable[[Row], None]
+
+ModelArgument = Annotated[str, typer.Argument(help="Its name, its id or an alias, as `chorus ps` shows it.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def load(
+    model: ModelArgument,
+    force: Annotated[bool, typer.Option("--force", help="Although it does not fit beside the others.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must be ready.")] = 900.0,
+    url: UrlOption = None,
+    port: PortOption = None,
+    api_key: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server load one of its models, and wait until it is ready.
+
+    Example: chorus load smollm2-135m
+    """
+    if config:
+        words = ["load", model, "--timeout", str(timeout), *(["--force"] if force else [])]
+        _on_first_host(config, words, as_json, timeout + ASK_SECONDS)
+        return
+    target = find_target(url, port, api_key)
+    started = time.monotonic()
+    with _progress(model) as report:
+        found = ask_to_load(target, model, force, timeout, report)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo(f"{found.get('id', model)} is ready, after {time.monotonic() - started:.1f} s")
+
+
+def unload(
+    model: ModelArgument,
+    url: UrlOption = None,
+    port: PortOption = None,
+    api_key: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server unload a model; its running requests finish first.
+
+    Example: chorus unload smollm2-135m
+    """
+    if config:
+        _on_first_host(config, ["unload", model], as_json, ASK_SECONDS)
+        return
+    found = ask(find_target(url, port, api_key), "POST", "/models/unload", {"model": model})
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo(f"{found.get('id', model)}: {found.get('told') or 'unloaded'}")
+
+
+def ask_to_load(target: Target, model: str, force: bool, timeout: float, report: Report) -> dict[str, Any]:
+    """The server's answer once the model is ready. Asked again for as long as the server's own patience is shorter."""
+    deadline = time.monotonic() + timeout
+    body = {"model": model, "force": force, "wait": True}
+    while True:
+        answer = _watched(target, body, deadline - time.monotonic(), report)
+        if isinstance(answer, httpx.TimeoutException) and time.monotonic() >= deadline:
+            fail(f"{model} is not ready after {timeout:g} s: it goes on, and `chorus ps` shows how far it is")
+        if isinstance(answer, httpx.HTTPError):
+            fail(unanswered(target, answer))
+        row = _row(target, model) if answer.status_code == 503 else None
+        if row is None or row.get("state") not in ON_ITS_WAY:
+            return answered(target, answer)
+        time.sleep(LOOK_SECONDS)
+
+
+def _watched(target: Target, body: dict[str, Any], seconds: float, report: Report) -> httpx.Response | httpx.HTTPError:
+    """What the server says to the request, and meanwhile how far the model is."""
+    answers: SimpleQueue[httpx.Response | httpx.HTTPError] = SimpleQueue()
+
+    def send() -> None:
+        try:
+            answers.put(request(target, "POST", "/models/load", body, max(LOOK_SECONDS, seconds)))
+        except httpx.HTTPError as error:
+            answers.put(error)
+
+    # Whoever types Ctrl-C does not wait for the answer.
+    threading.Thread(target=send, daemon=True).start()
+    while True:
+        try:
+            return answers.get(timeout=LOOK_SECONDS)
+        except Empty:
+            if row := _row(target, body["model"]):
+                report(row)
+
+
+def _row(target: Target, model: str) -> Row | None:
+    """A model as the server shows it now; None where it cannot say."""
+    try:
+        answer = request(target, "GET", "/cluster/status", seconds=ASK_SECONDS)
+    except httpx.HTTPError:
+        return None
+    rows = answer.json().get("models") or () if answer.status_code == 200 else ()
+    return next((row for row in rows if model in names_of(row)), None)
+
+
+def progress_text(row: Row) -> str:
+    """How far a load is, in bytes where the server knows them."""
+    state, total = str(row.get("state")), row.get("total_bytes")
+    loaded = f" {size(row.get('loaded_bytes') or 0)} of {size(total)}" if total else ""
+    share = f" {row.get('progress') or 0:.0%}" if state == "loading" else ""
+    detail = f": {row['detail']}" if row.get("detail") else ""
+    return f"{state}{share}{loaded}{detail}"
+
+
+@contextmanager
+def _progress(model: str) -> Iterator[Report]:
+    """A bar that is gone when it is done; where nobody looks at a terminal, a line for each thing that changes."""
+    if not console.is_terminal:
+        told: list[str] = []
+
+        def tell(row: Row) -> None:
+            if (text := progress_text(row)) not in told[-1:]:
+                told.append(text)
+                console.print(f"{model}: {text}", markup=False, soft_wrap=True)
+
+        yield tell
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(model, total=1.0)
+        yield lambda row: bars.update(
+            task, description=f"{model} {progress_text(row)}", completed=row.get("progress") or 0
+        )
+
+
+def _on_first_host(config: Path, words: list[str], as_json: bool, seconds: float) -> None:
+    from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
+
+    on_first_host(config, [*words, *(["--json"] if as_json else [])], seconds)
