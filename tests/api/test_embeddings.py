@@ -79,3 +79,12 @@ def test_what_cannot_be_done_or_is_switched_off_is_refused(tmp_path: Path, pooli
     write_modules(tmp_path, pooling)
     with pytest.raises(NoEmbeddings):
         embedding_of(tmp_path, wanted)
+
+
+def test_what_comes_behind_the_pooling_and_is_not_supported_is_named(tmp_path: Path) -> None:
+    write_modules(tmp_path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules.insert(2, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(NoEmbeddings, match="asks for Dense, and only Transformer, Pooling and Normalize are supported"):
+        embedding_of(tmp_path, None)

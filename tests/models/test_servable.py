@@ -56,3 +56,40 @@ def test_a_folder_without_a_tokenizer_is_refused_before_anything_is_loaded(tmp_p
         check_servable(model(tmp_path, model_type="llama"))
     (tmp_path / "tokenizer.model").touch()
     check_servable(model(tmp_path, model_type="llama"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "bert", "architectures": ["BertModel"]}, r"BertModel \(model type 'bert'\) is an encoder"),
+        ({"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}, "XLMRobertaModel .* is an encoder"),
+        ({"model_type": "nomic_bert"}, "model type 'nomic_bert' is an encoder"),
+        ({"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]}, "MPNetForMaskedLM .* is an encoder"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' has an encoder besides its decoder"),
+        (
+            {"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True},
+            r"Gemma3TextModel \(model type 'gemma3_text'\) reads its text in both directions, as use_bidirectional",
+        ),
+        ({"model_type": "qwen2", "architectures": ["Qwen2Model"], "is_causal": False}, "Qwen2Model .* as is_causal in"),
+        ({"model_type": "mistral3", "text_config": {"is_causal": False}}, "'mistral3' reads its text in both"),
+        (
+            {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"]},
+            "LlamaBidirectionalModel .* both",
+        ),
+        ({"model_type": "nvembed", "architectures": ["NVEmbedModel"]}, "NVEmbedModel .* both directions"),
+    ],
+    ids=str,
+)
+def test_what_is_no_decoder_is_refused_by_its_name(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    """Some of them would load, and give embeddings that are wrong."""
+    write_tiny_tokenizer(tmp_path)
+    with pytest.raises(ModelError, match=rf"{reason}.*Chorus serves decoders: for embeddings, take one"):
+        check_servable(model(tmp_path, **config))
+
+
+def test_embedders_that_are_decoders_are_served(tmp_path: Path) -> None:
+    write_tiny_tokenizer(tmp_path)
+    check_servable(model(tmp_path, model_type="qwen3", architectures=["Qwen3ForCausalLM"]))
+    check_servable(model(tmp_path, model_type="mistral", architectures=["MistralModel"], is_causal=True))
+    images = {"use_bidirectional_attention": "vision"}
+    check_servable(model(tmp_path, model_type="gemma4", text_config=images))

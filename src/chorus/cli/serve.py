@@ -35,8 +35,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name. Of several, requests "
-            "that name none mean the first; the others are loaded when they are asked for.",
+            help="A folder (presharded or not), a Hugging Face id, a .gguf file or a catalog name. Of several, requests"
+            " that name none mean the first; the others are loaded when they are asked for.",
         ),
     ] = None,
     named: Annotated[

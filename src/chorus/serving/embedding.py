@@ -12,6 +12,9 @@ from typing import Any
 from chorus.errors import ChorusError
 from chorus.messages.engine import Pooling
 
+_MODULES = ("Transformer", "Pooling", "Normalize")
+_KNOWN = f"{', '.join(_MODULES[:-1])} and {_MODULES[-1]}"
+
 
 class NoEmbeddings(ChorusError):
     """The message says why this model has none, and what to do."""
@@ -37,6 +40,8 @@ def embedding_of(model: Path, wanted: bool | None, pooling: str | None = None) -
             "(if it is all the same, set api.embeddings: true)"
         )
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+    if more := [kind for kind in kinds if kind not in _MODULES]:
+        raise NoEmbeddings(f"the served model's modules.json asks for {more[0]}, and only {_KNOWN} are supported")
     chosen = Pooling(pooling) if pooling else _pooling(_read_json(model / kinds.get("Pooling", "") / "config.json"))
     return Embedding(chosen, "Normalize" in kinds)
 
