@@ -17,7 +17,9 @@ from chorus.cluster.servers import Server, record
 from chorus.platform.paths import state_dir
 from chorus.platform.process.lifeline import Lifeline
 
-Answers = dict[str, tuple[int, Any]]
+Answer = tuple[int, Any]
+Answers = dict[str, Answer | Callable[[Any], Answer]]
+"""By path; one that is called is given the request's body."""
 
 
 class Scripted(ThreadingHTTPServer):
@@ -49,8 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         shown = (self.headers.get("authorization") or "").removeprefix("Bearer ") or None
         self.server.keys.append(shown)
-        self.rfile.read(int(self.headers.get("content-length") or 0))
-        status, body = self.server.answers.get(self.path, (404, "<html>not found</html>"))
+        sent = self.rfile.read(int(self.headers.get("content-length") or 0))
+        answer = self.server.answers.get(self.path, (404, "<html>not found</html>"))
+        status, body = answer(json.loads(sent) if sent else None) if callable(answer) else answer
         if self.server.asked:
             self.server.asked.release()
         if self.server.fail_after is not None and len(self.server.keys) > self.server.fail_after:

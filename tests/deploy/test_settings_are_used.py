@@ -21,8 +21,9 @@ import chorus
 from chorus.cli.commands import ENTRIES
 from chorus.cli.commands import load as load_command
 from chorus.config.engine import EngineSpec
-from chorus.config.front_end import ApiSettings
+from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.config.sections import CacheConfig, Limits, RecoveryConfig
+from chorus.config.served import LoadConfig, ModelConfig
 from chorus.config.settings import Settings, fields_of, known_keys
 from chorus.config.sources import load
 from chorus.deploy import local
@@ -43,6 +44,8 @@ GIVEN: dict[str, Any] = {
     "cache.memory": "1GB",
     "cache.disk": "1GB",
     "model": "given",
+    "models": [{"source": "given", "pin": True, "aliases": ["a"], "engine": {"max_batch": 3}, "idle_unload": "30m"}],
+    "load.memory": "1GB",
     "engine.prefill_chunk": 256,
     "engine.split": [3, 1],
     "engine.weights": [1, 1],
@@ -213,5 +216,6 @@ def test_what_a_process_is_told_it_also_reads() -> None:
     package = Path(chorus.__file__).parent
     files = [file for file in package.rglob("*.py") if "config" not in file.relative_to(package).parts]
     read = set(re.findall(r"\.([a-z_0-9]+)\b", "\n".join(file.read_text() for file in (*files, package / IN_PLACE_OF))))
-    told = [EngineSpec, ApiSettings, Limits, CacheConfig, RecoveryConfig, WatchTimes]
+    told = [EngineSpec, ApiSettings, ModelSettings, ModelConfig, LoadConfig, Limits]
+    told += [CacheConfig, RecoveryConfig, WatchTimes]
     assert {name for kind in told for name in fields_of(kind)} - read == set()
