@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -123,8 +122,7 @@ def mlx_distributed(
     }
     overrides = {"model": model[0] if model else None, "engine": engine, "cluster": place, "log": {"level": log_level}}
     loaded = load_told(config, overrides)
-    settings = loaded.settings.of_first
-    loaded = replace(loaded, settings=settings)
+    settings = loaded.settings
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
     hand = find_rank(loaded, model or ())
