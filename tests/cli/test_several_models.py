@@ -138,7 +138,7 @@ def test_load_tells_how_far_it_is_until_the_model_is_ready(server: Scripted) -> 
 
 
 def test_load_is_asked_again_while_the_server_is_less_patient_than_whoever_typed_it(server: Scripted) -> None:
-    answers = [refusal(503, "still loading"), (200, {"id": "small"})]
+    answers: list[tuple[int, Any]] = [(202, {"id": "small", "state": "loading"}), (200, {"id": "small"})]
     row = {**SMALL, "state": "loading", "progress": 0.5}
     server.answers |= {
         "/cluster/status": (200, {**STATUS, "models": [CODER, row]}),
@@ -186,11 +186,11 @@ def test_unload_says_what_the_server_says(server: Scripted) -> None:
 
     def unload(body: Any) -> tuple[int, Any]:
         asked.append(body)
-        return 200, {"id": "org/coder", "told": "goes when its 2 requests are over"}
+        return 202, {"id": "org/coder", "told": "goes when its 2 requests are over"}
 
     server.answers["/models/unload"] = unload
     assert typed("unload best").stdout == "org/coder: goes when its 2 requests are over\n"
-    assert asked == [{"model": "best"}]
+    assert asked == [{"model": "best", "wait": False}]
     assert json.loads(typed("unload best --json").stdout)["id"] == "org/coder"
 
 

@@ -20,7 +20,7 @@ def cache(
     action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget all of it; running requests go on.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="With clear: what is kept for this model (the one that requests mean by default)."),
+        typer.Option(help="With clear: of this model alone (of all)."),
     ] = None,
     url: UrlOption = None,
     port: PortOption = None,

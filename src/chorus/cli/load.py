@@ -36,8 +36,8 @@ from chorus.cli.own_server import (
 from chorus.platform.sizes import size
 
 LOOK_SECONDS = 0.5
-ON_ITS_WAY = ("waiting", "loading", "draining")
-"""States of a model that is asked for and is not loaded yet."""
+NOT_YET = 202
+"""It is decided, and takes longer than the server lets anybody wait."""
 
 Report = Callable[[Row], None]
 
@@ -89,11 +89,11 @@ def unload(
     if config:
         _on_first_host(config, ["unload", model], as_json, ASK_SECONDS)
         return
-    found = ask(find_target(url, port, api_key), "POST", "/models/unload", {"model": model})
+    found = ask(find_target(url, port, api_key), "POST", "/models/unload", {"model": model, "wait": False})
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        typer.echo(f"{found.get('id', model)}: {found.get('told') or 'unloaded'}")
+        typer.echo(f"{found.get('id', model)}: {found.get('told') or found.get('state')}")
 
 
 def ask_to_load(target: Target, model: str, force: bool, timeout: float, report: Report) -> dict[str, Any]:
@@ -102,13 +102,12 @@ def ask_to_load(target: Target, model: str, force: bool, timeout: float, report:
     body = {"model": model, "force": force, "wait": True}
     while True:
         answer = _watched(target, body, deadline - time.monotonic(), report)
-        if isinstance(answer, httpx.TimeoutException) and time.monotonic() >= deadline:
-            fail(f"{model} is not ready after {timeout:g} s: it goes on, and `chorus ps` shows how far it is")
-        if isinstance(answer, httpx.HTTPError):
+        if isinstance(answer, httpx.HTTPError) and not isinstance(answer, httpx.ReadTimeout):
             fail(unanswered(target, answer))
-        row = _row(target, model) if answer.status_code == 503 else None
-        if row is None or row.get("state") not in ON_ITS_WAY:
+        if isinstance(answer, httpx.Response) and answer.status_code != NOT_YET:
             return answered(target, answer)
+        if time.monotonic() >= deadline:
+            fail(f"{model} is not ready after {timeout:g} s: it goes on, and `chorus ps` shows how far it is")
         time.sleep(LOOK_SECONDS)
 
 

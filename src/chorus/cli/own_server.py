@@ -168,7 +168,7 @@ def ask(
 
 def answered(target: Target, answer: httpx.Response, holds: str = "") -> dict[str, Any]:
     """What stands in an answer, which has a certain key if it is one of ours."""
-    if answer.status_code != 200:
+    if not answer.is_success:
         fail(refused(target, answer))
     found = _json(answer)
     if found is None or (holds and holds not in found):
