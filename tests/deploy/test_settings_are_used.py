@@ -47,7 +47,7 @@ GIVEN: dict[str, Any] = {
     "load.memory": "1GB",
     "load.idle_unload": "5m",
     "model": "given",
-    "models": ["given"],
+    "models": [{"source": "given", "pin": True, "aliases": ["a"], "engine": {"max_batch": 3}, "idle_unload": "30m"}],
     "engine.prefill_chunk": 256,
     "engine.split": [3, 1],
     "engine.weights": [1, 1],
