@@ -16,7 +16,7 @@ from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.config.strategies import Strategy
 from chorus.platform import device
-from chorus.platform.dtype import Products
+from chorus.platform.dtype import UNPACKED, Products
 from chorus.transport import catalog
 
 HIDDEN = "***"
@@ -233,7 +233,8 @@ class EngineOptions(Section):
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16", "stored"] = "auto"
     cpu_products: Products = "auto"
-    """What CPU ranks multiply with; auto: packed weights where the model is quantized and `dtype` is auto."""
+    """What CPU ranks multiply with; auto: packed weights where the model is quantized and `dtype` is auto; others laid
+    out once for ONNX Runtime where that pays, which blas leaves to MLX."""
     pack: Literal[4, 8] | None = None
     """To how many bits CPU ranks pack the weights of a model that is not quantized; None: not at all."""
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
@@ -261,8 +262,9 @@ class EngineOptions(Section):
 
     @model_validator(mode="after")
     def _packs_what_it_multiplies(self) -> Self:
-        if self.pack and self.cpu_products == "float32":
-            raise ValueError(f"pack {self.pack} is for packed products, and cpu_products is float32: leave one out")
+        if self.pack and self.cpu_products in UNPACKED:
+            told = f"pack {self.pack} is for packed products, and cpu_products is {self.cpu_products}"
+            raise ValueError(f"{told}: leave one out")
         return self
 
     @property

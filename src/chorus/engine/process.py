@@ -316,7 +316,7 @@ def _start(engine: Engine, service: ServiceThread, cleanup: contextlib.ExitStack
     engine.enter(State.WARMING, "warming up")
     with group.followers.naming_the_lost():
         warm_up(leader)
-        if not group.shard.policy.packed:  # whose threads were chosen before it was loaded
+        if not group.shard.in_kernels:  # whose threads were chosen before it was loaded
             publish.begin(choose_threads(leader), spec.threads or 1)
         if limits.prefill_chunk is None:
             limits = replace(limits, chunks=measure_chunks(leader, _least_left(group)))

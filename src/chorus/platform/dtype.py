@@ -13,8 +13,11 @@ Form = Literal["", "unpacked", "packed", "packed to 8 bits", "packed to 4 bits"]
 """Weights as MLX multiplies them; quantized ones unpacked; quantized ones multiplied on their packed bytes by a CPU's
 own kernels (chorus.rank.products); others quantized as they are loaded, and then so.
 """
-Products = Literal["auto", "packed", "float32"]
-"""What a CPU multiplies with: packed weights where that is the quickest, wherever it can, or nowhere."""
+Products = Literal["auto", "packed", "float32", "blas"]
+"""What a CPU multiplies with: packed weights where that is the quickest, wherever it can, or nowhere; or nothing but
+MLX's own products, which call the BLAS."""
+UNPACKED: tuple[Products, ...] = ("float32", "blas")
+"""Those with which quantized weights are unpacked."""
 _PACKED_TO: dict[int, Form] = {8: "packed to 8 bits", 4: "packed to 4 bits"}
 _METAL_PACKED = "Metal computes with packed weights"
 _CPU_PACKED = "on a CPU packed weights are multiplied as they are, with int8 activations"
@@ -125,7 +128,7 @@ def choose_dtype(
 
 def _packed_form(quantized: bool, wanted: str, cpu_products: str, pack: int | None) -> Form:
     """How a CPU's kernels would multiply, as far as that is up to the settings; empty: not at all."""
-    if cpu_products == "float32":
+    if cpu_products in UNPACKED:
         return ""
     if quantized:
         return "packed" if cpu_products == "packed" or wanted == "auto" else ""

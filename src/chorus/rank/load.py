@@ -20,7 +20,7 @@ from chorus.models.layer_names import files_for_layers, is_tied, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
 from chorus.platform import blas, mac_memory, metal
-from chorus.platform.dtype import DtypePolicy, choose_dtype, on_backend, planned_policy
+from chorus.platform.dtype import UNPACKED, DtypePolicy, choose_dtype, on_backend, planned_policy
 from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
 from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
@@ -28,6 +28,7 @@ from chorus.rank.cuda import hooks as cuda
 from chorus.rank.pipeline.stage import Stage, config_layers, layer_count
 from chorus.rank.products.joined import join_products, pays
 from chorus.rank.products.usable import usable
+from chorus.rank.products.worth import any_worth
 from chorus.rank.tensor.divide import TensorPlan, shard_model
 from chorus.rank.tensor.preshard import load_stored_slices
 from chorus.rank.tensor.stored_slices import LateSlices, SliceReader, stored_parameters
@@ -63,6 +64,8 @@ class LoadedShard:
     weight_bytes: int
     path: Path
     """The folder that its weights came from."""
+    in_kernels: bool
+    """Whether the kernels of chorus.rank.products multiply, whose threads were chosen before it was loaded."""
     budget: mac_memory.Budget | None = None
     """What this rank may take of a Mac's memory in all; None elsewhere."""
 
@@ -227,11 +230,12 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     budget = mac_budget(mx, numbers.share.fraction, numbers.share.ranks)
     if budget:
         _check_room(path, lazy.model, budget)
-    if policy.packed:
-        tied = stage.is_last and is_tied(lazy.config, lazy.loaded)
-        weight_bytes = _pack(path, lazy.model, tied, progress)
+    tied = stage.is_last and is_tied(lazy.config, lazy.loaded)
+    in_kernels = policy.packed or _lays_out(lazy.model, stage, tied, numbers.asked)
+    if in_kernels:
+        weight_bytes = _fill_kernels(path, lazy.model, policy, stage, tied, progress)
     else:
-        blas.set_threads(platform.rank_threads())  # a packed model before it may have taken some
+        blas.set_threads(platform.rank_threads())  # a model before it, in kernels, may have taken some
         if pays(platform.device.backend()):
             join_products(lazy.model)
         weight_bytes = _read(path, lazy.model, progress)
@@ -239,7 +243,7 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
         metal.hold(mx, weight_bytes, budget)
     else:
         bound_freed_buffers(mx)
-    return LoadedShard(stage, lazy.config, policy, weight_bytes, path, budget)
+    return LoadedShard(stage, lazy.config, policy, weight_bytes, path, in_kernels, budget)
 
 
 def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None:
@@ -289,7 +293,7 @@ def _choose_dtype(model: nn.Module, asked: _Asked, budget: int) -> DtypePolicy:
     floating = next((a.dtype for _, a in parameters if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
     quantized = upstream.is_quantized(model)
     # Whoever has no use for the kernels does not even import them.
-    packable = asked.cpu_products != "float32" and (quantized or bool(asked.pack))
+    packable = asked.cpu_products not in UNPACKED and (quantized or bool(asked.pack))
     return choose_dtype(
         backend=platform.device.backend(),
         stored_dtype=dtype_name(floating),
@@ -316,9 +320,24 @@ def _apply(model: nn.Module, policy: DtypePolicy) -> None:
         upstream.quantize(model, policy.quantize_to)
 
 
-def _pack(path: Path, model: nn.Module, tied_head: bool, progress: Progress) -> int:
+def _lays_out(model: nn.Module, stage: Stage, tied: bool, asked: _Asked) -> bool:
+    """Whether kernels multiply with plain weights here, laid out for them once.
+
+    Not beside a tied head that stays the BLAS's because its rows are looked up here, where there may be several
+    threads: both pools would work in turn all the time, each in the other's way.
+    """
+    if platform.device.backend() != "cpu" or asked.cpu_products == "blas":
+        return False
+    if tied and stage.is_first and platform.most_threads() > 1:
+        return False
+    return any_worth(model, head_only=tied and not stage.is_first) and usable()
+
+
+def _fill_kernels(
+    path: Path, model: nn.Module, policy: DtypePolicy, stage: Stage, tied: bool, progress: Progress
+) -> int:
     """Give the products to the kernels, then read what MLX keeps."""
-    from chorus.rank.products.convert import pack_products
+    from chorus.rank.products.convert import lay_out_products, pack_products
     from chorus.rank.products.threads import share_threads
 
     total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
@@ -331,7 +350,10 @@ def _pack(path: Path, model: nn.Module, tied_head: bool, progress: Progress) -> 
 
     try:
         share_threads()
-        held = pack_products(model, tied_head=tied_head, progress=read)
+        if policy.packed:
+            held = pack_products(model, tied_head=tied, progress=read)
+        else:
+            held = lay_out_products(model, head_only=tied and not stage.is_first, progress=read)
     except RuntimeError as error:
         raise LoadError(f"cannot read the weights in {path}: {error}") from error
     return held + _read(path, model, lambda more, _: progress(min(done + more, total), total))

@@ -83,6 +83,9 @@ class Witness:
             dict.update(module, entries)
             vars(module).clear()
             vars(module).update(attributes)
+        # What a module holds now may be replaced later, and must not be held here then.
+        self._saved.clear()
+        self._modules.clear()
 
     def note(self, module: nn.Module, name: str) -> None:
         (self.after if self.passed_layers else self.before).add((id(module), name))

@@ -13,7 +13,7 @@ from mlx.nn.layers.distributed import shard_linear
 
 from chorus.rank.load import load_shard
 from chorus.rank.products.convert import pack_products
-from chorus.rank.products.layers import PackedEmbedding, PackedLinear, PackedMlp, PackedMlps
+from chorus.rank.products.layers import KernelEmbedding, KernelLinear, KernelMlp, KernelMlps
 from chorus.rank.tensor.modules import Grouped, Padded, Summed
 from chorus.rank.upstream.forms import become
 from chorus.rank.upstream.weights import dequantize, quantize
@@ -71,7 +71,7 @@ def test_foreign_columns_of_a_shared_group_stay_padded(foreign: tuple[int, int])
     expected = module(x)
     pack_products(module, tied_head=False)
     assert isinstance(module.layer, Padded)
-    assert isinstance(module.layer, PackedLinear)
+    assert isinstance(module.layer, KernelLinear)
     assert near(module(x), expected)
 
 
@@ -89,7 +89,7 @@ def test_an_mlp_that_ends_inside_a_group_is_one_graph_with_the_sum_still_in_fron
     expected = module(x)
     pack_products(module, tied_head=False)
     assert [base.__name__ for base in type(module).__mro__[1:3]] == ["Summed", "Mlp"]
-    assert isinstance(module, PackedMlp)
+    assert isinstance(module, KernelMlp)
     assert not module.parameters()
     assert near(module(x), expected)
 
@@ -130,7 +130,7 @@ def test_the_embedding_of_all_tokens_doubles_as_the_head_and_no_other() -> None:
         positions=nn.Embedding(32, WIDTH).to_quantized(group_size=32, bits=4),
     )
     pack_products(model, tied_head=True)
-    assert {name for name, child in model.items() if isinstance(child, PackedEmbedding)} == {"tokens"}
+    assert {name for name, child in model.items() if isinstance(child, KernelEmbedding)} == {"tokens"}
 
 
 def test_routers_and_latent_heads_stay_mlxs_and_are_unpacked() -> None:
@@ -141,7 +141,7 @@ def test_routers_and_latent_heads_stay_mlxs_and_are_unpacked() -> None:
     pack_products(experts, tied_head=False)
     mlp = experts.layers[-1].mlp
     assert type(mlp.gate) is nn.Linear
-    assert isinstance(mlp.switch_mlp, PackedMlps)
+    assert isinstance(mlp.switch_mlp, KernelMlps)
 
 
 def test_floats_of_8_bits_are_unpacked_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +167,7 @@ def test_an_unquantized_model_is_packed_when_asked(bits: int, tmp_path: Path) ->
     shard, plain = (load_shard(path, range, pack=pack) for pack in (bits, None))
     assert shard.policy.name == f"float32, packed to {bits} bits"
     assert plain.policy.name == "float32"
-    assert isinstance(shard.stage.model.layers[0].mlp, PackedMlp)
+    assert isinstance(shard.stage.model.layers[0].mlp, KernelMlp)
     ours, exact = (stage.forward(TOKENS, stage.new_cache())[0] for stage in (shard.stage, plain.stage))
     agreement = mx.sum(ours * exact) / mx.sqrt(mx.sum(ours**2) * mx.sum(exact**2))
     assert agreement.item() > {8: 0.999, 4: 0.8}[bits]

@@ -38,9 +38,9 @@ class Unrounded:
 
     def __init__(self, matrices: Sequence[Matrix], between: Between | None = None, last: Matrix | None = None) -> None:
         self._matrices, self._between, self._last = matrices, between, last
-        self.width = matrices[0].packed.columns
+        self.width = matrices[0].weights.columns
         self.count = 1 if last else len(matrices)
-        self.rows = (last or matrices[-1]).packed.rows
+        self.rows = (last or matrices[-1]).weights.rows
 
     def __call__(self, rows: Floats) -> list[Floats]:
         made = self.some(rows, range(len(self._matrices)))
@@ -53,7 +53,7 @@ class Unrounded:
 
 
 def _product(rows: Floats, matrix: Matrix) -> Floats:
-    made = rows @ unpack(matrix.packed).T
+    made = rows @ unpack(matrix.weights).T
     return made if matrix.bias is None else made + matrix.bias
 
 

@@ -53,8 +53,8 @@ def test_several_matrices_of_different_kinds_multiply_one_input() -> None:
     matrices = [Matrix(one, random.standard_normal(one.rows).astype(np.float32)) for one in held]
     for made, matrix in zip(linears(matrices)(x), matrices, strict=True):
         assert matrix.bias is not None
-        off = np.abs(made - (x @ unpack(matrix.packed).T + matrix.bias))
-        assert (off <= explained(matrix.packed, x) + 1e-6).all()
+        off = np.abs(made - (x @ unpack(matrix.weights).T + matrix.bias))
+        assert (off <= explained(matrix.weights, x) + 1e-6).all()
 
 
 def test_only_the_asked_outputs_are_given() -> None:

@@ -12,7 +12,7 @@ from mlx_lm.models.switch_layers import SwitchGLU, SwitchLinear
 
 from chorus.rank.products.convert import pack_products
 from chorus.rank.products.kernels import Kernel, Matrix, linears
-from chorus.rank.products.layers import PackedEmbedding, PackedExperts, PackedLinear, PackedMlps, cross, shared_by
+from chorus.rank.products.layers import KernelEmbedding, KernelExperts, KernelLinear, KernelMlps, cross, shared_by
 from chorus.rank.products.shared import Shared
 from chorus.rank.upstream.weights import unpacked
 from tests.rank.products.rounding import explained, packed, quantized
@@ -56,7 +56,7 @@ def test_a_linear_layer_gives_what_its_own_would(shape: tuple[int, ...], bias: b
     x, matrix = x_of(*shape), packed(plain)
     expected = plain(x)
     pack_products(holder, tied_head=False)
-    assert type(holder.layer) is PackedLinear
+    assert type(holder.layer) is KernelLinear
     assert not holder.layer.parameters()
     made = holder.layer(x)
     assert made.shape == expected.shape
@@ -142,7 +142,7 @@ def test_an_embedding_is_looked_up_exactly_and_its_tied_head_is_a_product() -> N
         expected, logits = plain(tokens), plain.as_linear(x)
         holder = Holder(embed=plain)
         pack_products(holder, tied_head=tied)
-        assert isinstance(holder.embed, PackedEmbedding) == tied
+        assert isinstance(holder.embed, KernelEmbedding) == tied
         assert mx.array_equal(holder.embed(tokens), expected).item()
         assert near(holder.embed.as_linear(x), logits)
 
@@ -169,7 +169,7 @@ def test_experts_choose_and_broadcast_as_mlx_does(shape: tuple[int, ...], chosen
     rows = x_of(indices.size, 1)
     expected_in_order = holder.layer(rows, in_order, sorted_indices=True)
     pack_products(holder, tied_head=False)
-    assert type(holder.layer) is PackedExperts
+    assert type(holder.layer) is KernelExperts
     assert near(holder.layer(x, indices), expected)
     assert near(holder.layer(rows, in_order, sorted_indices=True), expected_in_order)
 
@@ -181,7 +181,7 @@ def test_experts_with_a_known_activation_are_one_graph_each(rows: int) -> None:
     x, indices = x_of(2, rows), mx.random.randint(0, 6, (2, rows, 2), key=mx.random.key(2))
     expected = experts(x, indices)
     pack_products(experts, tied_head=False)
-    assert isinstance(experts, PackedMlps)
+    assert isinstance(experts, KernelMlps)
     assert len(experts.experts) == 6
     assert near(experts(x, indices), expected)
     one = experts(x[:, :1], indices[:, :1])

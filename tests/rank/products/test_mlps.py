@@ -15,7 +15,7 @@ from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO
 from chorus.rank.products.convert import _children, pack_products
-from chorus.rank.products.layers import PackedExperts, PackedLinear, PackedMlp, PackedMlps
+from chorus.rank.products.layers import KernelExperts, KernelLinear, KernelMlp, KernelMlps
 from chorus.rank.products.mlps import EXPERT, Mlp, recognise
 from chorus.rank.products.shared import sizes_of
 from tests.rank.products.test_layers import WIDTH, near, x_of
@@ -83,7 +83,7 @@ def quantized(module: nn.Module) -> nn.Module:
 
 
 def found(module: nn.Module) -> Mlp | None:
-    return recognise(module, {name: sizes_of(child) for name, child in _children(module, PackedLinear).items()})
+    return recognise(module, {name: sizes_of(child) for name, child in _children(module, KernelLinear).items()})
 
 
 def becomes_one_graph(module: nn.Module) -> None:
@@ -91,7 +91,7 @@ def becomes_one_graph(module: nn.Module) -> None:
     expected = module(x)
     pack_products(module, tied_head=False)
     assert not module.parameters()
-    assert isinstance(module, PackedMlp)
+    assert isinstance(module, KernelMlp)
     assert near(module(x), expected)
 
 
@@ -209,8 +209,8 @@ def test_what_is_not_known_in_every_step_is_left_to_mlx_with_packed_layers(what:
         return  # packed layers have no scales either: no module of upstream's looks
     expected = module(*arguments)
     pack_products(module, tied_head=False)
-    assert not isinstance(module, PackedMlp)
-    assert isinstance(module.up, PackedLinear)
+    assert not isinstance(module, KernelMlp)
+    assert isinstance(module.up, KernelLinear)
     made = module(*arguments)
     assert near(made[0], expected[0]) if isinstance(made, tuple) else near(made, expected)
 
@@ -226,14 +226,14 @@ def test_what_is_not_known_in_every_step_is_left_to_mlx_with_packed_layers(what:
 )
 def test_experts_are_recognised_as_well(made: Callable[..., nn.Module], name: str) -> None:
     module = quantized(made(WIDTH, HIDDEN, 4))
-    sizes = {own: sizes_of(child) for own, child in _children(module, PackedExperts).items()}
+    sizes = {own: sizes_of(child) for own, child in _children(module, KernelExperts).items()}
     mlp = recognise(module, sizes, EXPERT)
     assert mlp is not None
     assert mlp.between.name == name
     x, indices = x_of(2, 40), mx.random.randint(0, 4, (2, 40, 2), key=mx.random.key(1))
     expected = module(x, indices)
     pack_products(module, tied_head=False)
-    assert isinstance(module, PackedMlps)
+    assert isinstance(module, KernelMlps)
     assert near(module(x, indices), expected)
 
 

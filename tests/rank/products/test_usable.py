@@ -88,7 +88,7 @@ def test_one_width_that_is_wrong_is_enough(
 
     def one_wrong(matrices: Any) -> Any:
         kernel = right(matrices)
-        if matrices[0].packed.bits != width:
+        if matrices[0].weights.bits != width:
             return kernel
         # Only where there are several rows.
         return lambda rows: kernel(rows) if len(rows) == 1 else [kernel(rows)[0] * 2]

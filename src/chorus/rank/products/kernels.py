@@ -1,4 +1,4 @@
-"""The kernels: ONNX Runtime's products with packed weights, as small graphs with the weights inside.
+"""The kernels: ONNX Runtime's products, as small graphs with the weights inside, packed or plain.
 
 One session for each graph, all on one pool of threads. Weights that are given with each call are hundreds of times
 slower, and a memory arena for each session would hold gigabytes.
@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from chorus.rank.products.packing import Floats, Packed
+from chorus.rank.products.packing import Floats, Packed, Plain
 
 _VERSIONS = (helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1))
 _IR_VERSION = 10
@@ -29,7 +29,7 @@ _SMALL = 1024
 class Matrix:
     """What a linear layer multiplies with, and what it adds."""
 
-    packed: Packed
+    weights: Packed | Plain
     bias: Floats | None = None
 
     def with_empty_rows(self, before: int, after: int) -> Matrix:
@@ -37,11 +37,11 @@ class Matrix:
         if not before and not after:
             return self
         bias = None if self.bias is None else np.pad(self.bias, (before, after))
-        return Matrix(self.packed.with_empty_rows(before, after), bias)
+        return Matrix(self.weights.with_empty_rows(before, after), bias)
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+        return self.weights.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
 
 class Kernel:
@@ -84,7 +84,7 @@ def linears(matrices: Sequence[Matrix], threads: int | None = None) -> Kernel:
     """x @ matrix.T + bias for each of the matrices, which all take the same x. With `threads`, in a pool of its own."""
     graph = _Graph()
     for matrix in matrices:
-        graph.give(graph.product("x", matrix), matrix.packed.rows)
+        graph.give(graph.product("x", matrix), matrix.weights.rows)
     return graph.kernel(matrices, threads)
 
 
@@ -92,7 +92,7 @@ def mlp(combine: Combine, inner: Sequence[Matrix], last: Matrix) -> Kernel:
     """A whole MLP: `last` of what the activation makes of the products of the inner matrices."""
     graph = _Graph()
     made = combine(graph, [graph.product("x", matrix) for matrix in inner])
-    graph.give(graph.product(made, last), last.packed.rows)
+    graph.give(graph.product(made, last), last.weights.rows)
     return graph.kernel([*inner, last])
 
 
@@ -118,9 +118,13 @@ class _Graph:
         return self.array(np.array(value, np.float32))
 
     def product(self, x: str, matrix: Matrix) -> str:
-        """What integers around zero give, and for each block the sum of its inputs times the block's shift."""
-        packed = matrix.packed
         bias = [self.array(matrix.bias)] if matrix.bias is not None else []
+        if isinstance(matrix.weights, Plain):
+            return self.one("Gemm", x, self.array(matrix.weights.numbers), *bias, transB=1)
+        return self._packed_product(x, matrix.weights, bias)
+
+    def _packed_product(self, x: str, packed: Packed, bias: Sequence[str]) -> str:
+        """What integers around zero give, and for each block the sum of its inputs times the block's shift."""
         main = self.one(
             "MatMulNBits",
             *(x, self.array(packed.codes), self.array(packed.scales.reshape(-1))),
@@ -151,7 +155,7 @@ class _Graph:
         self.outputs.append((name, rows))
 
     def kernel(self, matrices: Sequence[Matrix], threads: int | None = None) -> Kernel:
-        told, width = helper.make_tensor_value_info, matrices[0].packed.columns
+        told, width = helper.make_tensor_value_info, matrices[0].weights.columns
         inside = {name: array for name, array in self.arrays.items() if array.nbytes <= _SMALL}
         beside = {name: array for name, array in self.arrays.items() if array.nbytes > _SMALL}
         graph = helper.make_graph(

@@ -17,13 +17,13 @@ from chorus.rank.products.kernels import Kernel
 from chorus.rank.products.packing import Floats
 from chorus.rank.products.shared import Shared
 from chorus.rank.upstream.forms import Table
-from chorus.rank.upstream.weights import QuantizedSwitchLinear
+from chorus.rank.upstream.weights import QuantizedSwitchLinear, SwitchLinear
 
 Integers = NDArray[np.integer]
 
 
-class PackedLinear(nn.Module):
-    """In place of a QuantizedLinear."""
+class KernelLinear(nn.Module):
+    """In place of a linear layer."""
 
     shared: Shared
     place: int
@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
         return self.shared.product(self.place, x)
 
 
-class PackedSummedLinear(PackedLinear):
+class KernelSummedLinear(KernelLinear):
     """In place of mlx-lm's linear layer over a part of the columns: the group's products are summed."""
 
     group: mx.distributed.Group
@@ -42,8 +42,8 @@ class PackedSummedLinear(PackedLinear):
         return x + self["bias"] if "bias" in self else x
 
 
-class PackedEmbedding(nn.QuantizedEmbedding):
-    """Rows are looked up as MLX does it; a head that is tied to them is a product like any other."""
+class KernelEmbedding(nn.QuantizedEmbedding):
+    """Quantized rows are looked up as MLX does it; a head that is tied to them is a product like any other."""
 
     head: Kernel
 
@@ -51,8 +51,23 @@ class PackedEmbedding(nn.QuantizedEmbedding):
         return cross(self.head, x, [0])[0]
 
 
-class PackedExperts(nn.Module):
-    """In place of a QuantizedSwitchLinear: each expert that is asked for multiplies its own rows."""
+class KernelHead(nn.Module):
+    """In place of an embedding that is a tied head and nothing else: the tokens are looked up on another stage."""
+
+    head: Kernel
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """What a stage that is not the first makes of tokens, and never computes. It reads as NaN, so that it would
+        show if it ever reached a result.
+        """
+        return mx.full((*tokens.shape, self.head.width), mx.nan)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return cross(self.head, x, [0])[0]
+
+
+class KernelExperts(nn.Module):
+    """In place of the linear layers of experts: each expert that is asked for multiplies its own rows."""
 
     experts: Sequence[Kernel]
 
@@ -64,7 +79,7 @@ class PackedExperts(nn.Module):
         return mx.array(made).reshape(*chosen.shape, rows, -1)
 
 
-class PackedMlp:
+class KernelMlp:
     """In front of an MLP whose products and what lies between them are one graph."""
 
     kernel: Kernel
@@ -73,7 +88,7 @@ class PackedMlp:
         return cross(self.kernel, x, [0])[0]
 
 
-class PackedMlps:
+class KernelMlps:
     """In front of experts each of which is one graph."""
 
     experts: Sequence[Kernel]
@@ -113,10 +128,18 @@ def shared_by(kernel: Kernel) -> Shared:
 
 
 PACKED_FORMS: Table = {
-    nn.QuantizedLinear: PackedLinear,
-    nn.QuantizedAllToShardedLinear: PackedLinear,
-    nn.QuantizedShardedToAllLinear: PackedSummedLinear,
-    nn.QuantizedEmbedding: PackedEmbedding,
-    QuantizedSwitchLinear: PackedExperts,
+    nn.QuantizedLinear: KernelLinear,
+    nn.QuantizedAllToShardedLinear: KernelLinear,
+    nn.QuantizedShardedToAllLinear: KernelSummedLinear,
+    nn.QuantizedEmbedding: KernelEmbedding,
+    QuantizedSwitchLinear: KernelExperts,
 }
-"""Which of MLX's modules the kernels take over. Without an entry here, MLX computes as it does."""
+"""Which of MLX's quantized modules the kernels take over. Without an entry here, MLX computes as it does."""
+LAID_OUT_FORMS: Table = {
+    nn.Linear: KernelLinear,
+    nn.AllToShardedLinear: KernelLinear,
+    nn.ShardedToAllLinear: KernelSummedLinear,
+    nn.Embedding: KernelHead,
+    SwitchLinear: KernelExperts,
+}
+"""Which of its plain ones."""

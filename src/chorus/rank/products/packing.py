@@ -1,4 +1,6 @@
-"""Quantized weights of MLX in the form that the kernels take: small integers, a scale and a shift for each block."""
+"""Weights of MLX in the form that the kernels take: plain ones as they are, quantized ones as small integers, with a
+scale and a shift for each block.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,31 @@ _DOUBLED_PAIRS = ((_DOUBLED_FP4 + 128) + (_DOUBLED_FP4[:, None] + 128) * 256).re
 """Both numbers of a byte, as codes of 8 bits."""
 # The largest number of nvfp4 itself: a tensor's own scale is the largest number that the tensor has.
 _LARGEST_NVFP4 = np.float32(448 * 6)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A matrix as it is: a kernel lays it out for its products once, and only that copy stays."""
+
+    numbers: Floats
+    """Rows, columns."""
+
+    @property
+    def rows(self) -> int:
+        return self.numbers.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.numbers.shape[1]
+
+    def with_empty_rows(self, before: int, after: int) -> Plain:
+        """The same with rows of zeros at its ends."""
+        return Plain(np.pad(self.numbers, ((before, after), (0, 0))))
+
+    @property
+    def nbytes(self) -> int:
+        """What a kernel takes to hold it."""
+        return self.numbers.nbytes
 
 
 @dataclass(frozen=True)
