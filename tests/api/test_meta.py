@@ -9,7 +9,7 @@ import openai
 import pytest
 
 import chorus
-from chorus.api.meta import read_architecture
+from chorus.api.served import read_config
 from chorus.config.front_end import ModelSettings
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually
@@ -45,7 +45,7 @@ def test_the_architecture_is_what_config_json_says_in_whatever_form(
     tmp_path: Path, config: str, named: str | None
 ) -> None:
     (tmp_path / "config.json").write_text(config)
-    assert read_architecture(tmp_path) == named
+    assert read_config(tmp_path).architecture == named
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 import chorus
-from chorus.api import cache, errors, meta, openapi, tokens
+from chorus.api import cache, errors, load, meta, openapi, tokens
 from chorus.api.anthropic import routes as messages
 from chorus.api.auth import KeyGuard
 from chorus.api.openai import embeddings
@@ -20,12 +20,13 @@ from chorus.api.server.sites import SiteGuard
 from chorus.api.service import Service
 from chorus.security.key_file import LiveKeys
 
-ROUTES = (chat, completions, responses, messages, embeddings, tokens, cache, meta)
+ROUTES = (chat, completions, responses, messages, embeddings, tokens, cache, load, meta)
 
 
 def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         await service.close()
 

@@ -24,13 +24,13 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 Body = TypeVar("Body", bound=RequestBody)
 
 
-async def read_request(request: Request, kind: type[Body], service: Service) -> Body:
-    """The body, if it is one that this server takes and for a model that it serves."""
+async def read_request(request: Request, kind: type[Body], service: Service, *, empty: bool = False) -> Body:
+    """The body, if it is one that this server takes and for a model that it serves; with `empty`, none is {}."""
     limits = service.settings.limits
-    raw = await _read(request, limits)
+    raw = await _read(request, limits) or (b"{}" if empty else b"")
     _check_values(raw, limits.max_body_values)
     body = parse(raw, kind)
-    service.find(body.asked_model)
+    await service.look_for(body.asked_model)
     return body
 
 

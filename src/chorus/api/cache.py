@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from chorus.api.answers import ResponseModel
+from chorus.api.body import read_request
+from chorus.api.fields import Name, RequestBody
+from chorus.api.meta import look
 from chorus.api.openapi import operation
-from chorus.api.served import not_ready
+from chorus.api.served import Served, not_ready
 from chorus.api.service import Service
+from chorus.serving.directory import Model
 
 CLEAR_SECONDS = 40.0
 """A little longer than the engine itself takes before it says that it has not managed."""
+
+
+class ClearRequest(RequestBody):
+    model: Name | None = None
+    """All that are loaded where none is named."""
 
 
 class Cleared(ResponseModel):
@@ -24,13 +33,23 @@ class Cleared(ResponseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/cache/clear", **operation(None, Cleared))
-    async def clear() -> dict[str, int]:
-        served = service.default
+    @routes.post("/cache/clear", **operation(ClearRequest, Cleared, body_required=False))
+    async def clear(request: Request) -> dict[str, int]:
+        # ADMIN: a key without that scope is refused here.
+        body = await read_request(request, ClearRequest, service, empty=True)
+        named = [service.find(body.model)] if body.model is not None else service.directory.models
+        chosen = [model for model in named if model.state.takes_requests]
+        if not chosen and named:
+            raise not_ready(await look(named[0]))
+        cleared = [await _clear(model) for model in chosen]
+        return {"entries": sum(entries for entries, _ in cleared), "bytes": sum(size for _, size in cleared)}
+
+    return routes
+
+
+async def _clear(model: Model[Served]) -> tuple[int, int]:
+    async with model.held() as served:
         view = await served.look()
         if not view.ready:
             raise not_ready(view)
-        entries, size = await served.client.clear_cache(CLEAR_SECONDS)
-        return {"entries": entries, "bytes": size}
-
-    return routes
+        return await served.client.clear_cache(CLEAR_SECONDS)

@@ -12,7 +12,19 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from chorus.errors import ChorusError
-from chorus.serving.errors import ContextExceeded, EngineError, EngineLost, EngineOverloaded, RequestRejected
+from chorus.messages.deploy import ModelState
+from chorus.serving.errors import (
+    ContextExceeded,
+    EngineError,
+    EngineLost,
+    EngineOverloaded,
+    ModelFailed,
+    ModelNotReady,
+    OwnerAway,
+    OwnerRefused,
+    RequestRejected,
+    UnknownModel,
+)
 from chorus.serving.measure import BadField
 from chorus.serving.workers import Busy
 
@@ -110,8 +122,35 @@ def from_serving(error: Exception) -> ApiError:
             return from_context(error)
         case EngineError():
             return from_engine(error)
+        case UnknownModel():
+            words = f"{error} GET /v1/models lists all that are."
+            return ApiError(404, words, param="model", code="model_not_found")
+        case ModelNotReady(row=row):
+            progress = {"state": row.state.name.lower(), "progress": row.progress, "detail": row.detail}
+            return unavailable(sentence(str(error)), "engine_not_ready", progress)
+        case ModelFailed(reason=reason):
+            progress = {"state": ModelState.FAILED.name.lower(), "progress": 0.0, "detail": reason}
+            return unavailable(sentence(str(error)), "model_failed", progress)
+        case OwnerAway():
+            return unavailable(sentence(str(error)), "owner_away")
+        case OwnerRefused():
+            return ApiError(409, sentence(str(error)), code="refused_by_owner")
         case _:
             return internal()
+
+
+SERVING_ERRORS = (
+    BadField,
+    Busy,
+    ContextExceeded,
+    EngineError,
+    UnknownModel,
+    ModelNotReady,
+    ModelFailed,
+    OwnerAway,
+    OwnerRefused,
+)
+"""Those that `from_serving` has words for."""
 
 
 def from_validation(error: ValidationError) -> ApiError:
@@ -162,7 +201,7 @@ def install(app: FastAPI) -> None:
         return from_serving(error).response(request.url.path)
 
     app.add_exception_handler(ApiError, api_error)
-    for kind in (BadField, Busy, ContextExceeded, EngineError):
+    for kind in SERVING_ERRORS:
         app.add_exception_handler(kind, serving_error)
     app.add_exception_handler(HTTPException, http_error)
 

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, LiteralString
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
+
+from chorus.config.served import seconds_from_text
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(max_length=1024)]
@@ -19,6 +30,15 @@ Metadata = Annotated[
 ]
 PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
 
+KeepAlive = Annotated[
+    float,
+    BeforeValidator(seconds_from_text, json_schema_input_type=float | str),
+    Field(
+        allow_inf_nan=False,
+        description="How long the model stays loaded after this request, as Ollama's clients "
+        "say it: seconds, or 5m; 0 unloads it, below 0 it stays.",
+    ),
+]
 # What a protocol field may say and mean nothing more than its absence does.
 Harmless = tuple[Any, ...]
 

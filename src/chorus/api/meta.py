@@ -17,43 +17,48 @@ import chorus
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.openapi import UNVERSIONED, operation
-from chorus.api.served import EngineView, Served, not_ready
+from chorus.api.served import EngineView, Served, known_context, not_ready, read_config
 from chorus.api.server.gate import record_of
 from chorus.api.service import Service
+from chorus.messages.deploy import ModelState
 from chorus.messages.engine import cache_facts_from_wire
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.directory import Model
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
     settings = service.settings
-    default = service.default
     started = int(time.time())
-    architecture = read_architecture(default.settings.path)
 
     @routes.get("/", **operation(None, Summary))
     async def summary(request: Request) -> dict[str, Any]:
         return {
             "service": "chorus",
             "version": chorus.__version__,
-            "model": default.settings.id,
-            "status": (await default.look()).state,
+            "model": service.default.id,
+            "status": (await look(service.default)).state,
             "endpoints": sorted(path for path in request.app.openapi()["paths"] if "{" not in path),
         }
 
     @routes.get("/health", **operation(None, Health))
-    async def health(request: Request) -> dict[str, Any]:
-        view = await default.look()
+    async def health(request: Request, model: str | None = None) -> dict[str, Any]:
+        asked = service.find(model)
+        view = await look(asked)
         status = {"status": "ok" if view.ready else view.state}
         # Everybody may ask for the health; who has no key is told no more than that.
         if settings.keys_file and not record_of(request.scope).owner:
             return status
         return {
             **status,
-            "model": default.settings.id,
+            "model": asked.id,
             "version": chorus.__version__,
             "engine": engine_summary(view),
-            "requests": {"open": default.client.open_requests, "tasks": len(asyncio.all_tasks())},
+            "requests": {
+                "open": asked.front.client.open_requests if asked.front else 0,
+                "tasks": len(asyncio.all_tasks()),
+            },
+            "models": [brief(each, view if each is asked else None) for each in service.directory.models],
             "configuration": settings.configuration,
         }
 
@@ -62,40 +67,46 @@ def router(service: Service) -> APIRouter:
         return {"status": "ok"}
 
     @routes.get("/health/ready", response_model=None, responses={200: {"model": Ready}, 503: {"model": Ready}})
-    async def ready() -> JSONResponse:
-        view = await default.look()
+    async def ready(model: str | None = None) -> JSONResponse:
+        asked = service.find(model)
+        view = await look(asked)
         body = {"state": view.state, "progress": view.progress, "detail": view.detail}
-        if view.ready:
+        if view.ready or (model is None and serves_others(service)):
             return JSONResponse(body)
         return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
     @routes.get("/model/info", **operation(None, ModelInfo))
-    async def model_info() -> dict[str, Any]:
-        view = await default.look()
+    async def model_info(model: str | None = None) -> dict[str, Any]:
+        asked = service.find(model)
+        view = await look(asked)
         if view.description is None:
             raise not_ready(view)
-        return {
-            "id": default.settings.id,
-            "name": default.settings.name,
-            "architecture": architecture,
-            "chat_template": default.tokenizer.has_chat_template,
-            **describe_model(view.description, default.context_length(view.description)),
-        }
+        async with asked.held() as served:
+            return {
+                "id": asked.id,
+                "name": asked.settings.name,
+                "architecture": read_config(asked.settings.path).architecture,
+                "chat_template": served.tokenizer.has_chat_template,
+                **describe_model(view.description, served.context_length(view.description)),
+            }
 
     @routes.get("/cluster/status", **operation(None, ClusterStatus))
-    async def cluster_status() -> dict[str, Any]:
-        told = read_nodes(default.settings.status_file)
+    async def cluster_status(model: str | None = None) -> dict[str, Any]:
+        asked = service.find(model)
+        told, view = read_nodes(asked.settings.status_file), await look(asked)
         return {
-            "model": default.settings.id,
-            **describe_cluster(await default.look(), names_of_ranks(default.settings.rank_names, told["nodes"])),
-            "observed": default.observed(),
+            "model": asked.id,
+            **describe_cluster(view, names_of_ranks(asked.settings.rank_names, told["nodes"])),
+            "observed": asked.front.observed() if asked.front else {"requests": 0, "tokens_per_second": None},
+            "models": [brief(each, view if each is asked else None) for each in service.directory.models],
             **told,
         }
 
     @routes.get("/models", **UNVERSIONED)
     @routes.get("/v1/models", **operation(None, ModelList))
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [await model_entry(served) for served in service.models]}
+        listed = service.directory.models
+        return {"object": "list", "data": await asyncio.gather(*(model_entry(each) for each in listed))}
 
     # An id may hold slashes, as those of Hugging Face do.
     @routes.get("/models/{model:path}", **UNVERSIONED)
@@ -103,23 +114,64 @@ def router(service: Service) -> APIRouter:
     async def model(model: str) -> dict[str, Any]:
         return await model_entry(service.find(model))
 
-    async def model_entry(served: Served) -> dict[str, Any]:
-        description = (await served.look()).description
+    async def model_entry(model: Model[Served]) -> dict[str, Any]:
+        view = await look(model)
         # The engine knows it once it has read the model; the list answers before that too.
-        context = served.settings.context_length
-        if description is not None and description.context_length:
-            context = served.context_length(description)
+        if view.description is not None and view.description.context_length:
+            model.context_length = view.description.context_length
+        context = known_context(model)
+        weights = sum(rank.weight_bytes for rank in view.description.ranks) if view.description else 0
         return {
-            "id": served.settings.id,
+            "id": model.id,
             "object": "model",
             "created": started,
             "owned_by": "chorus",
             "context_length": context,
             "max_model_len": context,
-            "aliases": list(served.settings.names[1:]),
+            "aliases": list(model.settings.names[1:]),
+            "state": view.state,
+            "loaded": view.ready,
+            "size": model.row.booked_bytes or model.row.total_bytes or weights or None,
         }
 
     return routes
+
+
+async def look(model: Model[Served]) -> EngineView:
+    """As its engine says where it has one, else as its owner does."""
+    row, description = model.row, None
+    if model.loaded and (served := model.front):
+        view = await served.look()
+        if row.state is ModelState.READY:
+            return view
+        description = view.description
+    return EngineView(row.state.name.lower(), row.progress, row.detail, description)
+
+
+def serves_others(service: Service) -> bool:
+    """Where there are several models, whether the default one is loaded now says nothing of the server: it answers, and
+    whoever asks for that model waits. Until its first load is over, the server starts."""
+    default = service.default
+    starts = default.state in (ModelState.WAITING, ModelState.LOADING) and not default.has_been_ready
+    return len(service.directory.models) > 1 and service.directory.version > 0 and not starts
+
+
+def brief(model: Model[Served], view: EngineView | None) -> dict[str, Any]:
+    """As its owner last said, or its engine where that was asked."""
+    row = model.row
+    engine = view.description if view else None
+    return {
+        "id": model.id,
+        "state": view.state if view else row.state.name.lower(),
+        "progress": view.progress if view else row.progress,
+        "detail": view.detail if view else row.detail,
+        "booked_bytes": row.booked_bytes,
+        "ranks": row.ranks or (len(engine.ranks) if engine else 0),
+        "nodes": list(row.nodes),
+        "running": model.running,
+        "waiting": model.waiting,
+        "until": row.until or None,
+    }
 
 
 def engine_summary(view: EngineView) -> dict[str, Any]:
@@ -243,15 +295,3 @@ def describe_model(engine: pb.Description, context_length: int) -> dict[str, Any
         "ranks": ranks,
         "cache": describe_cache(engine),
     }
-
-
-def read_architecture(model_path: Path) -> str | None:
-    """From the model's own config.json; None where it does not say, since a model is served all the same."""
-    try:
-        config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    said = config if isinstance(config, dict) else {}
-    classes = said.get("architectures")
-    named = [*(classes if isinstance(classes, list) else [classes]), said.get("model_type")]
-    return next((name for name in named if isinstance(name, str)), None)

@@ -25,6 +25,23 @@ class Ready(ResponseModel):
     detail: str
 
 
+class ModelBrief(ResponseModel):
+    """One of the models of this server, as its owner last said, and what this front end is asked for of it."""
+
+    id: str
+    state: str
+    progress: float
+    detail: str
+    booked_bytes: int
+    """What it takes, or would take, on all nodes together; 0 where nobody has said."""
+    ranks: int
+    nodes: list[str]
+    running: int
+    waiting: int
+    until: float | None
+    """When it goes unless it is asked for, in seconds since 1970; None: it stays."""
+
+
 class Health(ResponseModel):
     """Where keys are asked for, who shows none is told the status alone."""
 
@@ -33,6 +50,7 @@ class Health(ResponseModel):
     version: str | None = None
     engine: dict[str, Any] | None = None
     requests: dict[str, int] | None = None
+    models: list[ModelBrief] | None = None
     configuration: dict[str, Any] | None = None
 
 
@@ -44,6 +62,11 @@ class ModelEntry(ResponseModel):
     context_length: int | None
     max_model_len: int | None
     aliases: list[str]
+    state: str
+    loaded: bool
+    """Whether it answers at once; the others are loaded when they are asked for."""
+    size: int | None
+    """In bytes: what it takes in memory, or would take; None where nobody knows."""
 
 
 class ModelList(ResponseModel):
@@ -118,6 +141,7 @@ class ClusterStatus(ResponseModel):
     ranks: list[RankStatus]
     recoveries: RecoveryInfo | None
     observed: Observed
+    models: list[ModelBrief]
     plan: dict[str, Any] | None
     """What the planner predicted, where it was asked."""
     nodes: list[dict[str, Any]]

@@ -13,6 +13,7 @@ from chorus.api.answers import AnthropicErrorBody, ErrorBody
 
 _REFS = "#/components/schemas/{model}"
 _MARK = "x-chorus-body"
+_REQUIRED = "x-chorus-body-required"
 # FastAPI takes only plain values along with a route, so the types wait here under their names.
 _BODIES: dict[str, type[BaseModel]] = {}
 # Of each event in a stream: what its data holds depends on the protocol.
@@ -38,7 +39,12 @@ UNVERSIONED: dict[str, Any] = {"include_in_schema": False, "response_model": Non
 
 
 def operation(
-    body: type[BaseModel] | None, answer: type[BaseModel], *, streams: bool = False, anthropic: bool = False
+    body: type[BaseModel] | None,
+    answer: type[BaseModel],
+    *,
+    streams: bool = False,
+    anthropic: bool = False,
+    body_required: bool = True,
 ) -> dict[str, Any]:
     """The arguments of a route decorator."""
     error = AnthropicErrorBody if anthropic else ErrorBody
@@ -52,7 +58,7 @@ def operation(
     if body is None:
         return {"response_model": None, "responses": responses}
     _BODIES[body.__name__] = body
-    extra = {"openapi_extra": {_MARK: body.__name__}}
+    extra = {"openapi_extra": {_MARK: body.__name__, _REQUIRED: body_required}}
     return {"response_model": None, "responses": responses, **extra}
 
 
@@ -74,7 +80,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for entry in operations:
         if name := entry.pop(_MARK, None):
             schema = {"$ref": _REFS.format(model=name)}
-            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+            required = entry.pop(_REQUIRED)
+            entry["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
             # FastAPI's own validation errors never happen here: the bodies are not its business.
             entry["responses"].pop("422", None)
     return document

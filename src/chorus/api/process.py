@@ -29,6 +29,7 @@ from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.losses import last_loss
 from chorus.security.tls import Certificate, CertificateError
+from chorus.serving.directory import Directory
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.tokenizer import ServedTokenizer
 
@@ -127,15 +128,26 @@ class Server(uvicorn.Server):
 
 
 def build_service(settings: ApiSettings) -> Service:
+    """One model is in memory before anybody asks; of several whose owner says when each is loaded, none before it is
+    needed."""
+    models = settings.models
+    early = models if len(models) == 1 or settings.control_address is None else ()
+
+    def make(model: ModelSettings) -> Served:
+        return build_served(model, settings)
+
     try:
-        return Service(settings, [build_served(model, settings) for model in settings.models])
+        served = [make(model) for model in early]
     except ValueError as error:
         raise SettingsError(f"tool_parser: {error}") from None
+    return Service(settings, Directory(make, models, served, ready=settings.control_address is None))
 
 
 def build_served(model: ModelSettings, settings: ApiSettings) -> Served:
     tokenizer = ServedTokenizer.load(model.path, trust_remote_code=model.trust_remote_code)
-    connect_seconds, takes_over = settings.limits.connect_timeout_seconds, last_loss() is not None
+    connect_seconds = settings.limits.connect_timeout_seconds
+    # Where there is an owner, it says which engine serves.
+    takes_over = settings.control_address is None and last_loss() is not None
     client = EngineClient(model.engine_address, connect_seconds, settings.recovery, takes_over)
     return Served(model, settings, client, tokenizer)
 

@@ -14,7 +14,7 @@ import orjson
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chorus.api.errors import ApiError, from_engine, internal
+from chorus.api.errors import SERVING_ERRORS, ApiError, from_engine, from_serving, internal
 from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.server.lifetime import Cause, Interrupted
@@ -22,8 +22,11 @@ from chorus.api.service import Service
 from chorus.api.usage import Outcome, sum_up
 from chorus.messages.engine import TokenLogprobs
 from chorus.serving.blocks import Blocks
-from chorus.serving.errors import EngineError
+from chorus.serving.directory import Model
+from chorus.serving.errors import EngineError, EngineLost, doing
 from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation, TextTokens
+from chorus.serving.prepare import check_amounts, prepare
+from chorus.serving.request import GenerationRequest
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +84,7 @@ class WireFormat(Protocol):
         """All choices are complete."""
 
     def failure(self, error: ApiError) -> bytes:
-        """The stream breaks off here."""
+        """The stream, which has begun, breaks off here."""
 
     def whole(self, answers: Sequence[WholeAnswer], outcome: Outcome) -> dict[str, Any]:
         """The answer in one body."""
@@ -100,42 +103,51 @@ def written(data: Any) -> bytes:
         return json.dumps(data, ensure_ascii=False).encode()
 
 
+MakeWire = Callable[[Served, Generation], Awaitable[WireFormat]]
+
+
 class GenerationResponse(Response):
-    """Runs the generation itself, so that one block owns it from the first token to the end of its client."""
+    """Waits for its model, prepares the generation and runs it, so that one block owns it from the moment in which its
+    model is granted to the end of its client."""
 
     def __init__(
         self,
         service: Service,
-        served: Served,
-        generation: Generation,
-        wire: WireFormat,
+        model: Model[Served],
+        asked: GenerationRequest,
+        wire: MakeWire,
+        *,
         stream: bool,
+        failure: Callable[[ApiError], bytes],
+        keep_alive: float | None = None,
         before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`before_end` is awaited when the answer is made, before its client hears that it is complete."""
+        """`wire` is made once the model is there; `failure` says that a stream breaks off before that. `before_end` is
+        awaited when the answer is made, before its client hears that it is complete.
+        """
         super().__init__()
+        if not model.state.takes_requests:
+            check_amounts(asked, service.settings.limits)
         self._service = service
-        self._served = served
-        self._generation = generation
-        self._wire = wire
+        self._model = model
+        self._asked = asked
+        self._make_wire = wire
         self._stream = stream
+        self._failure = failure
+        self._keep_model = keep_alive
         self._before_end = before_end
         self._started = False
+        self._said = False
         self._complete = False
         self._sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        record.log_fields["prompt_tokens"] = sum(map(len, self._generation.prompts))
+        record.log_fields["model"] = self._model.id
         try:
-            async with self._service.lifetimes.begin(receive), aclosing(self._generation):
-                # Each token wakes the task that waits for it, with all calls in between: one of its own has few.
-                if self._stream:
-                    await asyncio.create_task(self._answer_stream(record, send))
-                else:
-                    answer = await asyncio.create_task(self._answer_whole(record))
-                    await Response(written(answer), media_type="application/json")(scope, receive, send)
-                self._complete = True
+            async with self._service.lifetimes.begin(receive):
+                while not self._complete:
+                    await self._try(record, scope, receive, send)
         except EngineError as error:
             await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
@@ -147,19 +159,57 @@ class GenerationResponse(Response):
                 record.status = 499
                 return
             await self._fail(interruption.as_error(), record, send)
+        except (ApiError, *SERVING_ERRORS) as error:
+            # A refusal: of the model, which did not come in time, or of what was found wrong only when it had come.
+            if not self._started:
+                raise
+            await self._fail(error if isinstance(error, ApiError) else from_serving(error), record, send)
         except Exception:
             # Once a stream has begun no handler further out can tell its client.
             if self._started:
                 await self._fail(internal(), record, send)
             raise
 
+    async def _try(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+        """Returns without an answer where the model was unloaded before anything was said: it is waited for again."""
+
+        async def tell() -> None:
+            await self._begin(send)
+            comment = f": {doing(self._model.row)}\n\n".encode()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
+
+        patience = self._service.settings.load_patience_seconds
+        async with self._model.used(patience, self._keep_model, tell if self._stream else None) as served:
+            try:
+                self._served = served
+                self._generation = await prepare(self._asked, served.model)
+                self._wire = await self._make_wire(served, self._generation)
+                record.log_fields["prompt_tokens"] = sum(map(len, self._generation.prompts))
+                async with aclosing(self._generation):
+                    # Each token wakes the task that waits for it, with all calls in between: one of its own has few.
+                    if self._stream:
+                        await asyncio.create_task(self._answer_stream(record, send))
+                    else:
+                        answer = await asyncio.create_task(self._answer_whole(record))
+                        await Response(written(answer), media_type="application/json")(scope, receive, send)
+                    self._complete = True
+            except EngineLost:
+                if self._said or self._model.keeps(served):
+                    raise
+
+    async def _begin(self, send: Send) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+
     async def _fail(self, error: ApiError, record: Record, send: Send) -> None:
         record.log_fields.setdefault("finish", "error")
         if not self._started:
             raise error
+        said = self._wire.failure(error) if self._said else self._failure(error)
         try:
             async with asyncio.timeout(_LAST_WORD_SECONDS):
-                await send({"type": "http.response.body", "body": self._wire.failure(error), "more_body": False})
+                await send({"type": "http.response.body", "body": said, "more_body": False})
         except TimeoutError:
             log.warning("request %s: its client does not read, so it was not told why it ended", record.request_id)
 
@@ -184,8 +234,8 @@ class GenerationResponse(Response):
             done, _ = await asyncio.wait({accepted}, timeout=self._service.settings.limits.keep_alive_seconds)
             for task in done:
                 task.result()
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._begin(send)
+            self._said = True
             pending = await self._say_all(record, accepted)
         finally:
             accepted.cancel()

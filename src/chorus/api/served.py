@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import chorus
 from chorus.api.errors import ApiError, sentence, unavailable
 from chorus.config.front_end import ApiSettings, ModelSettings
+from chorus.messages.deploy import ModelState
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.directory import Model
 from chorus.serving.engine_client import EngineClient
 from chorus.serving.errors import EngineLost
 from chorus.serving.model import Capacity, ServedModel
@@ -60,6 +64,15 @@ class Served:
         """Of the engine that was ready last."""
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)
         self._answered = 0
+
+    def expect(self) -> None:
+        self.client.recovery.expect()
+
+    def abandon(self, why: str) -> None:
+        self.client.recovery.give_up(why)
+
+    async def close(self) -> None:
+        await self.client.close()
 
     def note_rate(self, tokens_per_second: float | None) -> None:
         self._answered += 1
@@ -118,4 +131,45 @@ def not_ready(view: EngineView) -> ApiError:
         sentence(told),
         "engine_not_ready",
         {"state": view.state, "progress": view.progress, "detail": view.detail},
+    )
+
+
+ANY_LENGTH = 2**31 - 1
+"""Where nobody knows how long a context may be."""
+
+
+async def text_capacity(model: Model[Served], served: Served) -> Capacity:
+    """For what needs only the tokenizer: as the engine says where one serves, and without one as far as is known."""
+    if model.state is ModelState.READY:
+        return await served.capacity()
+    return Capacity(known_context(model) or ANY_LENGTH, served.tokenizer.vocabulary)
+
+
+def known_context(model: Model[Served]) -> int | None:
+    """Of a model that is not loaded: as its engine said last, or its files say; never more than is served of it."""
+    chosen, known = model.settings.context_length, model.context_length or read_config(model.settings.path).context
+    return min((length for length in (chosen, known) if length), default=None)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a model's own config.json says; None where it does not, since a model is served all the same."""
+
+    architecture: str | None
+    context: int | None
+
+
+def read_config(model_path: Path) -> ModelFile:
+    try:
+        config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ModelFile(None, None)
+    said = config if isinstance(config, dict) else {}
+    classes = said.get("architectures")
+    named = [*(classes if isinstance(classes, list) else [classes]), said.get("model_type")]
+    inner = said.get("text_config")
+    lengths = [part.get("max_position_embeddings") for part in (said, inner) if isinstance(part, dict)]
+    return ModelFile(
+        next((name for name in named if isinstance(name, str)), None),
+        next((length for length in lengths if isinstance(length, int) and length > 0), None),
     )

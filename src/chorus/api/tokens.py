@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize, as vLLM has them. They need the tokenizer alone: no model is loaded for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chorus.api.fields import Name, RequestBody, refused
 from chorus.api.openai.chat.request import FunctionTool, Message
 from chorus.api.openai.chat.routes import template_messages
 from chorus.api.openapi import operation
-from chorus.api.served import Served
+from chorus.api.served import ANY_LENGTH, Served, text_capacity
 from chorus.api.service import Service
 from chorus.config.sampling import TokenId
 from chorus.config.sections import Limits
@@ -54,7 +54,8 @@ class TokenizeRequest(RequestBody):
 
 class TokenizeAnswer(ResponseModel):
     count: int
-    max_model_len: int
+    max_model_len: int | None
+    """None where the model was never loaded, and its files do not tell."""
     tokens: list[int]
     token_strs: list[str] | None = None
 
@@ -74,25 +75,29 @@ def router(service: Service) -> APIRouter:
     @routes.post("/tokenize", **operation(TokenizeRequest, TokenizeAnswer))
     async def tokenize(request: Request) -> Response:
         body = await read_request(request, TokenizeRequest, service)
-        served = service.find(body.asked_model)
-        capacity = await served.capacity()
-        tokens = await _tokens(body, service.settings.limits, served, capacity)
+        model = service.find(body.asked_model)
+        async with model.held() as served:
+            capacity = await text_capacity(model, served)
+            tokens = await _tokens(body, service.settings.limits, served, capacity)
 
-        def answer() -> bytes:
-            texts = [served.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-            longest = capacity.context_length
-            return orjson.dumps({"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": texts})
+            def answer() -> bytes:
+                texts = [served.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+                longest = capacity.context_length if capacity.context_length < ANY_LENGTH else None
+                return orjson.dumps(
+                    {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": texts}
+                )
 
-        return Response(await served.model.workers.run(len(tokens), answer), media_type="application/json")
+            return Response(await served.model.workers.run(len(tokens), answer), media_type="application/json")
 
     @routes.post("/detokenize", **operation(DetokenizeRequest, DetokenizeAnswer))
     async def detokenize(request: Request) -> Response:
         body = await read_request(request, DetokenizeRequest, service)
-        served = service.find(body.asked_model)
-        tokenizer, tokens = served.tokenizer, body.tokens
+        tokens = body.tokens
         measure.count("tokens", len(tokens), service.settings.limits.max_detokenize_tokens, "tokens")
-        check_token(max(tokens, default=0), tokenizer.vocabulary, "tokens")
-        text = await served.model.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
+        async with service.find(body.asked_model).held() as served:
+            tokenizer = served.tokenizer
+            check_token(max(tokens, default=0), tokenizer.vocabulary, "tokens")
+            text = await served.model.workers.run(len(tokens), lambda: tokenizer.decode(tokens, skip_special=False))
         return JSONResponse({"prompt": text})
 
     return routes

@@ -87,6 +87,8 @@ class ApiOptions(Section):
     """HTTPS where both are given; read again when they change."""
     client_rules: bool = True
     """What real clients send in ever new forms is given one form, so that prompts which mean the same are the same."""
+    any_model: bool = False
+    """Also serve, by its name, every model that this machine has."""
 
     @field_validator("hosts")
     @classmethod
@@ -168,9 +170,6 @@ class Limits(Section):
 class ApiConfig(Limits, AnswerOptions, ApiOptions):
     """The section `api`: where and to whom, then what holds for every model that does not say otherwise (the aliases
     are the first model's), then the limits."""
-
-    any_model: bool = False
-    """Also serve, by its name, every model that this machine has."""
 
 
 class AskedDivision(Section):

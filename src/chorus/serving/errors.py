@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chorus.errors import ChorusError
+from chorus.messages.deploy import ModelRow, ModelState
 
 
 class EngineError(ChorusError):
@@ -45,3 +46,54 @@ class ContextExceeded(ChorusError):
             total = prompt_tokens + max_tokens
             wanted = f"the prompt has {prompt_tokens} tokens and {max_tokens} more are asked for, {total} together"
         super().__init__(f"The model's context holds {context_length} tokens, but {wanted}; send less or ask for less.")
+
+
+class UnknownModel(ChorusError):
+    """There is no model of this name; the nearest is named where there is one, or the owner's own words are."""
+
+    def __init__(self, name: str, nearest: str | None, told: str = "") -> None:
+        self.name = name
+        meant = f"; did you mean {nearest!r}?" if nearest else ""
+        super().__init__(told or f"The model {name[:200]!r} is not served here{meant or '.'}")
+
+
+class ModelNotReady(ChorusError):
+    """A model was not loaded within the time that its request waits; the row says how far it is."""
+
+    def __init__(self, row: ModelRow, patience: float) -> None:
+        self.row = row
+        super().__init__(f"the model {row.id} was not ready within {patience:g} s ({doing(row)}); try again later")
+
+
+class ModelFailed(ChorusError):
+    """A model cannot be loaded, or its processes have given up."""
+
+    def __init__(self, model_id: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the model {model_id} has failed: {reason or 'the log of the server says why'}")
+
+
+class OwnerAway(ChorusError):
+    """Whoever owns the models cannot be asked now."""
+
+
+class OwnerRefused(ChorusError):
+    """The owner of the models does not do what it was asked for; its own words say why."""
+
+
+def doing(row: ModelRow) -> str:
+    """What becomes of a model, for people: `loading acme/x: 43 %, 1.2 of 2.8 GB`."""
+    detail = f": {' '.join(row.detail.split())}" if row.detail else ""
+    if row.state is not ModelState.LOADING:
+        return f"{_WORDS[row.state]} {row.id}{detail}"
+    size = f", {row.loaded_bytes / 1e9:.1f} of {row.total_bytes / 1e9:.1f} GB" if row.total_bytes else detail
+    return f"loading {row.id} {row.progress * 100:.0f} %{size}"
+
+
+_WORDS = {
+    ModelState.UNLOADED: "waiting for",
+    ModelState.WAITING: "waiting for room for",
+    ModelState.READY: "ready:",
+    ModelState.DRAINING: "waiting for the last requests of",
+    ModelState.FAILED: "waiting for another attempt to load",
+}

@@ -28,7 +28,7 @@ async def prepare(request: GenerationRequest, model: ServedModel) -> Generation:
     """Refuses in the order in which a client would mend it; nothing is submitted yet."""
     chat = request.messages is not None
     grammar = await answer_grammar(request, model.answer_format, model.workers) if chat else request.grammar
-    _check_amounts(request, model.limits)
+    check_amounts(request, model.limits)
     capacity = await model.capacity()
     for token in request.sampling.logit_bias:
         check_token(token, capacity.vocabulary, request.fields.logit_bias)
@@ -114,7 +114,8 @@ def choice_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _check_amounts(request: GenerationRequest, limits: ModelLimits) -> None:
+def check_amounts(request: GenerationRequest, limits: ModelLimits) -> None:
+    """What can be refused whichever model it is for."""
     fields = request.fields
     measure.stops(fields.stop, request.stops, limits)
     measure.count(fields.logit_bias, len(request.sampling.logit_bias), limits.max_logit_biases, "tokens")

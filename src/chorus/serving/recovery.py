@@ -117,6 +117,10 @@ class Recovery:
             self.serves()
             self.lose(reason)
 
+    def expect(self) -> None:
+        """Whoever keeps the engine says that it serves: where nobody answers, it was lost, and will come again."""
+        self._takes_over = True
+
     def serves(self) -> None:
         """It has answered as one that is ready does."""
         self._known = True

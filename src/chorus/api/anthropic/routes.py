@@ -12,16 +12,18 @@ from fastapi.responses import JSONResponse, Response
 from chorus.api.anthropic.answer import AnthropicMessage, TokenCount
 from chorus.api.anthropic.history import messages_of
 from chorus.api.anthropic.request import CountRequest, MessagesRequest, OutputConfig, Thinking
-from chorus.api.anthropic.wire import MessageFormat
+from chorus.api.anthropic.wire import MessageFormat, broken_off
 from chorus.api.body import read_request
 from chorus.api.openapi import operation
-from chorus.api.respond import GenerationResponse
+from chorus.api.respond import GenerationResponse, WireFormat
+from chorus.api.served import Served, text_capacity
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
-from chorus.serving.prepare import conversation_prompt, prepare
+from chorus.serving.generation import Generation
+from chorus.serving.prepare import conversation_prompt
 from chorus.serving.request import FieldNames, GenerationRequest
 from chorus.serving.sampling import choose_sampling
 from chorus.serving.tools import checked_tools
@@ -34,19 +36,23 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages", **operation(MessagesRequest, AnthropicMessage, streams=True, anthropic=True))
     async def create_message(request: Request) -> Response:
         body = await read_request(request, MessagesRequest, service)
-        served = service.find(body.asked_model)
-        asked = generation_request(body, record_of(request.scope), settings, served.settings.sampling)
-        generation = await prepare(shared(asked, body, request.headers, settings), served.model)
-        wire = MessageFormat(f"msg_{uuid.uuid4().hex}", served.settings.id, len(generation.prompts[0]))
-        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
+        model = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), settings, model.settings.sampling)
+        asked = shared(asked, body, request.headers, settings)
+
+        async def wire(served: Served, generation: Generation) -> WireFormat:
+            return MessageFormat(f"msg_{uuid.uuid4().hex}", served.settings.id, len(generation.prompts[0]))
+
+        return GenerationResponse(service, model, asked, wire, stream=bool(body.stream), failure=broken_off)
 
     @routes.post("/v1/messages/count_tokens", **operation(CountRequest, TokenCount, anthropic=True))
     async def count_tokens(request: Request) -> Response:
         body = await read_request(request, CountRequest, service)
-        served = service.find(body.asked_model)
         asked = replace(conversation(body, settings), owner=record_of(request.scope).owner)
         asked = shared(asked, body, request.headers, settings)
-        prompt = await conversation_prompt(asked, served.model, await served.capacity())
+        model = service.find(body.asked_model)
+        async with model.held() as served:
+            prompt = await conversation_prompt(asked, served.model, await text_capacity(model, served))
         return JSONResponse({"input_tokens": len(prompt.tokens)})
 
     return routes

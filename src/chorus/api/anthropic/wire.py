@@ -17,6 +17,11 @@ from chorus.serving.generation import AnswerDelta, AnswerEnd, Usage
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+def broken_off(error: ApiError) -> bytes:
+    """A stream ends here."""
+    return _event(error.anthropic_body())
+
+
 @dataclass
 class MessageFormat:
     id: str
@@ -48,7 +53,7 @@ class MessageFormat:
         return _event(last) + _event({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
-        return _event(error.anthropic_body())
+        return broken_off(error)
 
     def whole(self, answers: Sequence[WholeAnswer], outcome: Outcome) -> dict[str, Any]:
         (answer,) = answers

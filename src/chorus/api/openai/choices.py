@@ -24,6 +24,11 @@ _TEXT = "\0"
 _TEXT_JSON = orjson.dumps(_TEXT)
 
 
+def broken_off(error: ApiError) -> bytes:
+    """A stream ends here."""
+    return sse(error.body())
+
+
 @dataclass
 class TokenRun:
     """Tokens of one choice with what is known of them."""
@@ -92,7 +97,7 @@ class ChoicesFormat(ABC):
         return last + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        return sse(error.body())
+        return broken_off(error)
 
     def whole(self, answers: Sequence[WholeAnswer], outcome: Outcome) -> dict[str, Any]:
         return {

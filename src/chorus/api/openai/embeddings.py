@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from pydantic import Discriminator, Tag
 from chorus.api.answers import ResponseModel
 from chorus.api.body import read_request
 from chorus.api.errors import ApiError, invalid
-from chorus.api.fields import Name, PositiveCount, RequestBody
+from chorus.api.fields import KeepAlive, Name, PositiveCount, RequestBody
 from chorus.api.openai.completions.request import PromptField, split_prompts
 from chorus.api.openapi import operation
 from chorus.api.respond import written
@@ -22,6 +23,7 @@ from chorus.api.server.gate import record_of
 from chorus.api.server.lifetime import Interrupted
 from chorus.api.service import Service
 from chorus.serving.embedding import Embedding, NoEmbeddings, embedding_of, finish
+from chorus.serving.errors import EngineLost
 from chorus.serving.prepare import text_tokens
 
 
@@ -31,6 +33,7 @@ class EmbeddingsRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveCount | None = None
     user: Name | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class EmbeddingEntry(ResponseModel):
@@ -61,18 +64,31 @@ def router(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         record = record_of(request.scope)
         body = await read_request(request, EmbeddingsRequest, service)
-        served = service.find(body.asked_model)
-        settings = served.settings
+        model = service.find(body.asked_model)
+        settings, limits = model.settings, service.settings.limits
         try:
             embedding = embedding_of(settings.path, settings.embeddings, settings.pooling)
         except NoEmbeddings as error:
             message = f"{settings.id} gives no embeddings: {error}."
             raise ApiError(400, message, param="model", code="embeddings_not_supported") from None
-        prompts = await _prompts(body, service.settings.limits.max_inputs, served)
-        timeout = service.settings.limits.request_timeout_seconds
+        inputs = split_prompts(body.input)
+        if len(inputs) > limits.max_inputs:
+            raise invalid(f"input: at most {limits.max_inputs} texts are accepted.", "input")
+        patience, timeout = service.settings.load_patience_seconds, limits.request_timeout_seconds
         try:
             async with service.lifetimes.begin(request.receive):
-                vectors = [await _embed(served, prompt, embedding, body.dimensions, timeout) for prompt in prompts]
+                vectors: list[list[float]] = []
+                while not vectors:
+                    async with model.used(patience, body.keep_alive) as served:
+                        prompts = await _prompts(inputs, served)
+                        try:
+                            vectors = [
+                                await _embed(served, prompt, embedding, body.dimensions, timeout) for prompt in prompts
+                            ]
+                        except EngineLost:
+                            # One that was unloaded meanwhile is waited for again.
+                            if model.keeps(served):
+                                raise
         except Interrupted as interruption:
             raise interruption.as_error() from None
         record.log_fields["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
@@ -92,10 +108,7 @@ def packed(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-async def _prompts(body: EmbeddingsRequest, limit: int, served: Served) -> list[tuple[int, ...]]:
-    inputs = split_prompts(body.input)
-    if len(inputs) > limit:
-        raise invalid(f"input: at most {limit} texts are accepted.", "input")
+async def _prompts(inputs: Sequence[str | list[int]], served: Served) -> list[tuple[int, ...]]:
     capacity = await served.capacity()
     context = capacity.context_length
     prompts = []

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from chorus.api.errors import invalid
 from chorus.api.fields import (
     Harmless,
+    KeepAlive,
     Name,
     NonEmpty,
     PositiveCount,
@@ -69,6 +70,7 @@ class SamplingFields(SamplingOptions, SharingFields):
     }
 
     model: Name | None = None
+    keep_alive: KeepAlive | None = None
     max_tokens: AnswerTokens | None = None
     # Called so by the servers that have them.
     repetition_context: ContextSize = Field(default=None, alias="repetition_context_size")

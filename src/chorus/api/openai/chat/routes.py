@@ -14,8 +14,10 @@ from chorus.api.body import read_request
 from chorus.api.openai.chat.answer import ChatCompletion
 from chorus.api.openai.chat.request import AssistantMessage, ChatRequest, Message, ToolCall, ToolMessage
 from chorus.api.openai.chat.wire import ChatFormat
+from chorus.api.openai.choices import broken_off
 from chorus.api.openapi import UNVERSIONED, operation
-from chorus.api.respond import GenerationResponse
+from chorus.api.respond import GenerationResponse, WireFormat
+from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
@@ -23,7 +25,7 @@ from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import Limits
 from chorus.serving import measure
-from chorus.serving.prepare import prepare
+from chorus.serving.generation import Generation
 from chorus.serving.prompt.conversation import thinking_arguments
 from chorus.serving.request import FieldNames, GenerationRequest
 from chorus.serving.sampling import choose_sampling
@@ -37,23 +39,27 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", **operation(ChatRequest, ChatCompletion, streams=True))
     async def chat_completions(request: Request) -> Response:
         body = await read_request(request, ChatRequest, service)
-        served = service.find(body.asked_model)
-        asked = generation_request(body, record_of(request.scope), service.settings, served.settings.sampling)
+        model = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), service.settings, model.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, served.model)
-        wire = ChatFormat(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=served.settings.id,
-            fingerprint=served.fingerprint,
-            tokenizer=served.tokenizer,
-            prompts=generation.prompts,
-            choices=len(generation),
-            include_usage=body.wants_usage,
-            with_logprobs=body.asked_logprobs is not None,
-            with_token_ids=bool(body.return_token_ids),
+
+        async def wire(served: Served, generation: Generation) -> WireFormat:
+            return ChatFormat(
+                id=f"chatcmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=served.settings.id,
+                fingerprint=served.fingerprint,
+                tokenizer=served.tokenizer,
+                prompts=generation.prompts,
+                choices=len(generation),
+                include_usage=body.wants_usage,
+                with_logprobs=body.asked_logprobs is not None,
+                with_token_ids=bool(body.return_token_ids),
+            )
+
+        return GenerationResponse(
+            service, model, asked, wire, stream=bool(body.stream), failure=broken_off, keep_alive=body.keep_alive
         )
-        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
 
     return routes
 

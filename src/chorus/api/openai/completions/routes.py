@@ -10,18 +10,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from chorus.api.body import read_request
+from chorus.api.openai.choices import broken_off
 from chorus.api.openai.completions.answer import Completion
 from chorus.api.openai.completions.request import CompletionRequest
 from chorus.api.openai.completions.wire import CompletionFormat
 from chorus.api.openapi import UNVERSIONED, operation
-from chorus.api.respond import GenerationResponse
+from chorus.api.respond import GenerationResponse, WireFormat
 from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
-from chorus.serving.prepare import prepare
+from chorus.serving.generation import Generation
 from chorus.serving.request import FieldNames, GenerationRequest
 from chorus.serving.sampling import choose_sampling
 
@@ -33,24 +34,28 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions", **operation(CompletionRequest, Completion, streams=True))
     async def completions(request: Request) -> Response:
         body = await read_request(request, CompletionRequest, service)
-        served = service.find(body.asked_model)
-        asked = generation_request(body, record_of(request.scope), service.settings, served.settings.sampling)
+        model = service.find(body.asked_model)
+        asked = generation_request(body, record_of(request.scope), service.settings, model.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, served.model)
-        wire = CompletionFormat(
-            id=f"cmpl-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=served.settings.id,
-            fingerprint=served.fingerprint,
-            tokenizer=served.tokenizer,
-            prompts=generation.prompts,
-            choices=len(generation),
-            include_usage=body.wants_usage,
-            with_logprobs=body.asked_logprobs is not None,
-            with_token_ids=bool(body.return_token_ids),
-            echoed=tuple([await echo(prompt, served) for prompt in body.prompts]) if body.echo else (),
+
+        async def wire(served: Served, generation: Generation) -> WireFormat:
+            return CompletionFormat(
+                id=f"cmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=served.settings.id,
+                fingerprint=served.fingerprint,
+                tokenizer=served.tokenizer,
+                prompts=generation.prompts,
+                choices=len(generation),
+                include_usage=body.wants_usage,
+                with_logprobs=body.asked_logprobs is not None,
+                with_token_ids=bool(body.return_token_ids),
+                echoed=tuple([await echo(prompt, served) for prompt in body.prompts]) if body.echo else (),
+            )
+
+        return GenerationResponse(
+            service, model, asked, wire, stream=bool(body.stream), failure=broken_off, keep_alive=body.keep_alive
         )
-        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream))
 
     return routes
 

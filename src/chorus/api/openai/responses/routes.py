@@ -17,9 +17,10 @@ from chorus.api.openai.responses.history import answered, messages_of
 from chorus.api.openai.responses.memory import StoredResponse
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.openai.responses.store import CannotForget, ResponseStore
-from chorus.api.openai.responses.wire import ResponsesFormat
+from chorus.api.openai.responses.wire import ResponsesFormat, broken_off
 from chorus.api.openapi import operation
-from chorus.api.respond import GenerationResponse
+from chorus.api.respond import GenerationResponse, WireFormat
+from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.service import Service
 from chorus.api.sharing import shared
@@ -28,7 +29,7 @@ from chorus.config.sampling import DefaultSampling
 from chorus.messages.engine import Sampling
 from chorus.serving import measure
 from chorus.serving.blocks import Block
-from chorus.serving.prepare import prepare
+from chorus.serving.generation import Generation
 from chorus.serving.prompt.conversation import thinking_arguments
 from chorus.serving.request import FieldNames, GenerationRequest, Message
 from chorus.serving.sampling import choose_sampling
@@ -57,14 +58,12 @@ def router(service: Service) -> APIRouter:
     async def create_response(request: Request) -> Response:
         record = record_of(request.scope)
         body = await read_request(request, ResponsesRequest, service)
-        served = service.find(body.asked_model)
+        model = service.find(body.asked_model)
         earlier = body.previous_response_id
         before = () if earlier is None else (await stored(request, earlier, "previous_response_id")).messages
         messages = messages_of(body.input, limits, before)
-        asked = generation_request(body, messages, record, service.settings, served.settings.sampling)
+        asked = generation_request(body, messages, record, service.settings, model.settings.sampling)
         asked = shared(asked, body, request.headers, service.settings)
-        generation = await prepare(asked, served.model)
-
         final: list[tuple[dict[str, Any], Sequence[Block]]] = []
 
         async def keep() -> None:
@@ -73,14 +72,18 @@ def router(service: Service) -> APIRouter:
                 ((answer, blocks),) = final
                 await store.put(record.owner, answer, answered(messages, blocks, limits.max_nesting))
 
-        wire = ResponsesFormat(
-            id=f"resp_{uuid.uuid4().hex}",
-            echoed=echoed(body, asked.sampling, served.settings.id),
-            tokenizer=served.tokenizer,
-            with_logprobs=body.wants_logprobs,
-            finished=lambda answer, blocks: final.append((answer, blocks)),
+        async def wire(served: Served, _: Generation) -> WireFormat:
+            return ResponsesFormat(
+                id=f"resp_{uuid.uuid4().hex}",
+                echoed=echoed(body, asked.sampling, served.settings.id),
+                tokenizer=served.tokenizer,
+                with_logprobs=body.wants_logprobs,
+                finished=lambda answer, blocks: final.append((answer, blocks)),
+            )
+
+        return GenerationResponse(
+            service, model, asked, wire, stream=bool(body.stream), failure=broken_off, before_end=keep
         )
-        return GenerationResponse(service, served, generation, wire, stream=bool(body.stream), before_end=keep)
 
     # Without this the path would be taken for an id, and the answer would be that it cannot be posted to.
     @routes.post("/v1/responses/compact", include_in_schema=False)

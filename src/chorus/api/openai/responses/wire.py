@@ -162,6 +162,11 @@ class ResponsesFormat:
         return said
 
 
+def broken_off(error: ApiError) -> bytes:
+    """A stream ends before it has said anything."""
+    return sse({"type": "error", **error.body(), "sequence_number": 0}, "error")
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,

@@ -1,0 +1,82 @@
+"""POST /models/load and /models/unload: which models are in memory, by somebody's word and not by demand."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from chorus.api.answers import ResponseModel
+from chorus.api.body import read_request
+from chorus.api.fields import Name, RequestBody
+from chorus.api.openapi import operation
+from chorus.api.server.lifetime import Interrupted
+from chorus.api.service import Service
+from chorus.messages.deploy import ModelState
+from chorus.serving.errors import OwnerRefused
+from chorus.serving.owner import Owner
+
+_LOADED = frozenset({ModelState.READY})
+_UNLOADED = frozenset(ModelState) - {ModelState.READY, ModelState.DRAINING}
+"""Somebody may wait for it, so that it is loaded again at once."""
+
+
+class UnloadRequest(RequestBody):
+    model: Name
+    wait: bool = True
+    """Answer when it is done; else when it is decided."""
+
+
+class LoadRequest(UnloadRequest):
+    force: bool = False
+    """Although it does not fit beside the others."""
+
+
+class LoadState(ResponseModel):
+    """200 when it is done, 202 while it is not."""
+
+    id: str
+    state: str
+    progress: float
+    detail: str
+    told: str
+    """What was decided, for people."""
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/models/load", **operation(LoadRequest, LoadState))
+    async def load(request: Request) -> Response:
+        # ADMIN: a key without that scope is refused here.
+        body = await read_request(request, LoadRequest, service)
+        model_id, told = await owner().load(service.find(body.model).id, body.force)
+        return await settled(request, model_id, told, _LOADED, body.wait)
+
+    @routes.post("/models/unload", **operation(UnloadRequest, LoadState))
+    async def unload(request: Request) -> Response:
+        # ADMIN: a key without that scope is refused here.
+        body = await read_request(request, UnloadRequest, service)
+        model_id, told = await owner().unload(service.find(body.model).id)
+        return await settled(request, model_id, told, _UNLOADED, body.wait)
+
+    def owner() -> Owner:
+        if service.owner is None:
+            raise OwnerRefused("what this server serves is loaded for as long as it runs")
+        return service.owner
+
+    async def settled(
+        request: Request, model_id: str, told: str, states: frozenset[ModelState], wait: bool
+    ) -> JSONResponse:
+        model = service.find(model_id)
+        done = model.state in states
+        if wait and not done:
+            try:
+                async with service.lifetimes.begin(request.receive):
+                    done = await model.settled(states, service.settings.load_patience_seconds)
+            except Interrupted as interruption:
+                raise interruption.as_error() from None
+        row = model.row
+        body = {"id": row.id, "state": row.state.name.lower(), "progress": row.progress, "detail": row.detail}
+        return JSONResponse({**body, "told": told}, status_code=200 if done else 202)
+
+    return routes
