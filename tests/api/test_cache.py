@@ -106,7 +106,9 @@ def test_the_cache_is_cleared_over_http(http: httpx.Client, engine: ScriptedEngi
     engine.description.cache.CopyFrom(KEPT)
     answer = http.post("/cache/clear")
     assert (answer.status_code, answer.json()) == (200, {"entries": 12, "bytes": 5 << 20})
-    assert http.post("/cache/clear", json={"whatever": 1}).json() == {"entries": 0, "bytes": 0}
+    assert http.post("/cache/clear", json={"model": "tiny"}).json() == {"entries": 0, "bytes": 0}
+    assert http.post("/cache/clear", json={"whatever": 1}).status_code == 400
+    assert http.post("/cache/clear", json={"model": "nobody"}).status_code == 404
     engine.description.state = pb.LOADING
     assert http.post("/cache/clear").status_code == 503
     assert http.get("/cache/clear").status_code == 405
