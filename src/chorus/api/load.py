@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from chorus.api.answers import ResponseModel
+from chorus.api.answers import ErrorBody, ResponseModel
 from chorus.api.body import read_request
 from chorus.api.fields import Name, RequestBody
 from chorus.api.openapi import operation
@@ -42,17 +44,23 @@ class LoadState(ResponseModel):
     """What was decided, for people."""
 
 
+_MORE: dict[int | str, dict[str, Any]] = {
+    202: {"model": LoadState, "description": "It is decided, and not done so far."},
+    409: {"model": ErrorBody, "description": "It cannot be done; the message says why."},
+}
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/models/load", **operation(LoadRequest, LoadState))
+    @routes.post("/models/load", **operation(LoadRequest, LoadState, more=_MORE))
     async def load(request: Request) -> Response:
         # ADMIN: a key without that scope is refused here.
         body = await read_request(request, LoadRequest, service)
         model_id, told = await owner().load(service.find(body.model).id, body.force)
         return await settled(request, model_id, told, _LOADED, body.wait)
 
-    @routes.post("/models/unload", **operation(UnloadRequest, LoadState))
+    @routes.post("/models/unload", **operation(UnloadRequest, LoadState, more=_MORE))
     async def unload(request: Request) -> Response:
         # ADMIN: a key without that scope is refused here.
         body = await read_request(request, UnloadRequest, service)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 import chorus
+from chorus.api.answers import ErrorBody
 from chorus.api.errors import RETRY_AFTER_SECONDS
 from chorus.api.meta_answers import ClusterStatus, Health, Live, ModelEntry, ModelInfo, ModelList, Ready, Summary
 from chorus.api.openapi import UNVERSIONED, operation
@@ -66,7 +67,11 @@ def router(service: Service) -> APIRouter:
     async def live() -> dict[str, str]:
         return {"status": "ok"}
 
-    @routes.get("/health/ready", response_model=None, responses={200: {"model": Ready}, 503: {"model": Ready}})
+    @routes.get(
+        "/health/ready",
+        response_model=None,
+        responses={200: {"model": Ready}, 404: {"model": ErrorBody}, 503: {"model": Ready}},
+    )
     async def ready(model: str | None = None) -> JSONResponse:
         asked = service.find(model)
         view = await look(asked)

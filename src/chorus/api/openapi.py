@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -45,8 +46,9 @@ def operation(
     streams: bool = False,
     anthropic: bool = False,
     body_required: bool = True,
+    more: Mapping[int | str, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The arguments of a route decorator."""
+    """The arguments of a route decorator; `more` are answers that others do not have."""
     error = AnthropicErrorBody if anthropic else ErrorBody
     content: dict[str, Any] = {"application/json": {}}
     if streams:
@@ -54,6 +56,7 @@ def operation(
     responses: dict[int | str, dict[str, Any]] = {
         200: {"model": answer, "description": "The answer.", "content": content},
         **{status: {"model": error, "description": text} for status, text in _ERRORS.items()},
+        **(more or {}),
     }
     if body is None:
         return {"response_model": None, "responses": responses}
