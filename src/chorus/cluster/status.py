@@ -44,6 +44,8 @@ def node_status(node: ConnectedNode) -> dict[str, Any]:
         "cores": state.cores,
         "memory_total": state.memory_total,
         "memory_available": state.memory_available,
+        "memory_booked": state.memory_booked,
+        "memory_unbooked": state.memory_unbooked,
         "disk_free": state.disk_free,
         "log_file": state.log_file,
         "draining": state.draining,
@@ -65,6 +67,7 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
         "step": rank.step,
         "step_at": rank.step_at or None,
         "memory_bytes": rank.memory_bytes,
+        "booked_bytes": rank.booked_bytes,
         "load_progress": round(rank.loaded_bytes / rank.total_bytes, 3) if rank.total_bytes else 0.0,
         "last_words": rank.last_words,
     }
