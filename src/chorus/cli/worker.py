@@ -79,7 +79,7 @@ def mlx_distributed(
         str | None, typer.Option(help="Rank 0: auto, float32, bfloat16, float16 or stored, on every rank.")
     ] = None,
     cpu_products: Annotated[
-        str | None, typer.Option(help="Rank 0: what CPUs multiply with: auto, packed or float32, on every rank.")
+        str | None, typer.Option(help="Rank 0: what CPUs multiply with: auto, packed, float32 or blas, on every rank.")
     ] = None,
     pack: Annotated[
         int | None, typer.Option(help="Rank 0: on CPUs, pack a model that is not quantized to 8 or 4 bits.")

@@ -11,9 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from chorus import platform
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage
-from chorus.rank.products import kernels, mlps
+from chorus.rank.products import kernels, mlps, worth
 from chorus.rank.products.activations import Between
 from chorus.rank.products.kernels import Combine, Matrix
 from chorus.rank.products.packing import Floats, unpack
@@ -22,6 +23,8 @@ from tests.support.tiny_model import write_tiny_model
 
 NEAR = 1e-3
 """Of the largest logit: a tenth of what the kernels' own rounding would do, and a hundred times what float32's does."""
+ROUNDING = 1e-4
+"""Likewise, where nothing is packed: what sums in another order do to a dozen layers."""
 ELSEWHERE = {
     "afm7": "has linear layers of its own, which mlx-lm cannot quantize",
     "bitnet": "its products are Metal's",
@@ -81,6 +84,22 @@ def test_every_architecture_says_on_the_kernels_places_what_it_says_unpacked(nam
     allowed = np.isfinite(unpacked)  # some rule out tokens
     assert np.array_equal(np.isfinite(packed), allowed)
     assert np.abs(packed[allowed] - unpacked[allowed]).max() <= NEAR * np.abs(unpacked[allowed]).max()
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"olmo", "bitnet", "muse_spark"}))
+def test_every_architecture_says_the_same_where_its_plain_layers_are_the_kernels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worth, "LEAST", 1024)  # gemma3n reads the weights of a layer of 64 numbers itself
+    monkeypatch.setattr(platform, "most_threads", lambda: 1)
+    path = write_tiny_model(tmp_path / name, name, tokenizer=False)
+    plain, ours = (load_shard(path, range, cpu_products=products) for products in ("blas", "auto"))
+    assert ours.in_kernels
+    assert not plain.in_kernels
+    exact, made = said(plain.stage), said(ours.stage)
+    allowed = np.isfinite(exact)
+    assert np.array_equal(np.isfinite(made), allowed)
+    assert np.abs(made[allowed] - exact[allowed]).max() <= ROUNDING * np.abs(exact[allowed]).max()
 
 
 def said(stage: Stage) -> Floats:

@@ -11,13 +11,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.activations import SwigluOAI
-from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchMLP
 
 from chorus.rank.products.activations import BETWEEN_ONE, BETWEEN_TWO
-from chorus.rank.products.convert import _children, pack_products
-from chorus.rank.products.layers import KernelExperts, KernelLinear, KernelMlp, KernelMlps
+from chorus.rank.products.convert import pack_products
+from chorus.rank.products.layers import KernelLinear, KernelMlp, KernelMlps
 from chorus.rank.products.mlps import EXPERT, Mlp, recognise
-from chorus.rank.products.shared import sizes_of
+from chorus.rank.products.shared import Sizes, sizes_of
 from tests.rank.products.test_layers import WIDTH, near, x_of
 
 HIDDEN = 192
@@ -82,8 +82,12 @@ def quantized(module: nn.Module) -> nn.Module:
     return module
 
 
+def sizes(module: nn.Module, kind: type) -> dict[str, Sizes]:
+    return {name: sizes_of(child) for name, child in module.items() if type(child) is kind}
+
+
 def found(module: nn.Module) -> Mlp | None:
-    return recognise(module, {name: sizes_of(child) for name, child in _children(module, KernelLinear).items()})
+    return recognise(module, sizes(module, nn.QuantizedLinear))
 
 
 def becomes_one_graph(module: nn.Module) -> None:
@@ -226,8 +230,7 @@ def test_what_is_not_known_in_every_step_is_left_to_mlx_with_packed_layers(what:
 )
 def test_experts_are_recognised_as_well(made: Callable[..., nn.Module], name: str) -> None:
     module = quantized(made(WIDTH, HIDDEN, 4))
-    sizes = {own: sizes_of(child) for own, child in _children(module, KernelExperts).items()}
-    mlp = recognise(module, sizes, EXPERT)
+    mlp = recognise(module, sizes(module, QuantizedSwitchLinear), EXPERT)
     assert mlp is not None
     assert mlp.between.name == name
     x, indices = x_of(2, 40), mx.random.randint(0, 4, (2, 40, 2), key=mx.random.key(1))

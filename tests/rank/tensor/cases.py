@@ -113,6 +113,8 @@ PACKED = (
     "minimax",
 )
 PACKED_UPSTREAM = ("deepseek_v2", "exaone_moe", "qwen3_5")
+LAID_OUT = ("llama", "qwen2", "phi3", "qwen3_moe", "gpt_oss", "exaone_moe")
+"""In float32, multiplied by a CPU's kernels as well: compared with what MLX makes of the whole model."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ def _particular(ranks: int) -> Iterator[Case]:
     yield Case("qwen2", _sized("qwen2", FOUR_GROUPS), "4-bit", {2: (3, 1), 3: (1, 2, 1)}[ranks])
     for label in PACKED:
         yield Case(label, _sized(label, FOUR_GROUPS), "packed", four)
+    for label in LAID_OUT:
+        own = label in OWN
+        yield Case(label, _sized(label, FOUR_GROUPS if own else sizes), "laid out", four if own else even)
     for label in PACKED_UPSTREAM:
         yield Case(label, _sized(label, sizes), "packed", even, group_size=32)
     for label in ("llama", "gpt_oss"):

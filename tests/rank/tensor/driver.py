@@ -28,7 +28,8 @@ from mlx_lm.models.switch_layers import SwitchLinear  # noqa: E402
 
 from chorus.messages.rank import Drop, Feed, Step  # noqa: E402
 from chorus.rank.pipeline.stage import Stage, layer_count  # noqa: E402
-from chorus.rank.products.convert import pack_products  # noqa: E402
+from chorus.rank.products import worth  # noqa: E402
+from chorus.rank.products.convert import lay_out_products, pack_products  # noqa: E402
 from chorus.rank.products.usable import usable  # noqa: E402
 from chorus.rank.runner import Runner  # noqa: E402
 from chorus.rank.tensor import divide, parts  # noqa: E402
@@ -140,7 +141,7 @@ def made(case: Case) -> nn.Module:
     model.update(tree_unflatten(_weights(json.dumps(case.config))))
     if case.format == "bfloat16":
         model.set_dtype(mx.bfloat16)
-    if case.format != "float32":
+    if case.format not in ("float32", "laid out"):
         fits = getattr(model, "quant_predicate", None) or (lambda path, module: True)
         nn.quantize(
             model, class_predicate=lambda path, module: fits(path, module) and _quantization(case, path, module)
@@ -185,6 +186,9 @@ def run(case: Case, group: mx.distributed.Group, references: Path) -> Outcome:
             assert not any("scales" in module for _, module in model.named_modules())
         if case.format == "packed":
             pack(model)
+        if case.format == "laid out":
+            assert usable()
+            assert lay_out_products(model, head_only=False)
     except divide.SplitError as error:
         return replace(outcome, error=f"{type(error).__name__}: {error}")
     choose = chosen_by(case)
@@ -254,6 +258,7 @@ def compared(outcome: Outcome, ours: list[Spoken], reference: list[Spoken], free
 def main() -> None:
     report, references, *wanted = sys.argv[1:]
     divide.VOCABULARY_PAYS_FROM = 0
+    worth.LEAST = 0
     group = mx.distributed.init(strict=True, backend="mpi")
     chosen = [case for case in cases(group.size()) if not wanted or case.label in wanted]
     outcomes: list[dict[str, Any]] = [asdict(run(case, group, Path(references))) for case in chosen]

@@ -15,6 +15,7 @@ from chorus.platform import mpi
 from tests.rank.tensor.cases import (
     BFLOAT16_TOLERANCE,
     EXACT_TOLERANCE,
+    LAID_OUT,
     OWN,
     PACKED,
     PACKED_TOLERANCE,
@@ -95,7 +96,8 @@ def _agrees(outcome: dict[str, Any]) -> bool:
 def test_divided_model_gives_the_whole_models_logits_and_tokens(outcomes: Outcomes, label: str) -> None:
     found = [outcome for outcome in outcomes if outcome["label"] == label and not outcome["fault"]]
     packed = {"packed"} if label in (*PACKED, *PACKED_UPSTREAM) else set()
-    assert {outcome["format"] for outcome in found} >= {"float32", "bfloat16", "4-bit"} | packed
+    laid_out = {"laid out"} if label in LAID_OUT else set()
+    assert {outcome["format"] for outcome in found} >= {"float32", "bfloat16", "4-bit"} | packed | laid_out
     assert [outcome for outcome in found if not _agrees(outcome)] == []
 
 

@@ -293,10 +293,11 @@ class _LayingOut(_Converter):
     """Plain layers, where the crossing costs less than the BLAS, which lays a matrix out anew for each product."""
 
     def __init__(self, model: nn.Module, head_only: bool, progress: Progress) -> None:
+        self._kept = upstream.kept_plain(model)
         super().__init__(LAID_OUT_FORMS, model, head_only, progress)
 
     def _takes(self, child: Any) -> bool:
-        return isinstance(child, nn.Module) and is_plain(child)
+        return isinstance(child, nn.Module) and is_plain(child) and id(child) not in self._kept
 
     def _worth(self, layers: Sequence[Any]) -> bool:
         return worth([sizes_of(layer) for layer in layers])

@@ -97,8 +97,8 @@ def _run_with(module: nn.Module, watched: Mapping[str, _Watched], x: Floats, arg
     try:
         made = innermost(type(module)).__call__(module, mx.array(x), *arguments)
         return np.array(made.astype(mx.float32)).reshape(_ROWS, -1) if isinstance(made, mx.array) else None
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return None  # it wants more than an input, or looks into its layers
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return None  # it wants more than an input, looks into its layers, or is a whole model with a stage's layers
     finally:
         for name in watched:
             vars(module).pop(name, None)

@@ -163,6 +163,12 @@ def quantize(model: nn.Module, bits: int) -> None:
     nn.quantize(model, group_size=PACK_GROUP, bits=bits, class_predicate=fitting)
 
 
+def kept_plain(model: nn.Module) -> set[int]:
+    """The ids of the layers that an architecture wants to have as they are: it may read their weights itself."""
+    usual = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    return {id(module) for path, module in model.named_modules() if "weight" in module and not usual(path, module)}
+
+
 def has_plain_form(module: Any) -> bool:
     return isinstance(module, nn.Module) and converted(type(module), PLAIN_FORMS) is not None
 
