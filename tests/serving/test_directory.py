@@ -158,6 +158,32 @@ def test_a_request_is_counted_in_the_step_in_which_its_model_is_granted() -> Non
     play(scenario)
 
 
+@pytest.mark.parametrize("steps", range(8))
+def test_what_runs_by_no_report_is_not_granted_after_it(steps: int) -> None:
+    """However few steps of the loop lie between the table that grants and the one that drains."""
+
+    async def scenario(owner: Owner, model: Model[Front]) -> None:
+        async def ask() -> None:
+            async with model.used(DEADLINE):
+                await asyncio.Event().wait()
+
+        asking = asyncio.create_task(ask())
+        while not owner.demand(A).waiting:
+            await asyncio.sleep(0)
+        owner.set(A, ModelState.READY)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        owner.set(A, ModelState.DRAINING)
+        told = owner.demand(A)
+        assert told.running + told.waiting == 1
+        for _ in range(20):
+            await asyncio.sleep(0)
+            assert owner.demand(A).running == told.running
+        asking.cancel()
+
+    play(scenario)
+
+
 def test_one_that_leaves_before_its_model_comes_is_forgotten() -> None:
     async def scenario(owner: Owner, model: Model[Front]) -> None:
         async def ask() -> None:
