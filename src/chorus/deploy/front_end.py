@@ -309,7 +309,8 @@ async def announce(registry: Registry, url: str, front_end_serves: Callable[[], 
                 label = f"{moving[0].id}: " if len(table.models) > 1 else ""
                 bar.update(task, description=label + moving[0].detail, completed=moving[0].progress)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(registry.newer(table.version), LOOK_EVERY_SECONDS)
+                async with asyncio.timeout(LOOK_EVERY_SECONDS):
+                    await registry.newer(table.version)
     first, *others = registry.models
     more = f" and {len(others)} more" if others else ""
     console.print(f"[bold green]ready[/]  {first.id}{more}  at  [bold]{url}/v1[/]  (Ctrl-C stops it)")

@@ -327,7 +327,8 @@ class Registry:
                 raise self._fatal
             wait = None if self._look_at is None else max(0.0, self._look_at - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._poked.wait()
 
     async def stop(self) -> None:
         """End all groups."""
