@@ -181,7 +181,7 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         except ChorusError:
             return ""
         # Folders and objects are new each time.
-        return re.sub(r"0x[0-9a-f]+|chorus-[0-9a-f]{6}-\w+", "", "\n".join(seen))
+        return re.sub(r"0x[0-9a-f]+|chorus-[0-9a-f]{6}-\w+|(?<=\"group\":\")[0-9a-f]+", "", "\n".join(seen))
 
     yield start
     os.environ.clear()

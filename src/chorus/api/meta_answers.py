@@ -35,6 +35,13 @@ class ModelBrief(ResponseModel):
     detail: str
     booked_bytes: int
     """What it takes, or would take, on all nodes together; 0 where nobody has said."""
+    loaded_bytes: int
+    total_bytes: int
+    """Of its load, on all nodes together."""
+    loads: int
+    """How often it was loaded."""
+    aliases: list[str]
+    context_length: int | None
     ranks: int
     nodes: list[str]
     running: int

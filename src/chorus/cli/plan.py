@@ -51,7 +51,9 @@ def plan(
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Without devices: ranks to run on this machine.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that a sequence may have (8192, or the model's).")] = None,
-    cpu_products: Annotated[str | None, typer.Option(help="What CPUs multiply with: auto, packed, float32 or blas.")] = None,
+    cpu_products: Annotated[
+        str | None, typer.Option(help="What CPUs multiply with: auto, packed, float32 or blas.")
+    ] = None,
     pack: Annotated[
         int | None, typer.Option(help="On CPUs, pack a model that is not quantized to 8 or 4 bits.")
     ] = None,

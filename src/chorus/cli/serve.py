@@ -73,7 +73,9 @@ def serve(
     ] = None,
     cpu_products: Annotated[
         str | None,
-        typer.Option(help="What CPUs multiply with: auto (packed weights of a quantized model), packed, float32 or blas."),
+        typer.Option(
+            help="What CPUs multiply with: auto (packed weights of a quantized model), packed, float32 or blas."
+        ),
     ] = None,
     pack: Annotated[
         int | None, typer.Option(help="On CPUs, pack the weights of a model that is not quantized to 8 or 4 bits.")
