@@ -8,6 +8,7 @@ import pytest
 from chorus.platform import cgroup, memory
 from chorus.platform.cgroup import MemoryLimit
 from chorus.platform.cores import fewest_cores, threads_per_rank, usable_cores
+from tests.platform.conftest import RunPython
 from tests.support.mac import PAGE, play_mac, vm_stat_text
 
 GIB = 2**30
@@ -177,3 +178,19 @@ def test_the_tightest_limit_decides_the_cores(
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 7), (8, 3, 2), (2, 1, 1), (2, 2, 1), (2, 5, 1)])
 def test_ranks_divide_the_cores(cores: int, ranks: int, threads: int) -> None:
     assert threads_per_rank(cores, ranks) == threads
+
+
+def test_a_process_that_something_was_booked_for_decides_by_that_alone(run_python: RunPython) -> None:
+    told = run_python(
+        """
+        import mlx.core as mx
+        from chorus.platform import memory
+        part = memory.device_memory(mx)
+        print(part.total, part.available, memory.left_for_cache(mx, None), memory.resident_memory(mx))
+        """,
+        **memory.booked_environment(300 << 20),
+    )
+    total, available, left, resident = map(int, told.split())
+    assert total == 300 << 20
+    assert 0 < available <= (300 << 20) - resident + (8 << 20)
+    assert abs(left - available) < 8 << 20
