@@ -59,7 +59,7 @@ def states(server: ChorusServer) -> dict[str, str]:
     return {model["id"]: model["state"] for model in server.get("/cluster/status")["models"]}
 
 
-def leaders(server: ChorusServer) -> dict[str, list[int]]:
+def pids(server: ChorusServer) -> dict[str, list[int]]:
     """The processes of each model's ranks."""
     return {
         name: [rank["pid"] for rank in server.get(f"/cluster/status?model={name}")["ranks"]] for name in ("ada", "bob")
@@ -107,7 +107,9 @@ def test_a_killed_rank_of_one_model_leaves_the_others_streams_alone(
     calm = Stream(pair, "bob")
     calm.start()
     calm.join(DEADLINE)
-    victim, before = leaders(pair)["ada"][1], leaders(pair)["bob"]
+    assert not calm.failed
+    until(lambda: all(len(ranks) == 2 for ranks in pids(pair).values()))
+    victim, before = pids(pair)["ada"][1], pids(pair)["bob"]
     hurt, other = Stream(pair, "ada"), Stream(pair, "bob")
     for stream in (hurt, other):
         stream.start()
@@ -121,8 +123,9 @@ def test_a_killed_rank_of_one_model_leaves_the_others_streams_alone(
     assert not other.failed
     assert other.text == calm.text
     assert len(hurt.text) > 0
-    assert leaders(pair)["bob"] == before
-    assert leaders(pair)["ada"][1] != victim
+    until(lambda: len(pids(pair)["ada"]) == 2)
+    assert pids(pair)["bob"] == before
+    assert pids(pair)["ada"][1] != victim
     record_property("largest gap before", calm.gap(calm.times[0], calm.times[-1]))
     record_property("largest gap of the other model", other.gap(killed, other.times[-1]))
 
