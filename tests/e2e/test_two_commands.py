@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from chorus.platform.ledger import own_file
 from tests.support import failure_logs
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +64,11 @@ def test_a_fresh_clone_with_an_empty_home_serves_the_real_model(tmp_path: Path) 
     # pip asks a Rust compiler for its version, which makes a folder of its own where rustup is installed.
     assert {path.name for path in home.iterdir()} <= {".cache", ".local", ".rustup"}
     state = home / ".local" / "state" / "chorus"
-    assert [path for path in home.joinpath(".local").rglob("*") if path.is_file()] == []
-    assert list(state.iterdir()) == [state / "run"]
+    ledger = own_file()
+    kept = {state / name for name in (ledger.name, ledger.with_suffix(".lock").name)}
+    assert {path for path in home.joinpath(".local").rglob("*") if path.is_file()} == kept
+    assert json.loads((state / ledger.name).read_text())["bookings"] == []
+    assert set(state.iterdir()) == {state / "run", *kept}
     assert list((state / "run").iterdir()) == []
 
 
