@@ -247,15 +247,18 @@ def _stacked(blocks: Sequence[Block]) -> list[mx.array]:
     """The arrays of all blocks one below the other, with room for the next token."""
     written = next((arrays for arrays, _, _ in blocks if arrays), ())
     room = room_for(max(longest for _, _, longest in blocks) + 1)
-    total = sum(rows for _, rows, _ in blocks)
-    stacked = [mx.zeros((total, like.shape[1], room, like.shape[3]), like.dtype) for like in written]
-    start = 0
-    for arrays, rows, longest in blocks:
-        # Nothing comes from a block that was never written.
-        for whole, part in zip(stacked, arrays, strict=False):
-            whole[start : start + rows, :, :longest] = part[:, :, :longest]
-        start += rows
-    return stacked
+    return [mx.concatenate([_block(block, place, like, room) for block in blocks]) for place, like in enumerate(written)]
+
+
+def _block(block: Block, place: int, like: mx.array, room: int) -> mx.array:
+    """One of a block's arrays as wide as asked: as it is where it has that width, so that a batch which others join is
+    copied once, from one end to the other. Nothing comes from a block that was never written.
+    """
+    arrays, rows, longest = block
+    if not arrays:
+        return mx.zeros((rows, like.shape[1], room, like.shape[3]), like.dtype)
+    array = arrays[place]
+    return array if array.shape[2] == room else widened(array[:, :, :longest], room)
 
 
 def room_for(tokens: int) -> int:
