@@ -38,8 +38,6 @@ class ModelConfig(AnswerOptions):
     """Loaded when the server starts; by default the first model is, and those that are pinned."""
     idle_unload: Seconds | None = None
     """Unloaded when nobody has asked for it for so long; by default as `load.idle_unload` says."""
-    nodes: tuple[str, ...] = ()
-    """Over a cluster, the machines that may hold it; by default all."""
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()
     sampling: DefaultSampling = DefaultSampling()

@@ -101,7 +101,10 @@ _ATTEND = r"""
     const int first = lo + w * TILE;
     if (AHEAD && first < hi) {
       #pragma unroll
-      for (int i = 0; i < NK; i++) { ahead[AHEAD ? i : 0][0] = key(first, i, 0); ahead[AHEAD ? i : 0][1] = key(first, i, 1); }
+      for (int i = 0; i < NK; i++) {
+        ahead[AHEAD ? i : 0][0] = key(first, i, 0);
+        ahead[AHEAD ? i : 0][1] = key(first, i, 1);
+      }
     }
     for (int base = first; base < hi; base += W * TILE) {
       if (takes) {
@@ -132,7 +135,10 @@ _ATTEND = r"""
       if (AHEAD && base + W * TILE < hi) {
         const int next = base + W * TILE;
         #pragma unroll
-        for (int i = 0; i < NK; i++) { ahead[AHEAD ? i : 0][0] = key(next, i, 0); ahead[AHEAD ? i : 0][1] = key(next, i, 1); }
+        for (int i = 0; i < NK; i++) {
+          ahead[AHEAD ? i : 0][0] = key(next, i, 0);
+          ahead[AHEAD ? i : 0][1] = key(next, i, 1);
+        }
       }
       // Of the four lanes of two keys, two go on with the sum of one, and two with that of the other.
       const int its = four >> 1, j = base + group + 8 * its;
