@@ -247,7 +247,9 @@ def _stacked(blocks: Sequence[Block]) -> list[mx.array]:
     """The arrays of all blocks one below the other, with room for the next token."""
     written = next((arrays for arrays, _, _ in blocks if arrays), ())
     room = room_for(max(longest for _, _, longest in blocks) + 1)
-    return [mx.concatenate([_block(block, place, like, room) for block in blocks]) for place, like in enumerate(written)]
+    return [
+        mx.concatenate([_block(block, place, like, room) for block in blocks]) for place, like in enumerate(written)
+    ]
 
 
 def _block(block: Block, place: int, like: mx.array, room: int) -> mx.array:
