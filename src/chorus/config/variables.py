@@ -24,7 +24,16 @@ BESIDE_SETTINGS = frozenset(
     }
 )
 """Variables that people may set and that are no keys of the tree."""
-BETWEEN_PROCESSES = frozenset({"CHORUS_BEAT", "CHORUS_FAULTS", "CHORUS_LAST_LOSS", "CHORUS_LIFELINE", "CHORUS_TIMING"})
+BETWEEN_PROCESSES = frozenset(
+    {
+        "CHORUS_BEAT",
+        "CHORUS_BOOKED_BYTES",
+        "CHORUS_FAULTS",
+        "CHORUS_LAST_LOSS",
+        "CHORUS_LIFELINE",
+        "CHORUS_TIMING",
+    }
+)
 """What our processes tell those that they start."""
 
 

@@ -76,6 +76,23 @@ def test_rows_come_and_go() -> None:
     assert hold_the_same(rows, singles)
 
 
+def test_nobody_sees_what_rows_had_forgotten_before_others_joined() -> None:
+    rows, singles = merged(6, 9)
+    rows.trim_row(0, 2)
+    singles[0].trim(2)
+    arriving, more = merged(3)
+    singles += more
+    rows.extend(arriving)
+    mask = rows.make_mask(1)
+    keys, values = write(rows, singles, 1)
+    asked = mx.random.normal((3, HEADS, 1, WIDTH), key=mx.random.key(0))
+    together = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=1e-4, mask=mask)
+    for row, cache in enumerate(singles):
+        held = cache.keys_and_values()
+        alone = mx.fast.scaled_dot_product_attention(asked[row : row + 1], *held, scale=1e-4)
+        assert mx.allclose(together[row : row + 1], alone, rtol=1e-4)
+
+
 def test_rows_join_a_cache_that_was_never_written() -> None:
     rows, singles = merged(0, 0)
     assert rows.keys is None

@@ -1,13 +1,13 @@
 """Decode attention on CUDA: every row reads its own keys and values, as far as it has any.
 
 MLX's fused kernels for one query take no array as a mask, so that a batch of unequal rows is computed in several steps
-over the width of the longest row: on an H200 34 ms for 32 rows of 4,096 tokens in 32 layers, and 5 with this kernel.
+over the width of the longest row: on an H200 34 ms for 32 rows of 4,096 tokens in 32 layers, and 6 with this kernel.
 
-A warp takes 16 keys at a time. Four lanes share two of them, 16 bytes each, so that a score takes two exchanges between
-lanes; then lanes stand side by side over the width of a value. While it computes, its next keys and these values are on
-their way. What the heads of a group and the queries of a row ask for is computed together, as far as registers go: they
-read the same keys. Long rows are cut into parts, which a second kernel joins. Keys and values that lie otherwise than a
-cache lays them are read one by one.
+A block has four warps, each of which takes 32 keys at a time. Four lanes share a key, 16 bytes each, so that a score
+takes two exchanges between lanes; then lanes stand side by side over the width of a value. What the heads of a group
+and the queries of a row ask for is computed together, as far as registers go: they read the same keys. Long rows are
+cut into parts, which a second kernel joins. Keys and values that lie otherwise than a cache lays them are read one by
+one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-WARPS, WARPS_OF_PARTS = 4, 2
-"""Of a block that computes a row, or a part of one: small blocks fill a GPU more evenly."""
+WARPS = 4
 PIECE = 8
 """Numbers in 16 bytes of half precision, which are read at once."""
 MOST_TOGETHER = 8
@@ -29,24 +28,21 @@ MOST_TOGETHER = 8
 MOST_QUERIES = 16
 MOST_WIDTH = 2048
 """Numbers of all outputs of a block: four warps of them fit into the 48 KiB that every block may have."""
-SHORTEST_PART = 512
+SHORTEST_PART = 1024
 """To join parts is another kernel: on an H200 shorter ones gain nothing by it."""
 MOST_PARTS = 16
 MOST_LAUNCHES = 1024
-WAVE = 792
-"""Blocks of a part that an H200 computes at once: six of them fit into the registers of each of its 132 processors."""
-BUSY = 0.9
-"""Of them, on average, is enough."""
+MOST_BLOCKS = 2048
+"""More of them wait for each other."""
 
 _ATTEND = r"""
   constexpr int CK = D / 8, CV = DV / 8, NK = (CK + 3) / 4, NV = (CV + 31) / 32, R = CV < 32 ? 32 / CV : 1;
-  constexpr int TILE = 16, VALUES = (TILE + R - 1) / R;
   constexpr float NONE = -1e30f;
   PARTS
   const int s = blockIdx.x % S, t = blockIdx.x / S % T, h = blockIdx.x / (S * T) % HK, b = blockIdx.x / (S * T * HK);
   const int lane = threadIdx.x & 31, w = threadIdx.x >> 5, four = lane & 3, group = lane >> 2;
-  __shared__ __align__(16) float qs[N][D];
-  __shared__ __align__(16) float ps[W][TILE][N];
+  __shared__ float qs[N][D];
+  __shared__ float ps[W][32][N];
   __shared__ float sm[W][N], sl[W][N], sa[W][N][DV];
   const float in_twos = scale[0] * 1.4426950408889634f;
   for (int i = threadIdx.x; i < N * D; i += W * 32) {
@@ -62,128 +58,97 @@ _ATTEND = r"""
   const int lo = start + s * part_size, hi = min(lo + part_size, stop);
   const X* kp = k + b * k_strides[0] + h * k_strides[1];
   const X* vp = v + b * v_strides[0] + h * v_strides[1];
+  const bool k_whole = k_strides[3] == 1 && (k_strides[0] | k_strides[1] | k_strides[2] | (int64_t)k / 2) % 8 == 0;
+  const bool v_whole = v_strides[3] == 1 && (v_strides[0] | v_strides[1] | v_strides[2] | (int64_t)v / 2) % 8 == 0;
   float m[N], l[N], acc[N][NV][8];
   for (int g = 0; g < N; g++) {
     m[g] = NONE; l[g] = 0.f;
     for (int n = 0; n < NV; n++) for (int e = 0; e < 8; e++) acc[g][n][e] = 0.f;
   }
   union Piece { uint4 all; X one[8]; };
-  const int r0 = CV < 32 ? lane / CV : 0, c0 = CV < 32 ? lane % CV : lane;
-  const bool takes = CV >= 32 || lane < R * CV;
-  auto run = [&](auto* tag) {
-    constexpr bool WHOLE = sizeof(*tag) == 1, AHEAD = WHOLE && NK <= 8;
-    constexpr int EARLY = WHOLE && NV == 1 ? (VALUES < 8 ? VALUES : 8) : 0;
-    auto read = [](const X* from, int64_t step, int c) {
-      Piece x;
-      if constexpr (WHOLE) x.all = *(const uint4*)(from + c * 8);
-      else for (int e = 0; e < 8; e++) x.one[e] = from[(c * 8 + e) * step];
-      return x;
-    };
-    auto key = [&](int base, int i, int u) {
+  auto read = [](const X* from, bool whole, int64_t step, int c) {
+    Piece x;
+    if (whole) x.all = *(const uint4*)(from + c * 8);
+    else for (int e = 0; e < 8; e++) x.one[e] = from[(c * 8 + e) * step];
+    return x;
+  };
+  for (int base = lo + w * 32; base < hi; base += W * 32) {
+    float dot[N][4];
+    #pragma unroll
+    for (int g = 0; g < N; g++) for (int u = 0; u < 4; u++) dot[g][u] = 0.f;
+    #pragma unroll
+    for (int i = 0; i < NK; i++) {
       const int c = four + 4 * i;
-      Piece x;
-      if (CK % 4 == 0 || c < CK)
-        x = read(kp + (int64_t)min(base + group + 8 * u, hi - 1) * k_strides[2], k_strides[3], c);
-      return x;
-    };
-    auto value = [&](int row, int c) {
-      return read(vp + (int64_t)min(row, hi - 1) * v_strides[2], v_strides[3], c);
-    };
-    auto add = [&](int r, int n, const Piece& x) {
-      #pragma unroll
-      for (int g = 0; g < N; g++) {
-        const float p = ps[w][r][g];
+      if (c < CK) {
+        Piece x[4];
         #pragma unroll
-        for (int e = 0; e < 8; e++) acc[g][n][e] += p * float(x.one[e]);
-      }
-    };
-    Piece ahead[AHEAD ? NK : 1][2], early[EARLY ? EARLY : 1];
-    const int first = lo + w * TILE;
-    if (AHEAD && first < hi) {
-      #pragma unroll
-      for (int i = 0; i < NK; i++) {
-        ahead[AHEAD ? i : 0][0] = key(first, i, 0);
-        ahead[AHEAD ? i : 0][1] = key(first, i, 1);
+        for (int u = 0; u < 4; u++) {
+          const int64_t j = min(base + group + 8 * u, hi - 1);
+          x[u] = read(kp + j * k_strides[2], k_whole, k_strides[3], c);
+        }
+        #pragma unroll
+        for (int g = 0; g < N; g++) {
+          float a[8];
+          *(float4*)a = *(const float4*)&qs[g][c * 8]; *(float4*)(a + 4) = *(const float4*)&qs[g][c * 8 + 4];
+          #pragma unroll
+          for (int u = 0; u < 4; u++) for (int e = 0; e < 8; e++) dot[g][u] += a[e] * float(x[u].one[e]);
+        }
       }
     }
-    for (int base = first; base < hi; base += W * TILE) {
-      if (takes) {
-        #pragma unroll
-        for (int x = 0; x < EARLY; x++) early[x] = value(base + r0 + R * x, c0);
+    #pragma unroll
+    for (int g = 0; g < N; g++) {
+      const int last = before + (t * N + g) / G;
+      float most = m[g];
+      #pragma unroll
+      for (int u = 0; u < 4; u++) {
+        dot[g][u] += __shfl_xor_sync(0xffffffffu, dot[g][u], 1);
+        dot[g][u] += __shfl_xor_sync(0xffffffffu, dot[g][u], 2);
+        const int j = base + group + 8 * u;
+        if (j >= hi || j > last || (WINDOW && j <= last - WINDOW)) dot[g][u] = 2 * NONE;
+        most = fmaxf(most, dot[g][u]);
       }
-      float dot[N][2];
       #pragma unroll
-      for (int g = 0; g < N; g++) dot[g][0] = dot[g][1] = 0.f;
+      for (int o = 4; o < 32; o <<= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
+      const float f = exp2f(m[g] - most);
+      m[g] = most; l[g] *= f;
       #pragma unroll
-      for (int i = 0; i < NK; i++) {
-        const int c = four + 4 * i;
-        Piece x[2];
+      for (int n = 0; n < NV; n++) for (int e = 0; e < 8; e++) acc[g][n][e] *= f;
+      #pragma unroll
+      for (int u = 0; u < 4; u++) {
+        const float p = dot[g][u] > NONE ? exp2f(dot[g][u] - most) : 0.f;
+        l[g] += p;
+        if (four == u) ps[w][group + 8 * u][g] = p;
+      }
+    }
+    __syncwarp();
+    const int rows = min(32, hi - base);
+    if (lane < R * CV || CV >= 32) {
+      #pragma unroll 8
+      for (int r = CV < 32 ? lane / CV : 0; r < rows; r += R) {
         #pragma unroll
-        for (int u = 0; u < 2; u++) x[u] = AHEAD ? ahead[AHEAD ? i : 0][u] : key(base, i, u);
-        if (CK % 4 == 0 || c < CK) {
-          #pragma unroll
-          for (int g = 0; g < N; g++) {
-            float a[8];
-            *(float4*)a = *(const float4*)&qs[g][c * 8]; *(float4*)(a + 4) = *(const float4*)&qs[g][c * 8 + 4];
+        for (int n = 0; n < NV; n++) {
+          const int c = CV < 32 ? lane % CV : lane + 32 * n;
+          if (c < CV) {
+            const Piece x = read(vp + (int64_t)(base + r) * v_strides[2], v_whole, v_strides[3], c);
             #pragma unroll
-            for (int u = 0; u < 2; u++)
+            for (int g = 0; g < N; g++) {
+              const float p = ps[w][r][g];
               #pragma unroll
-              for (int e = 0; e < 8; e++) dot[g][u] += a[e] * float(x[u].one[e]);
+              for (int e = 0; e < 8; e++) acc[g][n][e] += p * float(x.one[e]);
+            }
           }
         }
       }
-      if (AHEAD && base + W * TILE < hi) {
-        const int next = base + W * TILE;
-        #pragma unroll
-        for (int i = 0; i < NK; i++) {
-          ahead[AHEAD ? i : 0][0] = key(next, i, 0);
-          ahead[AHEAD ? i : 0][1] = key(next, i, 1);
-        }
-      }
-      // Of the four lanes of two keys, two go on with the sum of one, and two with that of the other.
-      const int its = four >> 1, j = base + group + 8 * its;
-      #pragma unroll
-      for (int g = 0; g < N; g++) {
-        const int last = before + (t * N + g) / G;
-        float sum = (its ? dot[g][1] : dot[g][0]) + __shfl_xor_sync(0xffffffffu, its ? dot[g][0] : dot[g][1], 2);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        if (j >= hi || j > last || (WINDOW && j <= last - WINDOW)) sum = 2 * NONE;
-        float most = fmaxf(m[g], sum);
-        #pragma unroll
-        for (int o = 2; o < 32; o <<= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
-        const float f = exp2f(m[g] - most), p = sum > NONE ? exp2f(sum - most) : 0.f;
-        m[g] = most; l[g] = l[g] * f + p;
-        #pragma unroll
-        for (int n = 0; n < NV; n++)
-          #pragma unroll
-          for (int e = 0; e < 8; e++) acc[g][n][e] *= f;
-        if (!(four & 1)) ps[w][group + 8 * its][g] = p;
-      }
-      __syncwarp();
-      if (takes) {
-        #pragma unroll
-        for (int x = 0; x < EARLY; x++) if (TILE % R == 0 || r0 + R * x < TILE) add(r0 + R * x, 0, early[x]);
-        const int rows = min(TILE, hi - base);
-        #pragma unroll 8
-        for (int r = r0 + R * EARLY; r < rows; r += R) {
-          #pragma unroll
-          for (int n = 0; n < NV; n++) if (NV == 1 || c0 + 32 * n < CV) add(r, n, value(base + r, c0 + 32 * n));
-        }
-      }
-      __syncwarp();
     }
-  };
-  // Two loops of their own: a question at every load would keep loads from being begun together.
-  const int64_t steps = k_strides[0] | k_strides[1] | k_strides[2] | v_strides[0] | v_strides[1] | v_strides[2];
-  if (k_strides[3] == 1 && v_strides[3] == 1 && (steps | (int64_t)k / 2 | (int64_t)v / 2) % 8 == 0) run((char*)0);
-  else run((int*)0);
+    __syncwarp();
+  }
   for (int g = 0; g < N; g++) {
-    for (int o = 2; o < 32; o <<= 1) l[g] += __shfl_xor_sync(0xffffffffu, l[g], o);
+    for (int o = 4; o < 32; o <<= 1) l[g] += __shfl_xor_sync(0xffffffffu, l[g], o);
     if (lane == 0) { sm[w][g] = m[g]; sl[w][g] = l[g]; }
   }
   for (int r = 0; r < R; r++) {
     if (CV >= 32 || lane / CV == r) for (int n = 0; n < NV; n++) {
-      const int c = c0 + 32 * n;
+      const int c = CV < 32 ? lane % CV : lane + 32 * n;
       if (c < CV) for (int g = 0; g < N; g++) for (int e = 0; e < 8; e++) {
         float* to = &sa[w][g][c * 8 + e];
         *to = r ? *to + acc[g][n][e] : acc[g][n][e];
@@ -271,17 +236,8 @@ class Shape:
 
 
 def parts_of(shape: Shape, rows: int, longest: int) -> int:
-    """Into how many parts rows are cut: so many, and no more, that the GPU is busy to the end."""
-    read = min(longest, shape.window + shape.queries - 1) if shape.window else longest
-    most = max(1, min(MOST_PARTS, read // SHORTEST_PART))
-    blocks = rows * shape.blocks_per_row
-    return max(range(1, most + 1), key=lambda parts: (min(_busy(blocks, parts), BUSY), -parts))
-
-
-def _busy(blocks: int, parts: int) -> float:
-    """How much of the GPU computes, on average, where so many blocks are cut into parts that take equally long."""
-    small = blocks * parts if parts > 1 else blocks * WARPS // WARPS_OF_PARTS
-    return small / (WAVE * -(-small // WAVE))
+    """Into how many parts rows are cut."""
+    return max(1, min(MOST_PARTS, MOST_BLOCKS // (rows * shape.blocks_per_row), longest // SHORTEST_PART))
 
 
 def attend(
@@ -321,7 +277,6 @@ class _Launch:
 @lru_cache(maxsize=MOST_LAUNCHES)
 def _launch(shape: Shape, rows: int, parts: int) -> _Launch:
     """Made once for all layers and steps: what it takes to say counts in a step that has hundreds of kernels."""
-    warps = WARPS if parts == 1 else WARPS_OF_PARTS
     constants: list[tuple[str, Any]] = [
         ("X", shape.dtype),
         ("D", shape.width),
@@ -331,7 +286,7 @@ def _launch(shape: Shape, rows: int, parts: int) -> _Launch:
         ("C", shape.queries),
         ("N", shape.together),
         ("T", shape.queries * shape.group // shape.together),
-        ("W", warps),
+        ("W", WARPS),
         ("WINDOW", shape.window),
     ]
     asked = shape.heads * shape.group * shape.queries
@@ -346,8 +301,8 @@ def _launch(shape: Shape, rows: int, parts: int) -> _Launch:
     attend = partial(
         _kernel("part", False) if parts > 1 else _kernel("whole", shape.sinks),
         template=constants,
-        grid=(rows * shape.blocks_per_row * parts * warps * 32, 1, 1),
-        threadgroup=(warps * 32, 1, 1),
+        grid=(rows * shape.blocks_per_row * parts * WARPS * 32, 1, 1),
+        threadgroup=(WARPS * 32, 1, 1),
         **(cut if parts > 1 else whole),
     )
     join = partial(
