@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chorus.cluster.profile import machine as profiles
-from chorus.cluster.profile.kernels import Rates
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
+from chorus.cluster.profile.rates import Rates
 from chorus.deploy.nodes.plan import machine_of
 from chorus.platform import products
 from chorus.platform.rdma import parse_devices

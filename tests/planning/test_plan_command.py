@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from chorus.cli import app
-from chorus.cluster.profile.kernels import Rates
+from chorus.cluster.profile.rates import Rates
 from chorus.config.settings import known_keys
 from chorus.planning.plan import Plan
 from tests.support.tiny_model import write_tiny_model

@@ -176,8 +176,8 @@ def _measured_before() -> str:
     import json
     from dataclasses import asdict
 
-    from chorus.cluster.profile.kernels import Rates
     from chorus.cluster.profile.machine import _key
+    from chorus.cluster.profile.rates import Rates
 
     rates = Rates("chip", "float32", 16 << 30, 1e11, 1e10, 1e9, 1e9, 1e-4, ("ring",))
     return json.dumps({_key(1): asdict(rates)})

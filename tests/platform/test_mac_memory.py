@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from chorus.cluster.profile import machine as profiles
-from chorus.cluster.profile.kernels import Rates
 from chorus.cluster.profile.machine import node_of, profile
+from chorus.cluster.profile.rates import Rates
 from chorus.engine import group as groups
 from chorus.engine.group import Group
 from chorus.engine.leader import NoFollowers

@@ -32,11 +32,11 @@ from chorus.deploy.front_end import (
     server_record,
     settings_of,
 )
-from chorus.deploy.groups.booking import budget_of, needs_of
+from chorus.deploy.groups.booking import needs_of
 from chorus.deploy.groups.group import Loadable, Report
 from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import FrontEnd
-from chorus.deploy.local_plan import local_plan
+from chorus.deploy.local_plan import budget_of, local_plan
 from chorus.deploy.preshard import with_own_division
 from chorus.deploy.programs import engine_address, engine_spec, front_end_program, rank_addresses, rank_programs
 from chorus.deploy.supervisor import ProcessGroup

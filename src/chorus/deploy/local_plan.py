@@ -6,8 +6,9 @@ Left to themselves, ranks that load at the same time would each look at memory t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from chorus.cluster.profile.machine import known_profile, node_of
@@ -103,6 +104,19 @@ def rank_needs(settings: Settings, model: LocalModel, ranks: int) -> tuple[int, 
         log.info("what the ranks take is not known (%s)", str(error).rstrip("."))
         return ()
     return tuple(rank.booked_bytes(settings.cache.memory) for rank in made.ranks)
+
+
+def budget_of(settings: Settings) -> int | Callable[[], int] | None:
+    """What all models of this machine may take together, or what measures it; None: only its device knows, and nobody
+    has asked it so far.
+    """
+    engine, backend = settings.engine, device.backend()
+    if settings.load.memory is not None:
+        return settings.load.memory
+    if backend != "cuda":
+        return partial(memory.usable_unmeasured, backend, engine.memory_fraction)
+    profile = known_profile(engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks))
+    return profile.usable_memory(engine.memory_fraction) if profile else None
 
 
 def _strategy_decides(settings: Settings) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
+from chorus.cluster.profile.rates import Rates
 from chorus.platform import mpi, prepare
 from chorus.platform.memory import own_device_memory
 from chorus.platform.process.measuring import seconds_of, tell
@@ -27,24 +28,6 @@ _MATRICES = 24
 _SMALL = 64
 _SMALL_LAYERS = 16
 _BITS, _GROUP = 4, 64
-
-
-@dataclass(frozen=True)
-class Rates:
-    device: str
-    dtype: str
-    device_memory: int
-    """Bytes that arrays may take in all: on Metal of the working set as macOS makes it, not as an owner raises it."""
-    flops: float
-    bandwidth: float
-    packed_flops: float
-    packed_bandwidth: float
-    layer_seconds: float
-    collectives: tuple[str, ...]
-    kernel_flops: float | None = None
-    """Of packed weights on a CPU (chorus.rank.products.rates); None where no kernels work."""
-    kernel_bandwidth: float | None = None
-    kernel_layer_seconds: float | None = None
 
 
 def measure(threads: int | None) -> Rates:

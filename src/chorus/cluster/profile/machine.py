@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import chorus
-from chorus.cluster.profile.kernels import Rates
+from chorus.cluster.profile.rates import Rates
 from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
 from chorus.platform import cores, device, memory, products

@@ -1,17 +1,14 @@
-"""What a group takes of this machine's memory, known before it is loaded, and how much there is to share."""
+"""What a group takes of this machine's memory, known before it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from chorus.cluster.profile.machine import known_profile
 from chorus.config.settings import Settings
 from chorus.planning.costs import MIB
 from chorus.planning.plan import RankPlan
-from chorus.platform import cores, device, memory
 
 _UNPLANNED_CACHE = 256 * MIB
 """Of one rank, where nobody can say what a context takes."""
@@ -53,16 +50,3 @@ def needs_of(settings: Settings, planned: Sequence[RankPlan], folder: Path) -> N
         weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
         fixed, cache = weights + ranks * settings.engine.reserve_mb * MIB, _UNPLANNED_CACHE
     return Needs(ranks, fixed, cache if given is None else given, given is not None)
-
-
-def budget_of(settings: Settings) -> int | Callable[[], int] | None:
-    """What all models of this machine may take together, or what measures it; None: only its device knows, and nobody
-    has asked it so far.
-    """
-    engine, backend = settings.engine, device.backend()
-    if settings.load.memory is not None:
-        return settings.load.memory
-    if backend != "cuda":
-        return partial(memory.usable_unmeasured, backend, engine.memory_fraction)
-    profile = known_profile(engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks))
-    return profile.usable_memory(engine.memory_fraction) if profile else None
