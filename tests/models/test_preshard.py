@@ -39,6 +39,7 @@ import sys
 from pathlib import Path
 from chorus.platform import prepare
 prepare(1)
+import onnx.helper, onnxruntime
 from chorus.rank.load import load_shard
 def read_so_far():
     return int(Path("/proc/self/io").read_text().split()[1])

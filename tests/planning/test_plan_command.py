@@ -203,6 +203,7 @@ def test_every_setting_is_shown_with_its_origin(monkeypatch: pytest.MonkeyPatch)
     assert settings["engine.split"] == {"value": [20, 7, 3], "origin": str(GOLDEN / "tree.yaml")}
     assert settings["api.host"] == {"value": "127.0.0.1", "origin": "default"}
     assert set(settings) == set(known_keys())
+    assert settings["models"].pop("origins") == []
     assert all(entry.keys() == {"value", "origin"} and entry["origin"] for entry in settings.values())
     printed = run("config", "show").stdout
     assert all(key in printed for key in known_keys())

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from chorus.cluster.servers import Server, record
-from chorus.deploy.groups.registry import Attendance, Refused, Registry, UnknownModel
+from chorus.deploy.groups.registry import Attendance, NoSuchModel, Refused, Registry
 from chorus.deploy.handover import FrontEnd
 from chorus.errors import ChorusError
 from chorus.messages.calls import own_words, why_failed
@@ -128,7 +128,7 @@ async def _or_refuse(context: grpc.aio.ServicerContext, work: Awaitable[Reply]) 
     try:
         return await work
     except ChorusError as error:
-        unknown = isinstance(error, UnknownModel)
+        unknown = isinstance(error, NoSuchModel)
         await context.abort(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION, str(error))
         raise AssertionError("abort always raises") from None
 

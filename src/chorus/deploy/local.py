@@ -170,8 +170,8 @@ class Here:
             folder.mkdir(mode=0o700, exist_ok=True)
             shown = json.dumps({"plan": made.shown}).encode()
             write_if_possible(folder / status.FILE_NAME, shown, "the plan is not shown")
-            # Without a plan a model that is alone finds out itself what it leaves of its memory.
-            known = needs if made.ranks or not self._alone else None
+            # A model that is alone finds out itself what it leaves of its memory.
+            known = None if self._alone else needs
             cache = {"memory": known.cache_of(booked)} if known and booked else {}
             programs = rank_programs(spec.model_copy(update={"cache": settings.cache.model_copy(update=cache)}))
             return ProcessGroup("ranks", programs, self._lifeline, ENGINE_GRACE_SECONDS, settings.watch)

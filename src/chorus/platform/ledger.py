@@ -119,10 +119,11 @@ class Ledger:
         """
         with self._page() as page:
             known = page.read()
-            wanted = _booking(owner, 0, what)
+            # Measured once: a moment later it may be another figure.
+            budget, wanted = self._budget_of(known), _booking(owner, 0, what)
             others = sum(booking.amount for booking in known.without(wanted.owner, wanted.pid))
-            wanted = replace(wanted, amount=granted(needs, self._budget_of(known) - others, more))
-            self._place(page, wanted, force=False)
+            wanted = replace(wanted, amount=granted(needs, budget - others, more))
+            self._place(page, wanted, force=False, budget=budget)
         return wanted
 
     def change(self, owner: str, amount: int, force: bool = False) -> Booking:
@@ -160,11 +161,12 @@ class Ledger:
             known = page.read()
             return max(0, self._budget_of(known) - known.booked)
 
-    def _place(self, page: _File, wanted: Booking, force: bool) -> None:
+    def _place(self, page: _File, wanted: Booking, force: bool, budget: int | None = None) -> None:
         if wanted.amount < 0:
             raise LedgerError(f"{_named(wanted)}: {wanted.amount} bytes cannot be booked")
         known = page.read()
-        budget, others = self._budget_of(known), known.without(wanted.owner, wanted.pid)
+        budget = self._budget_of(known) if budget is None else budget
+        others = known.without(wanted.owner, wanted.pid)
         if len(others) >= _MOST_BOOKINGS:
             raise LedgerError(f"{self._file} holds {len(others)} bookings, the most there may be: unload something")
         if not force and sum(booking.amount for booking in others) + wanted.amount > budget:

@@ -29,7 +29,7 @@ from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
 from chorus.platform import device, faults, rank_threads
 from chorus.platform.files import write_whole
-from chorus.platform.freed_buffers import FreedBuffers
+from chorus.platform.freed_buffers import FreedBuffers, give_back_freed
 from chorus.platform.mac_memory import Budget
 from chorus.platform.memory import left_for_cache, resident_memory
 from chorus.platform.metal import GpuLost, gpu_lost, held_memory
@@ -444,5 +444,6 @@ class Worker:
         # Modules refer to each other in circles: without this the weights stay until Python happens to look.
         gc.collect()
         mx.clear_cache()
+        give_back_freed()
         beats.holds(held_memory(mx))
         log.info("rank %d let go of its model, %.0f MB are left", self._rank, resident_memory(mx) / 1e6)

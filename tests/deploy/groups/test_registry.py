@@ -14,7 +14,7 @@ from chorus.config.served import LoadConfig, ModelConfig
 from chorus.deploy.groups import registry as module
 from chorus.deploy.groups.booking import Needs
 from chorus.deploy.groups.group import Loadable, Report
-from chorus.deploy.groups.registry import Attendance, Model, Refused, Registry, UnknownModel
+from chorus.deploy.groups.registry import Attendance, Model, NoSuchModel, Refused, Registry
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.deploy import Demand, ModelState
 from chorus.messages.deploy import Report as Told
@@ -292,10 +292,10 @@ def test_the_only_model_ends_the_server_when_it_gives_up(owning: Callable[..., N
     owning(act, alone=True, entries=(ModelConfig(source="a"),))
 
 
-def test_the_only_model_is_booked_all_there_is_and_needs_no_room(owning: Callable[..., None]) -> None:
+def test_the_only_model_is_booked_what_it_needs_whether_that_fits_or_not(owning: Callable[..., None]) -> None:
     async def act(owned: Owned) -> None:
         owned.registry.want_first(owned.models.values())
-        assert (await owned.group("a")).booked == 10 * MB
+        assert (await owned.group("a")).booked == 6 * MB
 
     owning(act, alone=True, entries=(ModelConfig(source="a"),))
     Scripted.started.clear()
@@ -390,7 +390,7 @@ def test_a_load_can_be_called_off(owning: Callable[..., None]) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest(owning: Callable[..., None]) -> None:
     async def act(owned: Owned) -> None:
         for ask in (owned.registry.find, owned.registry.load, owned.registry.unload):
-            with pytest.raises(UnknownModel, match="there is no model 'corder'; did you mean 'coder'"):
+            with pytest.raises(NoSuchModel, match="there is no model 'corder'; did you mean 'coder'"):
                 await ask(name="corder")
         assert (await owned.registry.find("coder")).id == "a"
 

@@ -31,8 +31,10 @@ class Needs:
         return self.fixed + self.ranks * self.cache
 
     def of(self, free: int, alone: bool) -> int:
-        """How much to book where so much is left: of several each has a context to spare, one alone has everything."""
-        most = self.least if self.given else free if alone else self.least + self.ranks * self.cache
+        """How much to book where so much is left: of several each has a context to spare. One alone books what it
+        cannot do without, and its caches take what is free besides: others' workers may come to this machine.
+        """
+        most = self.least if self.given or alone else self.least + self.ranks * self.cache
         return max(self.least, min(most, free))
 
     def cache_of(self, booked: int) -> int:

@@ -39,7 +39,7 @@ class Refused(ChorusError):
     """A model is not loaded or unloaded now: says why, with the figures."""
 
 
-class UnknownModel(ChorusError):
+class NoSuchModel(ChorusError):
     """There is no model of this name; names the nearest."""
 
 
@@ -192,14 +192,14 @@ class Registry:
         return next((model for model in self._models.values() if name in model.settings.names), None)
 
     async def find(self, name: str) -> Model:
-        """Also one of those that this machine has, where they are served; raises UnknownModel."""
+        """Also one of those that this machine has, where they are served; raises NoSuchModel."""
         if model := self.named(name):
             return model
         entry = await asyncio.to_thread(self._find_stored, name) if self._find_stored else None
         if model := self.named(name):  # somebody else was faster
             return model
         if entry is None:
-            raise UnknownModel(f"there is no model {name[:200]!r}{self._nearest(name)}")
+            raise NoSuchModel(f"there is no model {name[:200]!r}{self._nearest(name)}")
         number = next(self._numbers)
         settings = await asyncio.to_thread(self._maker.expected, entry, number)
         if model := self._models.get(settings.id):
@@ -227,7 +227,7 @@ class Registry:
     # What commands ask for
 
     async def load(self, name: str, force: bool = False) -> tuple[str, str]:
-        """Which model is loaded, and what was decided; raises UnknownModel, Refused."""
+        """Which model is loaded, and what was decided; raises NoSuchModel, Refused."""
         model = await self.find(name)
         if model.state in (ModelState.LOADING, ModelState.READY):
             return model.id, f"{model.id} is {model.state.name.lower()}"
@@ -242,10 +242,10 @@ class Registry:
         return model.id, f"{model.id}: {model.detail or model.state.name.lower()}"
 
     async def unload(self, name: str) -> tuple[str, str]:
-        """Which model goes, and when; raises UnknownModel."""
+        """Which model goes, and when; raises NoSuchModel."""
         model = self.named(name)
         if model is None:
-            raise UnknownModel(f"there is no model {name[:200]!r}{self._nearest(name)}")
+            raise NoSuchModel(f"there is no model {name[:200]!r}{self._nearest(name)}")
         model.wanted_since = None
         if model.state is ModelState.READY:
             self._drain(model, ends=True)
