@@ -83,7 +83,9 @@ def group_processes(server: ChorusServer) -> list[psutil.Process]:
     return [process for module in GROUP_MODULES for process in running(processes, module)]
 
 
-def run(prepared: Prepared, folder: Path, requests: int, clients: int, seed: int) -> Outcome:
+def run(
+    prepared: Prepared, folder: Path, requests: int, clients: int, seed: int, min_loaded_seconds: float = 1.0
+) -> Outcome:
     names, budget = tuple(prepared.answers), budget_for(prepared, 2)
     asks, lock = iter(drawn(seed, requests, names)), threading.Lock()
     arrived: list[str] = []
@@ -100,7 +102,8 @@ def run(prepared: Prepared, folder: Path, requests: int, clients: int, seed: int
             if text != (right := prepared.answers[asked.model][asked.prompt]):
                 wrong.append(f"{asked}: {text!r} and not {right!r}")
 
-    with serving(settings(prepared, budget), folder) as server:
+    tree = settings(prepared, budget, min_loaded_seconds=min_loaded_seconds)
+    with serving(tree, folder) as server:
         began = time.monotonic()
         with Sampled(lambda: group_processes(server)) as sampled, ThreadPoolExecutor(clients) as pool:
             for each in [pool.submit(client) for _ in range(clients)]:
