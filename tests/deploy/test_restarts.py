@@ -168,7 +168,7 @@ def ranks_in(folder: Path, ports: Sequence[int] = ()) -> Ranks:
 
 
 def test_ranks_that_start_at_once_get_different_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(monkeypatch, "import sys; sys.stdin.read()")
+    program(monkeypatch, "import signal; signal.pause()")
 
     async def act() -> None:
         first = listening_port()
