@@ -229,7 +229,8 @@ class _File:
         try:
             write_whole(self._path, json.dumps(asdict(page)).encode(), mode=0o600)
         except OSError as error:
-            raise _unusable(self._path, error) from None
+            # A full disk must stop nobody who serves: what is loaded meanwhile counts for nobody else.
+            log.warning("%s; until then nobody knows what is booked here", _unusable(self._path, error))
 
 
 def _parsed(content: bytes) -> _Page:
