@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chorus.config.front_end import ModelSettings
-from chorus.messages.deploy import Demand, ModelRow, ModelState, Table
-from chorus.serving.directory import Directory, Model, nearest
+from chorus.messages.deploy import Demand, ModelRow, ModelState, Table, nearest_name
+from chorus.serving.directory import Directory, Model
 from chorus.serving.errors import ModelFailed, ModelNotReady, UnknownModel
 
 A, B = "acme/a", "acme/b"
@@ -293,4 +293,4 @@ def test_an_id_goes_over_anothers_alias_and_the_first_is_the_default() -> None:
     ("typed", "meant"), [("acme/aa", "acme/a"), ("LLAMA-3b", "llama-3B"), ("llma", "llama-3B"), ("zzzz", None)]
 )
 def test_the_nearest_name_is_the_one_that_was_meant(typed: str, meant: str | None) -> None:
-    assert nearest(typed, ["acme/a", "llama-3B"]) == meant
+    assert nearest_name(typed, ["acme/a", "llama-3B"]) == meant

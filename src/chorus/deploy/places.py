@@ -165,12 +165,13 @@ class Places(rank_pb2_grpc.RankServicer):
             raise NoPlace("the leader does not say which group it leads")
         if len(self._places) >= MOST_PLACES:
             raise NoPlace(f"{len(self._places)} leaders have a place here, the most there may be")
-        if request.needs > self._ledger.free():
+        # Another process may have the ledger locked: leaders that have their place must not wait for that.
+        if request.needs > await asyncio.to_thread(self._ledger.free):
             # Who has left keeps what it had for a while, but not when somebody else needs it.
             left = [place for place in self._places.values() if not place.leaders]
             await asyncio.gather(*map(self._give_up, left))
         model = _plain(request.model)
-        amount = self._ledger.grant(request.group, request.needs, model, request.more).amount
+        booking = await asyncio.to_thread(self._ledger.grant, request.group, request.needs, model, request.more)
         self._numbers += 1
         address_file = self._lifeline.path.parent / f"place-{self._numbers}"
         host = self._address.rpartition(":")[0]
@@ -178,7 +179,7 @@ class Places(rank_pb2_grpc.RankServicer):
         program = replace(
             self._program,
             arguments=(*self._program.arguments, *own),
-            environment={**self._program.environment, **booked_environment(amount)},
+            environment={**self._program.environment, **booked_environment(booking.amount)},
         )
         processes = ProcessGroup("rank", [program], self._lifeline, GRACE_SECONDS, self._timing)
         place = self._places[request.group] = _Place(request.group, model, processes, address_file)
@@ -253,7 +254,7 @@ class Places(rank_pb2_grpc.RankServicer):
         await place.processes.stop()
         place.processes.close()
         place.over.set()
-        self._ledger.release(place.group)
+        await asyncio.to_thread(self._ledger.release, place.group)
 
     def _keep(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)

@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -77,6 +78,16 @@ class Report:
     seen: int
     """The version of the table by which the front end routes now."""
     demands: tuple[Demand, ...]
+
+
+_NEAR_ENOUGH = 0.4
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The model's name that somebody who typed this one may have meant."""
+    by_lower = {each.lower(): each for each in names}
+    found = difflib.get_close_matches(name[:256].lower(), list(by_lower), 1, _NEAR_ENOUGH)
+    return by_lower[found[0]] if found else None
 
 
 _ROW_NUMBERS = (

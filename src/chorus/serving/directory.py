@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import gc
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
@@ -19,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from pydantic import ValidationError
 
 from chorus.config.front_end import ModelSettings
-from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table
+from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table, nearest_name
 from chorus.platform.freed_buffers import give_back_freed
 from chorus.serving.errors import ModelFailed, ModelNotReady, UnknownModel
 
@@ -34,7 +33,6 @@ _TELL_SECONDS = 1.0
 FAILED_SECONDS = 2.0
 """How long a request for a model that has failed before waits for its owner to try again. That happens on demand, after
 a pause; where the pause is not over, the request is told why the model failed."""
-_NEAR_ENOUGH = 0.4
 
 _IN_MEMORY = frozenset({ModelState.LOADING, ModelState.READY, ModelState.DRAINING})
 """States in which there is an engine, or will be soon."""
@@ -328,7 +326,7 @@ class Directory(Generic[F]):
             return self.models[0]
         found = self._names.get(name)
         if found is None:
-            raise UnknownModel(name, nearest(name, self._names))
+            raise UnknownModel(name, nearest_name(name, self._names))
         return found
 
     def knows(self, name: str | None) -> bool:
@@ -413,10 +411,3 @@ class Directory(Generic[F]):
         for model in self._known.values():
             if model.front:
                 await model.front.close()
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that somebody who typed this one may have meant."""
-    by_lower = {each.lower(): each for each in names}
-    found = difflib.get_close_matches(name[:256].lower(), list(by_lower), 1, _NEAR_ENOUGH)
-    return by_lower[found[0]] if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -138,17 +138,3 @@ class Simulated:
             waiting = self._waiting(name)
             since = min((asked.at for asked in waiting), default=0.0)
             self.change(name, waiting=len(waiting), waiting_since=since, running=len(self._running(name)))
-
-
-def loads_in_order(arrived: Sequence[str], fit: int) -> int:
-    """Of a server that answers strictly in the order of arrival and unloads what was used longest ago."""
-    loaded: list[str] = []
-    loads = 0
-    for name in arrived:
-        if name in loaded:
-            loaded.remove(name)
-        else:
-            loads += 1
-            del loaded[: max(0, len(loaded) - fit + 1)]
-        loaded.append(name)
-    return loads

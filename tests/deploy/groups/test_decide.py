@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from chorus.config.served import LoadConfig
 from chorus.deploy.groups.decide import REST_SECONDS, Decision, Standing, decide
 from chorus.messages.deploy import ModelState
-from tests.deploy.groups.simulated import Ask, Simulated, loads_in_order
+from tests.deploy.groups.simulated import Ask, Simulated
+from tests.many.arrivals import loads_in_order
 
 SWAP = LoadConfig(min_loaded_seconds=30)
 NOW = 1000.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import itertools
 import logging
 import time
@@ -17,7 +16,7 @@ from chorus.config.served import LoadConfig, ModelConfig
 from chorus.deploy.groups.decide import Decision, Standing, decide
 from chorus.deploy.groups.group import Group, Loadable, Maker
 from chorus.errors import ChorusError
-from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table
+from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table, nearest_name
 from chorus.models import PullProgress
 from chorus.platform.ledger import Ledger, LedgerError, NoRoom
 from chorus.platform.process.restarts import RestartPolicy
@@ -32,7 +31,6 @@ NEWCOMER_SECONDS = 1.0
 """How long one that attends may be a front end that has not reported yet."""
 FULL_SECONDS = 1.0
 """How often to look whether another server has made room."""
-_NEAR_ENOUGH = 0.4
 
 
 class Refused(ChorusError):
@@ -210,9 +208,8 @@ class Registry:
         return model
 
     def _nearest(self, name: str) -> str:
-        names = {each.lower(): each for model in self.models for each in model.settings.names}
-        found = difflib.get_close_matches(name[:256].lower(), list(names), 1, _NEAR_ENOUGH)
-        return f"; did you mean {names[found[0]]!r}?" if found else ""
+        found = nearest_name(name, (each for model in self.models for each in model.settings.names))
+        return f"; did you mean {found!r}?" if found else ""
 
     def _forget_found(self) -> None:
         """Make room for one more that was found by its name: the one that was unused longest goes."""
