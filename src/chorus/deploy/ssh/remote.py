@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -54,7 +55,13 @@ class SshShell:
 
     async def run(self, command: str, data: bytes = b"", timeout: float = COMMAND_SECONDS) -> CommandResult:
         try:
-            done = await asyncio.wait_for(self._connection.run(in_sh(command), input=data, encoding=None), timeout)
+            async with asyncio.timeout(timeout):
+                process = await self._connection.create_process(in_sh(command), encoding=None)
+                # A command that reads nothing, such as one that is not there, may have ended before it is fed.
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(data)
+                process.stdin.write_eof()
+                done = await process.wait()
         except TimeoutError:
             raise HostFailed(f"{self.host}: {short(command)} took longer than {timeout:g} s") from None
         except (OSError, asyncssh.Error) as error:
