@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from chorus.platform import blas as blas_library
@@ -37,6 +39,16 @@ def use_threads(threads: int) -> None:
 def most_threads() -> int:
     """How many this process may have at most, where trying shows that more are better."""
     return max(_Most.threads, rank_threads())
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Meanwhile this process may have no more threads than it has."""
+    most, _Most.threads = _Most.threads, 0
+    try:
+        yield
+    finally:
+        _Most.threads = most
 
 
 class _Most:

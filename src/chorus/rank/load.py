@@ -323,14 +323,20 @@ def _apply(model: nn.Module, policy: DtypePolicy) -> None:
 def _lays_out(model: nn.Module, stage: Stage, tied: bool, asked: _Asked) -> bool:
     """Whether kernels multiply with plain weights here, laid out for them once.
 
-    Not beside a tied head that stays the BLAS's because its rows are looked up here, where there may be several
-    threads: both pools would work in turn all the time, each in the other's way.
+    A tied head stays the BLAS's where its rows are looked up too. With several threads each, both pools would work in
+    turn all the time, in each other's way: so either both have one, or the BLAS multiplies everything. On two cores one
+    thread in kernels does as much as two of the BLAS, and does not fall behind as soon as something else runs.
     """
     if platform.device.backend() != "cpu" or asked.cpu_products == "blas":
         return False
-    if tied and stage.is_first and platform.most_threads() > 1:
+    if not any_worth(model, head_only=tied and not stage.is_first):
         return False
-    return any_worth(model, head_only=tied and not stage.is_first) and usable()
+    if not (tied and stage.is_first):
+        return usable()
+    if platform.rank_threads() > 1:
+        return False
+    with platform.no_more_threads():
+        return usable()
 
 
 def _fill_kernels(

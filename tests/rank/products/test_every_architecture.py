@@ -91,7 +91,7 @@ def test_every_architecture_says_the_same_where_its_plain_layers_are_the_kernels
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worth, "LEAST", 1024)  # gemma3n reads the weights of a layer of 64 numbers itself
-    monkeypatch.setattr(platform, "most_threads", lambda: 1)
+    monkeypatch.setattr(platform, "rank_threads", lambda: 1)
     path = write_tiny_model(tmp_path / name, name, tokenizer=False)
     plain, ours = (load_shard(path, range, cpu_products=products) for products in ("blas", "auto"))
     assert ours.in_kernels

@@ -52,7 +52,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "most_threads", lambda: 1)
+    monkeypatch.setattr(platform, "rank_threads", lambda: 1)
 
 
 @pytest.mark.usefixtures("every_size")
@@ -211,7 +211,7 @@ def test_one_rank_and_pipelines_say_what_mlx_says(name: str, sizes: dict[str, An
 def test_a_tied_head_that_is_looked_up_and_several_threads_leave_all_to_the_blas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platform, "most_threads", lambda: 2)
+    monkeypatch.setattr(platform, "rank_threads", lambda: 2)
     monkeypatch.setattr("chorus.rank.products.threads.share_threads", lambda: None)
     sizes = {**LARGE, "tie_word_embeddings": True}
     tied = write_tiny_model(tmp_path / "tied", "qwen2", tokenizer=False, **sizes)
@@ -219,6 +219,21 @@ def test_a_tied_head_that_is_looked_up_and_several_threads_leave_all_to_the_blas
     assert not load_shard(tied, range).in_kernels
     assert load_shard(tied, lambda total: range(1, total)).in_kernels
     assert load_shard(own, range).in_kernels
+
+
+def test_a_tied_head_and_its_kernels_have_one_thread_each_where_more_are_only_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most: list[int] = []
+    monkeypatch.setattr(platform, "rank_threads", lambda: 1)
+    monkeypatch.setattr(platform._Most, "threads", 2)
+    monkeypatch.setattr("chorus.rank.load.usable", lambda: most.append(platform.most_threads()) or True)
+    tied = write_tiny_model(tmp_path / "tied", "qwen2", tokenizer=False, **{**LARGE, "tie_word_embeddings": True})
+    own = write_tiny_model(tmp_path / "own", "llama", tokenizer=False, **LARGE)
+    assert load_shard(tied, range).in_kernels
+    assert load_shard(own, range).in_kernels
+    assert most == [1, 2]
+    assert platform.most_threads() == 2
 
 
 @pytest.mark.usefixtures("one_thread")
