@@ -254,3 +254,30 @@ def test_without_kernels_mlx_computes(tmp_path: Path, monkeypatch: pytest.Monkey
     shard = load_shard(path, range)
     assert not shard.in_kernels
     assert np.isfinite(np.array(greedy([shard.stage], 1)[1][0])).all()
+
+
+LOADS = """
+import re, sys
+from pathlib import Path
+from chorus import platform
+platform.prepare(1)
+from chorus.rank.load import load_shard
+from chorus.rank.products.usable import usable
+assert usable()
+most = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+before = most()
+shard = load_shard(Path(sys.argv[1]), range)
+assert shard.in_kernels
+print(shard.weight_bytes, most() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells the most memory by /proc")
+def test_weights_are_never_held_twice_while_they_are_laid_out(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
+    model = write_tiny_model(tmp_path / "model", "llama", tokenizer=False, **sizes)
+    done = subprocess.run([sys.executable, "-c", LOADS, model], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    weights, most = map(int, done.stdout.split())
+    assert weights > 190 << 20
+    assert most < weights + (96 << 20)

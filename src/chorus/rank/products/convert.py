@@ -41,6 +41,9 @@ Place = tuple[Any, Any]
 Progress = Callable[[int], object]
 """Is told of the bytes of MLX's arrays that have been read, again and again."""
 
+_GIVE_BACK_BYTES = 32 << 20
+"""Held since the last time that freed memory was given back: what MLX had of them, the allocator keeps until then."""
+
 
 def _unheard(read: int) -> None:
     """For those who want no progress."""
@@ -94,8 +97,12 @@ class _Converter(ABC):
 
     def convert_all(self, model: nn.Module) -> int:
         # Not the layers themselves: whoever holds them holds MLX's arrays.
+        given_back = 0
         for module in [module for _, module in model.named_modules() if not self._takes(module)]:
             self._convert(module)
+            if self.held - given_back >= _GIVE_BACK_BYTES:
+                give_back_freed()
+                given_back = self.held
         give_back_freed()
         return self.held
 
