@@ -88,3 +88,8 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"  # run from its sources
+
+
+def own_bytes(processes: Iterable[psutil.Process]) -> int:
+    """What all of them have in memory; pages that they share count once (Linux)."""
+    return sum(process.memory_full_info().pss for process in processes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
+import time
 from functools import partial
 from pathlib import Path
 
 from benchmarks.cases import common, overhead
+from benchmarks.machine import own_bytes
 from benchmarks.models import QWEN2, model_folder
 from benchmarks.prompts import Prompts
 from benchmarks.report import Goal
@@ -16,6 +19,8 @@ from benchmarks.servers import HttpServer, ServerFailed, chorus
 AS_FAST = 0.97
 """Less than this is more than chance."""
 NOW, BEFORE = "now", "before"
+START, REST, MORE = "start", "memory at rest", "more memory at rest"
+MORE_MB = 10.0
 KINDS = {"1 rank": [], "2 ranks": ["--ranks", "2"]}
 
 
@@ -24,11 +29,27 @@ def measure(run: Run) -> list[Goal]:
         raise ServerFailed("--before names no checkout to compare with")
     model = model_folder(QWEN2)
     prompts = Prompts(model, run.options.seed)
-    goals: list[Goal] = []
+    goals = starts(run, Path(run.options.before), model)
     for kind, options in KINDS.items():
         run.say(kind)
         goals += compare(run, kind, Path(run.options.before), model, prompts, options)
     return goals
+
+
+def starts(run: Run, before: Path, model: Path) -> list[Goal]:
+    """Each starts alone, in turn; when it is ready nobody asks it for anything."""
+
+    def start(side: str, checkout: Path | None) -> None:
+        began = time.monotonic()
+        with chorus(model, "--threads", "1", "--dtype", "float32", name=side, checkout=checkout) as server:
+            run.samples.add(START, "s", side, time.monotonic() - began)
+            run.samples.add(REST, "MB", side, own_bytes(server.processes()) / 1e6)
+
+    run.say("start and rest")
+    run.interleave(partial(start, NOW, None), partial(start, BEFORE, before))
+    now, then = (statistics.median(run.samples.figures[REST][side]) for side in (NOW, BEFORE))
+    run.samples.add(MORE, "MB", NOW, now - then)
+    return [Goal(START, NOW, "<=", 1 / AS_FAST, against=BEFORE), Goal(MORE, NOW, "<=", MORE_MB)]
 
 
 def compare(run: Run, kind: str, before: Path, model: Path, prompts: Prompts, options: list[str]) -> list[Goal]:
