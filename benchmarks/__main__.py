@@ -51,7 +51,7 @@ LARGE = ("agents", "prefix", "unique", "decode", "step", "roofline", "growth")
 """Those that have a form for an accelerator."""
 QUANTIZED = ("decode", "step", "roofline", "growth")
 """Those of them that also have one for a quantized model."""
-IN_PARTS = {"decode": decode.PARTS, "growth": growth.PARTS}
+IN_PARTS = {"before": before.PARTS, "decode": decode.PARTS, "growth": growth.PARTS}
 PEERLESS = ("decode",)
 """Those that can leave out what they are compared with."""
 COMPARING = tuple(module.BENCHMARK.name for module in (before, fault_free, packed, packed_small))
