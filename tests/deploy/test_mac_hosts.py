@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import asyncssh
@@ -61,19 +59,6 @@ def test_make_takes_a_python_that_is_new_enough(apples_tools: Path, tmp_path: Pa
     command = ["make", "--dry-run", "-C", str(tmp_path), "serve"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert "python3.12 -m venv" in done.stdout
-
-
-def test_commands_over_ssh_are_read_by_sh_whatever_shell_the_user_has() -> None:
-    sent: list[str] = []
-
-    async def run(command: str, **options: Any) -> SimpleNamespace:
-        sent.append(command)
-        return SimpleNamespace(exit_status=0, stdout=b"", stderr=b"")
-
-    shell = SshShell("mini", SimpleNamespace(run=run))  # type: ignore[arg-type]
-    command = 'umask 077 && for d in */; do echo "$d"; done'
-    asyncio.run(shell.run(command))
-    assert [shlex.split(line) for line in sent] == [["/bin/sh", "-c", command]]
 
 
 def connecting_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 
 import asyncssh
@@ -18,7 +19,7 @@ class Open(asyncssh.SSHServer):
         return False
 
 
-def run_there(process: Callable[[Process], object], data: bytes) -> CommandResult:
+def run_there(process: Callable[[Process], object], data: bytes, command: str = "anything") -> CommandResult:
     async def there() -> CommandResult:
         key = asyncssh.generate_private_key("ssh-ed25519")
         server = await asyncssh.create_server(
@@ -28,7 +29,7 @@ def run_there(process: Callable[[Process], object], data: bytes) -> CommandResul
             async with asyncssh.connect(
                 "127.0.0.1", server.get_port(), known_hosts=None, config=None, client_keys=None, username="somebody"
             ) as connection:
-                return await SshShell("there", connection).run("anything", data, timeout=60)
+                return await SshShell("there", connection).run(command, data, timeout=60)
         finally:
             server.close()
 
@@ -52,3 +53,12 @@ def test_a_command_gets_its_input() -> None:
 def test_a_command_that_ends_before_it_is_fed_gives_its_own_code_and_words() -> None:
     for _ in range(10):
         assert run_there(is_not_there, b"a program") == CommandResult(127, "", "sh: no such command\n")
+
+
+def test_commands_are_read_by_sh_whatever_shell_the_user_has() -> None:
+    def says_what_it_is(process: Process) -> None:
+        process.stdout.write((process.command or "").encode())
+        process.exit(0)
+
+    command = 'umask 077 && for d in */; do echo "$d"; done'
+    assert shlex.split(run_there(says_what_it_is, b"", command).output) == ["/bin/sh", "-c", command]
