@@ -74,6 +74,9 @@ class Play:
         (self.folder / f"{name}.end.new").write_text(str(code))
         (self.folder / f"{name}.end.new").rename(self.folder / f"{name}.end")
 
+    def has_ended(self, name: str) -> bool:
+        return self.group._running[name].process.returncode is not None
+
     async def ended(self) -> tuple[str, int]:
         """Who ended, and how; what the present processes have written is no more, but of those that go on."""
         name, code = await self.group.ended()
@@ -182,7 +185,9 @@ def test_processes_that_live_together_end_together_and_all_are_told_what_went_wr
     async def doing(play: Play) -> None:
         before = await play.start()
         os.kill(before[FOLLOWERS[1]], signal.SIGSEGV)
+        await until(lambda: play.has_ended(FOLLOWERS[1]))
         play.end(FOLLOWERS[0], EXIT_LEADER_GONE)
+        await until(lambda: play.has_ended(FOLLOWERS[0]))
         await play.ended()
         assert not play.group.goes_on
         assert changed(before, await play.start()) == {LEADER, *FOLLOWERS}

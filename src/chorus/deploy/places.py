@@ -85,6 +85,8 @@ class Places(rank_pb2_grpc.RankServicer):
         self._timing = timing
         self._lifeline = Lifeline()
         self._places: dict[str, _Place] = {}
+        self._ending: list[_Place] = []
+        """Places that are nobody's any more, whose memory is not free yet."""
         self._opening = asyncio.Lock()
         self._keepers: set[asyncio.Task[Any]] = set()
         self._server: grpc.aio.Server | None = None
@@ -169,7 +171,7 @@ class Places(rank_pb2_grpc.RankServicer):
         if request.needs > await asyncio.to_thread(self._ledger.free):
             # Who has left keeps what it had for a while, but not when somebody else needs it.
             left = [place for place in self._places.values() if not place.leaders]
-            await asyncio.gather(*map(self._give_up, left))
+            await asyncio.gather(*map(self._give_up, [*left, *self._ending]))
         model = _plain(request.model)
         booking = await asyncio.to_thread(self._ledger.grant, request.group, request.needs, model, request.more)
         self._numbers += 1
@@ -241,7 +243,7 @@ class Places(rank_pb2_grpc.RankServicer):
             await self._give_up(place)
 
     async def _give_up(self, place: _Place) -> None:
-        """End it, unless its leader is back."""
+        """End it, unless its leader is back. One that is ending already has ended then."""
         async with place.changing:
             if self._places.get(place.group) is not place or place.leaders:
                 return
@@ -251,10 +253,14 @@ class Places(rank_pb2_grpc.RankServicer):
 
     async def _end(self, place: _Place) -> None:
         del self._places[place.group]
-        await place.processes.stop()
-        place.processes.close()
-        place.over.set()
-        await asyncio.to_thread(self._ledger.release, place.group)
+        self._ending.append(place)
+        try:
+            await place.processes.stop()
+            place.processes.close()
+            place.over.set()
+            await asyncio.to_thread(self._ledger.release, place.group)
+        finally:
+            self._ending.remove(place)
 
     def _keep(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)
