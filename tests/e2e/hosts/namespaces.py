@@ -123,8 +123,17 @@ class Host:
         found = []
         for process in psutil.process_iter(["uids"]):
             with contextlib.suppress(psutil.Error):
-                if process.info["uids"] and process.info["uids"].real == self.uid:
+                own = process.info["uids"] and process.info["uids"].real == self.uid
+                if own and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
+        return found
+
+    def runs(self) -> set[str]:
+        """What its processes run: the first two words behind the program."""
+        found = set()
+        for process in self.own_processes():
+            with contextlib.suppress(psutil.Error):  # one that ends while we look
+                found.add(" ".join(process.cmdline()[1:3]))
         return found
 
     def listening(self) -> set[str]:

@@ -48,7 +48,7 @@ def test_up_serves_over_three_hosts_and_down_leaves_nothing(hosts: list[Host], m
     assert set(told["seconds"]) == {"connect", "check", "sync", "agents", "load"}
     print("phases, first time:", told["seconds"])
     assert "Paris" in ask(first, "http://127.0.0.1:8100")
-    held = [{" ".join(p.cmdline()[1:3]) for p in host.own_processes()} for host in hosts]
+    held = [host.runs() for host in hosts]
     assert all(any("chorus.rank" in command for command in commands) for commands in held[1:]), held
     begun = time.perf_counter()
     status = first.chorus("status", "-c", str(config), "--json")
