@@ -146,3 +146,10 @@ def test_who_has_no_use_for_the_kernels_does_not_import_them(tmp_path: Path, mon
     assert load_shard(quantized, range).policy.name == "float32, packed"
     assert load_shard(quantized, range, policy="float32, packed").policy.name == "float32, packed"
     assert len(asked) == 2
+
+
+def test_the_kernels_leave_no_trace_of_this_machine_among_temporary_files(tmp_path: Path) -> None:
+    code = "import chorus.rank.products.kernels"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)} | {"ORT_DISABLE_TELEMETRY": "0"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
