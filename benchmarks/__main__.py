@@ -20,6 +20,7 @@ from benchmarks.cases import (
     grammar,
     growth,
     memory,
+    metrics,
     overhead,
     packed,
     packed_small,
@@ -35,16 +36,20 @@ from benchmarks.cases import (
     strangers,
     tensor,
     unique,
+    watched,
 )
 from benchmarks.models import QWEN2, SMOLLM2
 from benchmarks.run import Options, execute
 from benchmarks.servers import ServerFailed, end_cleanly_when_told
+from tests.support.state import keep_apart
 
 BENCHMARKS = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         *(single, platform, pipeline, memory, tensor, overhead, grammar, copy, planner, preshard, strangers, before),
         *(agents, prefix, unique, storing, disk, fault_free, packed, packed_small, decode, step, roofline, growth),
+        metrics,
+        watched,
     )
 }
 LARGE = ("agents", "prefix", "unique", "decode", "step", "roofline", "growth")
@@ -140,6 +145,7 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
 def main() -> int:
     names, options = parse(sys.argv[1:])
     end_cleanly_when_told()
+    keep_apart()
     console = Console()
     failed, missed = [], []
     for name in names:

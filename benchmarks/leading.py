@@ -182,7 +182,7 @@ class Leading:
         self, stage: Any, prompts: list[tuple[int, ...]], tokens: int, rules: str, listens: Listens | None = None
     ) -> None:
         from chorus.engine.leader import Leader
-        from chorus.engine.scheduler import Scheduler, SchedulerLimits
+        from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
         from chorus.messages.engine import Request, Sampling
         from chorus.rank.runner import Runner
 

@@ -12,7 +12,7 @@ from itertools import count
 
 from chorus.engine.prefix.index import PrefixIndex
 from chorus.engine.room import UNLIMITED, RankRoom, Room
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Request
 from chorus.messages.rank import Keeping, Step
 

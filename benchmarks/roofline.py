@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chorus.planning.facts import ITEM_BYTES, LayerFacts, ModelFacts
-from chorus.platform.dtype import DtypePolicy
+from chorus.platform.accelerator.dtype import DtypePolicy
 
 ACTIVATIONS = 16
 """Arrays of the hidden width that a layer writes and reads again: its inputs, projections and MLP."""

@@ -117,4 +117,5 @@ def execute(benchmark: Benchmark, options: Options, console: Console) -> Result:
 def result_name(benchmark: str, options: Options) -> str:
     """Of the file: runs of other models or parts do not take each other's place."""
     bits = f"{options.bits}bit" if options.bits else ""
-    return "-".join(filter(None, (benchmark, "large" if options.large else "", bits, *options.parts)))
+    named = "-".join(filter(None, (benchmark, "large" if options.large else "", bits, *options.parts)))
+    return named.replace(" ", "-")

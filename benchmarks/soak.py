@@ -24,6 +24,7 @@ from benchmarks.load import events
 from benchmarks.models import SMOLLM2, TINY, model_folder, stored_default
 from benchmarks.prompts import Prompts
 from benchmarks.servers import HttpServer, ServerFailed, chorus, end_cleanly_when_told
+from tests.support.state import keep_apart
 
 CLIENTS = 6
 REQUEST_SECONDS = 120.0
@@ -259,6 +260,7 @@ def main() -> int:
     seconds = 30.0 if options.quick else options.seconds
     model, name = (model_folder(TINY), str(model_folder(TINY))) if options.quick else (stored_default(), SMOLLM2)
     end_cleanly_when_told()
+    keep_apart()
     console, tally = Console(), Tally()
     try:
         # So little that it is full by the middle: what is kept must not grow from there on.

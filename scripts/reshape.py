@@ -1,4 +1,4 @@
-"""Moves a checkout from the tree of 21fcac1 to today's: files, imports, names, and modules that are named in text.
+"""Moves a checkout from the tree of 21fcac1 or later to today's: files, imports, names, modules that are named in text.
 
     python scripts/reshape.py FOLDER
 
@@ -45,7 +45,7 @@ chorus.api.settings -> chorus.config.front_end
 chorus.api.sites -> chorus.api.server.sites
 chorus.api.strict -> chorus.api.fields
 chorus.api.tls -> chorus.security.tls
-chorus.api.tools -> chorus.serving.tools
+chorus.api.tools -> chorus.serving.requests.tools
 chorus.cli.join_service -> chorus.deploy.services
 chorus.cli.processes -> chorus.deploy.programs
 chorus.cli.serve_plan -> chorus.deploy.local_plan
@@ -55,7 +55,7 @@ chorus.cli.up_coordinator -> chorus.cli.serve
 chorus.cli.up_options -> chorus.cli.options
 chorus.cli.up_plan -> chorus.deploy.nodes.plan
 chorus.cli.up_serve -> chorus.deploy.nodes.serve
-chorus.cli.worker_lead -> chorus.deploy.by_hand
+chorus.cli.worker_lead -> chorus.deploy.hostfile.serve
 chorus.cluster.agent -> chorus.cluster.agent.process
 chorus.cluster.agent_door -> chorus.cluster.agent.door
 chorus.cluster.agent_health -> chorus.cluster.health
@@ -96,7 +96,7 @@ chorus.cluster.planner_wish -> chorus.planning.problem
 chorus.cluster.profile -> chorus.cluster.profile.machine
 chorus.cluster.profile_kernels -> chorus.cluster.profile.kernels
 chorus.cluster.profile_links -> chorus.cluster.profile.links
-chorus.cluster.rendezvous -> chorus.deploy.rendezvous
+chorus.cluster.rendezvous -> chorus.deploy.hostfile.rendezvous
 chorus.cluster.ssh -> chorus.deploy.ssh.cluster
 chorus.cluster.ssh_hosts -> chorus.deploy.ssh.hosts
 chorus.cluster.ssh_launch -> chorus.deploy.ssh.launch
@@ -120,20 +120,37 @@ chorus.cluster.trust_lines -> chorus.security.lines
 chorus.cluster.trust_meet -> chorus.security.meet
 chorus.cluster.trust_names -> chorus.security.names
 chorus.cluster.watcher -> chorus.platform.process.watcher
+chorus.deploy.by_hand -> chorus.deploy.hostfile.serve
+chorus.deploy.places -> chorus.deploy.hostfile.places
+chorus.deploy.rendezvous -> chorus.deploy.hostfile.rendezvous
+chorus.engine.chunks -> chorus.engine.scheduling.chunks
+chorus.engine.followers -> chorus.engine.ranks.followers
+chorus.engine.group -> chorus.engine.lifecycle.group
+chorus.engine.kept -> chorus.engine.lifecycle.kept
+chorus.engine.patience -> chorus.engine.ranks.patience
+chorus.engine.process -> chorus.engine.lifecycle.process
+chorus.engine.recovery -> chorus.engine.lifecycle.recovery
 chorus.engine.requests -> chorus.messages.engine
+chorus.engine.reuse -> chorus.engine.scheduling.reuse
+chorus.engine.scheduler -> chorus.engine.scheduling.scheduler
+chorus.engine.sequences -> chorus.engine.scheduling.sequences
 chorus.engine.spec -> chorus.config.engine
+chorus.engine.threads -> chorus.engine.lifecycle.threads
+chorus.engine.tracing -> chorus.engine.ranks.tracing
+chorus.engine.waiting -> chorus.engine.scheduling.waiting
+chorus.engine.warmup -> chorus.engine.lifecycle.warmup
 chorus.frontend -> chorus.serving
 chorus.frontend.answer -> chorus.serving.answer
 chorus.frontend.blocks -> chorus.serving.blocks
 chorus.frontend.choices -> chorus.serving.choices
 chorus.frontend.conversation -> chorus.serving.prompt.answer_format
-chorus.frontend.embedding -> chorus.serving.embedding
-chorus.frontend.engine_client -> chorus.serving.engine_client
+chorus.frontend.embedding -> chorus.serving.models.embedding
+chorus.frontend.engine_client -> chorus.serving.engine_link.client
 chorus.frontend.errors -> chorus.serving.errors
 chorus.frontend.generation -> chorus.serving.generation
-chorus.frontend.measure -> chorus.serving.measure
+chorus.frontend.measure -> chorus.serving.requests.measure
 chorus.frontend.messages -> chorus.messages.engine
-chorus.frontend.vocabulary -> chorus.serving.tokenizer
+chorus.frontend.vocabulary -> chorus.serving.prompt.tokenizer
 chorus.frontend.workers -> chorus.serving.workers
 chorus.models.gguf_config -> chorus.models.gguf.config
 chorus.models.gguf_import -> chorus.models.gguf.convert
@@ -146,15 +163,61 @@ chorus.models.preshard -> chorus.models.preshard.folder
 chorus.models.preshard_write -> chorus.models.preshard.write
 chorus.models.quantized -> chorus.models.gguf.quantized
 chorus.platform.beats -> chorus.platform.process.beats
+chorus.platform.beside -> chorus.platform.cpu.beside
+chorus.platform.blas -> chorus.platform.cpu.blas
 chorus.platform.checks -> chorus.cluster.doctor.checks
+chorus.platform.chip -> chorus.platform.accelerator.chip
+chorus.platform.cores -> chorus.platform.cpu.cores
+chorus.platform.device -> chorus.platform.accelerator.device
+chorus.platform.disk -> chorus.platform.storage.disk
+chorus.platform.dtype -> chorus.platform.accelerator.dtype
+chorus.platform.elf -> chorus.platform.cpu.elf
 chorus.platform.exits -> chorus.platform.process.exits
+chorus.platform.filelimit -> chorus.platform.storage.filelimit
+chorus.platform.files -> chorus.platform.storage.files
+chorus.platform.freed_buffers -> chorus.platform.memory.freed_buffers
+chorus.platform.grpc_tuning -> chorus.platform.network.grpc_tuning
+chorus.platform.ledger -> chorus.platform.memory.ledger
 chorus.platform.lifeline -> chorus.platform.process.lifeline
+chorus.platform.links -> chorus.platform.network.links
 chorus.platform.logs -> chorus.platform.process.logs
+chorus.platform.mac_memory -> chorus.platform.memory.mac
+chorus.platform.memory -> chorus.platform.memory.amounts
+chorus.platform.metal -> chorus.platform.memory.metal
+chorus.platform.mlx_import -> chorus.platform.accelerator.mlx_import
+chorus.platform.mpi -> chorus.platform.accelerator.mpi
+chorus.platform.network -> chorus.platform.network.failures
+chorus.platform.no_memory -> chorus.platform.process.no_memory
 chorus.platform.output -> chorus.platform.process.output
+chorus.platform.paths -> chorus.platform.storage.paths
+chorus.platform.ports -> chorus.platform.network.ports
 chorus.platform.probe -> chorus.cluster.doctor.probe
 chorus.platform.process_mark -> chorus.platform.process.mark
+chorus.platform.products -> chorus.platform.cpu.products
+chorus.platform.rdma -> chorus.platform.network.rdma
 chorus.platform.rdma_checks -> chorus.cluster.doctor.rdma
+chorus.platform.renamed_blas -> chorus.platform.cpu.renamed_blas
+chorus.platform.scratch -> chorus.platform.cpu.scratch
+chorus.platform.trials -> chorus.platform.cpu.trials
 chorus.proto -> chorus.messages.proto
+chorus.serving.directory -> chorus.serving.models.directory
+chorus.serving.embedding -> chorus.serving.models.embedding
+chorus.serving.engine_client -> chorus.serving.engine_link.client
+chorus.serving.grammar -> chorus.serving.requests.grammar
+chorus.serving.measure -> chorus.serving.requests.measure
+chorus.serving.model -> chorus.serving.models.model
+chorus.serving.owner -> chorus.serving.models.owner
+chorus.serving.poison -> chorus.serving.engine_link.poison
+chorus.serving.recovery -> chorus.serving.engine_link.recovery
+chorus.serving.request -> chorus.serving.requests.request
+chorus.serving.sampling -> chorus.serving.requests.sampling
+chorus.serving.sharing -> chorus.serving.requests.sharing
+chorus.serving.standing -> chorus.serving.engine_link.standing
+chorus.serving.times -> chorus.serving.engine_link.times
+chorus.serving.tokenizer -> chorus.serving.prompt.tokenizer
+chorus.serving.tool_grammar -> chorus.serving.requests.tool_grammar
+chorus.serving.tools -> chorus.serving.requests.tools
+chorus.serving.watch -> chorus.serving.engine_link.watch
 chorus.shard -> chorus.rank
 chorus.shard.adapters -> chorus.rank.pipeline.special
 chorus.shard.architectures -> chorus.rank.pipeline.rules
@@ -221,10 +284,49 @@ tests.cluster.test_preshard_slices -> tests.rank.tensor.test_preshard_slices
 tests.cluster.test_restarts -> tests.deploy.test_restarts
 tests.cluster_system -> tests.e2e.hosts
 tests.cluster_system.hosts -> tests.e2e.hosts.namespaces
+tests.engine.test_chunk_warmup -> tests.engine.lifecycle.test_chunk_warmup
+tests.engine.test_chunks -> tests.engine.scheduling.test_chunks
+tests.engine.test_lanes -> tests.engine.lifecycle.test_lanes
+tests.engine.test_losses -> tests.engine.ranks.test_losses
+tests.engine.test_patience -> tests.engine.ranks.test_patience
+tests.engine.test_prefixes -> tests.engine.prefix.test_prefixes
+tests.engine.test_queue_cost -> tests.engine.scheduling.test_queue_cost
+tests.engine.test_recovery -> tests.engine.lifecycle.test_recovery
+tests.engine.test_scheduler -> tests.engine.scheduling.test_scheduler
+tests.engine.test_threads -> tests.engine.lifecycle.test_threads
+tests.engine.test_waiting -> tests.engine.scheduling.test_waiting
 tests.frontend -> tests.serving
 tests.hardening -> tests.e2e.hardening
 tests.parity -> tests.rank.pipeline
 tests.pipeline -> tests.rank.pipeline
+tests.platform.test_beats -> tests.platform.process.test_beats
+tests.platform.test_blas -> tests.platform.cpu.test_blas
+tests.platform.test_disk -> tests.platform.storage.test_disk
+tests.platform.test_filelimit -> tests.platform.storage.test_filelimit
+tests.platform.test_freed_buffers -> tests.platform.memory.test_freed_buffers
+tests.platform.test_ledger -> tests.platform.memory.test_ledger
+tests.platform.test_lifeline -> tests.platform.process.test_lifeline
+tests.platform.test_links -> tests.platform.network.test_links
+tests.platform.test_logs -> tests.platform.process.test_logs
+tests.platform.test_looks -> tests.platform.process.test_looks
+tests.platform.test_losses -> tests.platform.process.test_losses
+tests.platform.test_mac_memory -> tests.platform.memory.test_mac
+tests.platform.test_memory -> tests.platform.memory.test_amounts
+tests.platform.test_mlx_import -> tests.platform.accelerator.test_mlx_import
+tests.platform.test_ports -> tests.platform.network.test_ports
+tests.platform.test_scratch -> tests.platform.cpu.test_scratch
+tests.platform.test_timing -> tests.platform.process.test_timing
+tests.platform.test_trials -> tests.platform.cpu.test_trials
+tests.serving.test_branches -> tests.serving.prompt.test_branches
+tests.serving.test_directory -> tests.serving.models.test_directory
+tests.serving.test_measure -> tests.serving.requests.test_measure
+tests.serving.test_patience -> tests.serving.engine_link.test_patience
+tests.serving.test_poison -> tests.serving.engine_link.test_poison
+tests.serving.test_remembered -> tests.serving.prompt.test_remembered
+tests.serving.test_request -> tests.serving.requests.test_request
+tests.serving.test_sampling -> tests.serving.requests.test_sampling
+tests.serving.test_sharing -> tests.serving.requests.test_sharing
+tests.serving.test_tool_grammar -> tests.serving.requests.test_tool_grammar
 tests.shard -> tests.rank
 tests.startup -> tests.cli
 tests.startup.lean_driver -> tests.rank.lean_driver
@@ -237,7 +339,7 @@ tests.tensor -> tests.rank.tensor
 
 MOVED_NAMES = """
 chorus.api.connections:Connection -> chorus.api.server.connections:ClientConnection
-chorus.api.conversation:Conversation -> chorus.serving.request:GenerationRequest
+chorus.api.conversation:Conversation -> chorus.serving.requests.request:GenerationRequest
 chorus.api.settings:ApiKey -> chorus.security.key_rules:ApiKey
 chorus.api.settings:Limits -> chorus.config.sections:Limits
 chorus.cli.commands:Entry -> chorus.cli.commands:CommandEntry
@@ -282,7 +384,7 @@ chorus.cluster.transfer_sources:Source -> chorus.cluster.transfer.sources:FileSo
 chorus.cluster.trust_guard:Guard -> chorus.security.guard:MemberGuard
 chorus.engine.leader:Stop -> chorus.engine.leader:StopLeader
 chorus.engine.requests:Constraint -> chorus.text.grammar.client:Constraint
-chorus.engine.scheduler:Limits -> chorus.engine.scheduler:SchedulerLimits
+chorus.engine.scheduler:Limits -> chorus.engine.scheduling.scheduler:SchedulerLimits
 chorus.engine.service:grammar_from_wire -> chorus.messages.engine:grammar_from_wire
 chorus.frontend.answer:AnswerDelta -> chorus.serving.generation:AnswerDelta
 chorus.frontend.answer:AnswerEnd -> chorus.serving.generation:AnswerEnd
@@ -297,8 +399,6 @@ chorus.localai.options:SamplingOptions -> chorus.localai.options:FixedSampling
 chorus.models.hub:CachedModel -> chorus.models.values:CachedModel
 chorus.models.hub:choose_weights -> chorus.models.hub.files:choose_weights
 chorus.models.hub:description_files -> chorus.models.hub.files:description_files
-chorus.models.values:Progress -> chorus.models.values:PullProgress
-chorus.models:Progress -> chorus.models:PullProgress
 chorus.platform.beats:State -> chorus.platform.process.beats:ProcessState
 chorus.platform.rdma_checks:Wanted -> chorus.cluster.doctor.rdma:WantedRdma
 chorus.shard.architectures:Architecture -> chorus.rank.pipeline.rules:PipelineRule
@@ -335,6 +435,9 @@ TEXTS: dict[str, dict[str, str]] = {
         '"top_k": 7, "max_tokens": 12}': '"top_k": 7}',
         "sampling=defaults, context_length=100": "sampling=defaults, max_tokens=12, context_length=100",
     },
+    "src/chorus/api/server/gate.py": {
+        'getLogger("chorus.api.server.gate")': 'getLogger("chorus.api.access")',
+    },
     "src/chorus/deploy/ssh/hosts.py": {
         'with_name("ssh_probe.py")': 'with_name("probe.py")',
     },
@@ -354,9 +457,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "tests/cluster/test_agents.py": {
         '"no line to"': '"cannot reach"',
         "going on with this machine alone": "continuing with this machine alone",
-    },
-    "tests/cluster/test_profile.py": {
-        "from chorus.cluster import profile as profiles": "from chorus.cluster.profile import machine as profiles",
     },
     "tests/deploy/test_one_device.py": {
         "(__file__).parent /": '(__file__).parents[1] / "config" /',
@@ -482,6 +582,7 @@ FOLDERS = {
     "src/chorus/cluster/transfer": "Model files from node to node.",
     "src/chorus/config": "The one tree of settings, where they come from, and the forms that older projects gave them.",
     "src/chorus/deploy": "What starts processes and keeps them alive, here and on other machines.",
+    "src/chorus/deploy/hostfile": "Models over the workers of a hostfile, each started by hand on its machine.",
     "src/chorus/deploy/nodes": "A model over the nodes of a cluster.",
     "src/chorus/deploy/ssh": "A cluster brought up, looked after and taken down from one machine, by SSH.",
     "src/chorus/messages": "What travels between processes: one file per link, with its conversions.",
@@ -500,6 +601,17 @@ FOLDERS = {
     "src/chorus/serving": "What every front end shares: prompts, text over the engine link, answers.",
     "src/chorus/serving/prompt": "From a conversation to the prompt that a model's template makes of it.",
     "src/chorus/text/parsers/toolkit": "What parsers and grammars of tool calls are made of.",
+    "src/chorus/platform/accelerator": "Which accelerator MLX computes on here, with which number type, and what it must find to be imported.",
+    "src/chorus/platform/cpu": "What MLX needs to be fast on a CPU: a real BLAS, kernels for packed weights, the right number of threads.",
+    "src/chorus/platform/memory": "How much memory there is for a model, who has booked it, and when freed memory goes back.",
+    "src/chorus/platform/network": "Addresses, cables and ports of this machine, and why a connection failed.",
+    "src/chorus/platform/storage": "Where files of ours lie, how they get to a disk whole, and how many may be open.",
+    "src/chorus/serving/engine_link": "The engine link as a front end has it: one session, how far requests are, what they await when the engine is lost.",
+    "src/chorus/serving/models": "The models of a front end: which there are, who owns them, and what the preparation of a request sees of one.",
+    "src/chorus/serving/requests": "What a client asks for, whichever protocol it came in: one form, with tools, sampling, grammars and limits.",
+    "src/chorus/engine/lifecycle": "A leader's life: its group forms, loads, warms up and serves, and forms again after a loss.",
+    "src/chorus/engine/ranks": "The other ranks as the leader sees them: greeted, sent every step, waited for, traced.",
+    "src/chorus/engine/scheduling": "Which sequences advance next, and by how many tokens, decided without a tensor and without MLX.",
     "tests/cli": "",
     "tests/cluster": "",
     "tests/config": "",
@@ -512,6 +624,20 @@ FOLDERS = {
     "tests/rank/tensor": "",
     "tests/security": "",
     "tests/serving": "",
+    "tests/platform/accelerator": "",
+    "tests/platform/cpu": "",
+    "tests/platform/memory": "",
+    "tests/platform/network": "",
+    "tests/platform/process": "",
+    "tests/platform/storage": "",
+    "tests/serving/engine_link": "",
+    "tests/serving/models": "",
+    "tests/serving/prompt": "",
+    "tests/serving/requests": "",
+    "tests/engine/lifecycle": "",
+    "tests/engine/prefix": "",
+    "tests/engine/ranks": "",
+    "tests/engine/scheduling": "",
 }
 """Packages that were made, with what they say of themselves."""
 
@@ -525,6 +651,10 @@ NEW_FILES = {
     ),
 }
 """Fixtures that tests of two folders use now."""
+
+ROOT = Path(__file__).parent.parent
+HISTORY = {Path("scripts/reshape.py"), Path("tests/regrouped.md"), Path("CHANGELOG.md")}
+"""They tell of names that are no more."""
 
 TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ".cfg", ".lark", ".patch", ""}
 
@@ -544,7 +674,16 @@ def parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-NEW = {name for module in (*MODULES.values(), *(new for new, _ in NAMES.values())) for name in parents(module)}
+def module_of(path: Path) -> str:
+    """A file below a checkout as a dotted name; packages are called like their folders."""
+    parts = list(path.with_suffix("").parts)
+    if parts[0] == "src":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+TODAY = [module_of(file.relative_to(ROOT)) for top in ("src", "tests") for file in (ROOT / top).rglob("*.py")]
+NEW = {name for module in (*MODULES.values(), *(new for new, _ in NAMES.values()), *TODAY) for name in parents(module)}
 
 
 def moved(name: str) -> str:
@@ -562,12 +701,11 @@ def moved(name: str) -> str:
     return name
 
 
-def module_of(path: Path) -> str:
-    """A file below a checkout as a dotted name; packages are called like their folders."""
-    parts = list(path.with_suffix("").parts)
-    if parts[0] == "src":
-        parts = parts[1:]
-    return ".".join(parts)
+def moved_import(module: str, name: str) -> str:
+    """The new form of `from module import name`, where a module may have become the folder that it is in now."""
+    whole = f"{module}.{name}"
+    inside = MODULES.get(whole, "")
+    return inside if inside.startswith(f"{whole}.") else moved(whole)
 
 
 def path_of(module: str) -> Path:
@@ -629,7 +767,7 @@ class Rewriter:
         changed = False
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
-            new = moved(whole)
+            new = moved_import(node.module, alias.name)
             if new == whole:
                 lines.setdefault(node.module, []).append(alias.name + (f" as {alias.asname}" if alias.asname else ""))
                 continue
@@ -651,7 +789,7 @@ class Rewriter:
     def _rename(self) -> None:
         """What an import binds under another name now. Attributes and keywords of that name are something else."""
         lines = self._text.splitlines(keepends=True)
-        tokens = self._tokens()
+        tokens = [token for token in self._tokens() if token.type not in (tokenize.NL, tokenize.COMMENT)]
         places = []
         for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
             if token.type == tokenize.STRING and "f" in token.string.split(token.string[-1])[0].lower():
@@ -688,7 +826,7 @@ IMPORT_IN_TEXT = re.compile(r"(?:\b|(?<=\\n))from ((?:chorus|tests)[\w.]*) impor
 
 def imported_in_text(match: re.Match[str]) -> str:
     """`from chorus.x import y` inside a string, for another interpreter."""
-    module, _, name = moved(f"{match[1]}.{match[2]}").rpartition(".")
+    module, _, name = moved_import(match[1], match[2]).rpartition(".")
     return f"from {module} import {name}" + (f" as {match[2]}" if name != match[2] else "")
 
 
@@ -756,7 +894,7 @@ def main() -> None:
     move_files(root)
     os.chdir(root)
     for path in files(root):
-        if path.suffix in TEXT_FILES and path.name != "reshape.py" and "_pb2" not in path.name:
+        if path.suffix in TEXT_FILES and path not in HISTORY and "_pb2" not in path.name:
             rewrite(path)
 
 

@@ -4,6 +4,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import httpx._transports.default as transports
@@ -11,7 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import settings
 
-from tests.support import device_thread
+from tests.support import device_thread, state
 
 pytest_plugins = [
     "tests.support.failure_logs",
@@ -19,6 +20,14 @@ pytest_plugins = [
     "tests.support.refusals",
     "tests.support.times",
 ]
+
+# Before anything starts or is read: each worker process has its own.
+state.keep_apart()
+
+# Whoever starts tests in the background or behind nohup has them, and all they start, ignore what tests send.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Machines that run tests are busy: how long an example takes says nothing. Examples are the same in every run.
 settings.register_profile("chorus", deadline=None, derandomize=True)

@@ -21,7 +21,7 @@ from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run, awake
 from benchmarks.servers import HttpServer, ServerFailed, chorus, mlx_launch, mlx_lm_server
 from benchmarks.steps import StepLog, fed_tokens
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 
 SESSION = "session of two agents, 14 turns each"
 FIRST_TOKEN = "first token of a turn, median"

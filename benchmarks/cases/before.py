@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import statistics
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +26,8 @@ START, REST, MORE = "start", "memory at rest", "more memory at rest"
 MORE_MB = 10.0
 REST_SECONDS, STEADY_BYTES = 20, 500_000
 KINDS = {"1 rank": [], "2 ranks": ["--ranks", "2"]}
-PARTS = (START, *KINDS)
+TRACED, AS_FAST_TRACED = "traced", 0.95
+PARTS = (START, *KINDS, TRACED)
 
 
 def measure(run: Run) -> list[Goal]:
@@ -36,7 +40,36 @@ def measure(run: Run) -> list[Goal]:
     for kind, options in ((kind, options) for kind, options in KINDS.items() if kind in parts):
         run.say(kind)
         goals += compare(run, kind, Path(run.options.before), model, prompts, options)
+    if TRACED in parts:
+        run.say(TRACED)
+        with collector() as address:
+            traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": address}
+            goals += compare(run, TRACED, Path(run.options.before), model, prompts, [], traced, AS_FAST_TRACED)
     return goals
+
+
+@contextlib.contextmanager
+def collector() -> Iterator[str]:
+    """A place that takes all traces and keeps none."""
+
+    class Taker(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Taker) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
 
 
 def starts(run: Run, before: Path, model: Path) -> list[Goal]:
@@ -66,15 +99,24 @@ def at_rest(server: HttpServer) -> int:
     return seen
 
 
-def compare(run: Run, kind: str, before: Path, model: Path, prompts: Prompts, options: list[str]) -> list[Goal]:
-    """The same options for both; only one of them works at a time.
+def compare(
+    run: Run,
+    kind: str,
+    before: Path,
+    model: Path,
+    prompts: Prompts,
+    options: list[str],
+    environment: Mapping[str, str] | None = None,
+    as_fast: float = AS_FAST,
+) -> list[Goal]:
+    """The same options for both, `environment` for ours alone; only one of them works at a time.
 
     The server that starts first is some percent slower than its twin, so each starts first for half of the rounds.
     """
     plain = [*options, "--threads", "1", "--dtype", "float32"]
     half = run.options.rounds // 2
     for rounds, turned in ((run.options.rounds - half, False), (half, True)):
-        ours = chorus(model, *plain, name=f"{NOW}, {kind}")
+        ours = chorus(model, *plain, name=f"{NOW}, {kind}", environment=environment)
         theirs = chorus(model, *plain, name=f"{BEFORE}, {kind}", checkout=before)
         with contextlib.ExitStack() as started:
             for server in (theirs, ours) if turned else (ours, theirs):
@@ -83,10 +125,10 @@ def compare(run: Run, kind: str, before: Path, model: Path, prompts: Prompts, op
                 *(partial(measure_all, run, server, prompts) for server in (ours, theirs)), most_rounds=rounds
             )
     return [
-        Goal(common.DECODE, ours.name, ">=", AS_FAST, against=theirs.name),
-        Goal(common.THROUGHPUT, ours.name, ">=", AS_FAST, against=theirs.name),
-        Goal(common.FIRST_TOKEN, ours.name, "<=", 1 / AS_FAST, against=theirs.name),
-        Goal(overhead.COST, ours.name, "<=", 1 / AS_FAST, against=theirs.name),
+        Goal(common.DECODE, ours.name, ">=", as_fast, against=theirs.name),
+        Goal(common.THROUGHPUT, ours.name, ">=", as_fast, against=theirs.name),
+        Goal(common.FIRST_TOKEN, ours.name, "<=", 1 / as_fast, against=theirs.name),
+        Goal(overhead.COST, ours.name, "<=", 1 / as_fast, against=theirs.name),
     ]
 
 
@@ -97,4 +139,6 @@ def measure_all(run: Run, server: HttpServer, prompts: Prompts) -> None:
     overhead.measure_stream(run, server, prompts)
 
 
-BENCHMARK = Benchmark("before", "this checkout against another one (--before FOLDER): start, one rank, two", measure)
+BENCHMARK = Benchmark(
+    "before", "this checkout against another one (--before FOLDER): start, one rank, two, traced", measure
+)

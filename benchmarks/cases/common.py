@@ -6,7 +6,7 @@ from benchmarks.load import Answer, many_streams, one_stream, time_to_first_toke
 from benchmarks.prompts import Prompts
 from benchmarks.run import Run
 from benchmarks.servers import HttpServer, ServerFailed
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 
 SHORT_PROMPT = 16
 LONG_PROMPT = 1024

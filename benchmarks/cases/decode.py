@@ -16,7 +16,7 @@ from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run, awake
 from benchmarks.servers import HttpServer, chorus, mlx_lm_server
 from benchmarks.steps import wait_until_idle, wait_until_quiet
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 
 BATCH, SHORT, LONG, PROMPTS = PARTS = ("batch", "short", "long", "prompts")
 OURS, PEER, BARE = "chorus", "mlx_lm.server", "BatchGenerator"

@@ -22,8 +22,8 @@ from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Run
 from benchmarks.servers import HttpServer, ServerFailed, chorus
 from chorus.config.grammar import GrammarLimits
-from chorus.platform import cores
-from chorus.serving import grammar as grammars
+from chorus.platform.cpu import cores
+from chorus.serving.requests import grammar as grammars
 from chorus.text.grammar.client import Grammars
 
 MEDIAN_COST = "grammar per token, p50"

@@ -14,8 +14,8 @@ from benchmarks.roofline import Loaded, Rates, Work, least_seconds
 from benchmarks.run import Benchmark, Run
 from chorus.cluster.profile.machine import Profile, fresh_profile
 from chorus.planning.facts import read_facts
-from chorus.platform import cores
-from chorus.platform.dtype import DtypePolicy, planned_policy
+from chorus.platform.accelerator.dtype import DtypePolicy, planned_policy
+from chorus.platform.cpu import cores
 
 WEIGHTS, CACHE, ACTIVATIONS = "weights that must be read", "cache that must move", "activations that must move"
 OPERATIONS, LEAST, TAKEN = "operations of products", "least time", "measured time"

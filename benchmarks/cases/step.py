@@ -9,7 +9,7 @@ from benchmarks.leading import BARE, LEADER, LEADER_HEARD, LEADER_SAMPLED, PARTS
 from benchmarks.models import AGENT, LLAMA_MLP_14336, LLAMA_MLP_14336_4BIT, model_folder
 from benchmarks.report import Goal
 from benchmarks.run import Benchmark, Options, Run
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 
 STEP, STEP_CPU = "a decode step", "CPU time of the deciding thread in a step"
 MORE, MORE_CPU = "ms of a step more than the bare loop's", "ms of that CPU time more than the bare loop's"

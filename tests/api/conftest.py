@@ -188,7 +188,7 @@ def shared_tool_api(
 def tool_api(shared_tool_api: ApiProcess, engine: ScriptedEngine) -> Iterator[ApiProcess]:
     """Serves a model that thinks and calls tools, with room for long prompts."""
     engine.description.context_length = 4000
-    httpx.get(f"{shared_tool_api.url}/health")
+    httpx.get(f"{shared_tool_api.url}/health", timeout=DEADLINE)
     yield shared_tool_api
     engine.description.context_length = 256
 

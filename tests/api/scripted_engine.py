@@ -20,6 +20,8 @@ from tests.support.grammars import GrammarHost
 
 DEADLINE = 120.0
 
+WATCH_SECONDS = 0.1
+
 _DROP = object()
 
 
@@ -35,6 +37,15 @@ class Run:
         """A link that has no word for it is not told, so that what it does then can be seen."""
         if "accepted" in pb.Progress.DESCRIPTOR.fields_by_name:
             self._put(pb.Progress(id=self.submit.id, accepted=True))
+
+    def begin(self, cached: int = 0) -> None:
+        """Its prompt is being read from now on."""
+        told = pb.Timing(prompt_tokens=len(self.submit.prompt), cached_tokens=cached)
+        self._put(pb.Progress(id=self.submit.id, begun=True, timing=told))
+
+    def resume(self) -> None:
+        """A rank was lost, and it goes on."""
+        self._put(pb.Progress(id=self.submit.id, resumed=True))
 
     def send(self, *tokens: int, **timing: float) -> None:
         progress = pb.Progress(id=self.submit.id, tokens=tokens)
@@ -171,6 +182,8 @@ class ScriptedEngine(EngineServicer):
             cache=pb.CacheDescription(budget_bytes=1 << 30),
             ranks=[pb.RankDescription(rank=0, host="here", device="cpu", dtype="float32", last_layer=4)],
         )
+        self.figures: list[pb.Figure] = []
+        """What it tells whoever watches."""
         self.before_describing: Callable[[], None] = lambda: None
         self.embedded: list[pb.EmbedRequest] = []
         self.embeddings_lost = 0
@@ -181,7 +194,7 @@ class ScriptedEngine(EngineServicer):
         self.start()
 
     def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=48))
         add_EngineServicer_to_server(self, self._server)
         assert self._server.add_insecure_port(self.address), "the socket is taken"
         self._server.start()
@@ -194,6 +207,7 @@ class ScriptedEngine(EngineServicer):
         self._scripts.clear()
         self.runs.clear()
         self.embedded.clear()
+        self.figures.clear()
         self.description.state = pb.READY
         self.description.ClearField("loss")
         self.description.cache.CopyFrom(pb.CacheDescription(budget_bytes=1 << 30))
@@ -224,6 +238,18 @@ class ScriptedEngine(EngineServicer):
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
         self.before_describing()
         return self.description
+
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Figures]:
+        """Sooner than an engine does, so that nobody waits for it; like an engine, nothing while nothing happens."""
+        left = threading.Event()
+        if not context.add_callback(left.set):
+            return
+        told = None
+        while not left.wait(WATCH_SECONDS):
+            figures = pb.Figures(started_at=self.description.started_at, figures=self.figures)
+            if figures != told:
+                told = figures
+                yield figures
 
     def ClearCache(self, request: pb.ClearCacheRequest, context: grpc.ServicerContext) -> pb.ClearCacheReply:
         """Forgets what the description says is kept."""

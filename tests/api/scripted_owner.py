@@ -11,12 +11,14 @@ from typing import Any
 
 import grpc
 
-from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table, report_from_wire, table_to_wire
+from chorus.messages.deploy import Demand, ModelRow, ModelState, PullRow, Report, Table, report_from_wire, table_to_wire
 from chorus.messages.proto import control_pb2 as pb
 from chorus.messages.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from tests.api.scripted_engine import DEADLINE
 
 _LOOK_SECONDS = 0.5
+STARTED = 1000.5
+"""When every pull is begun."""
 
 Refusal = tuple[grpc.StatusCode, str]
 
@@ -28,9 +30,12 @@ class ScriptedOwner(ControlServicer):
         self.version = 0
         self.reports: list[Report] = []
         self.asked: list[Any] = []
-        """What was asked for by Find, Load and Unload."""
+        """What was asked for by Find, Load, Unload, Pull and Plan."""
         self.refusal: Refusal | None = None
         """To the next of them."""
+        self.pulls: tuple[PullRow, ...] = ()
+        self.plans = "{}"
+        """What it answers to Plan."""
         self.findable: dict[str, ModelRow] = {}
         """What may be found by its name."""
         self._news = threading.Condition()
@@ -88,7 +93,7 @@ class ScriptedOwner(ControlServicer):
                 if self.version == sent:
                     self._news.wait(_LOOK_SECONDS)
                     continue
-                sent, table = self.version, Table(self.version, tuple(self.rows.values()))
+                sent, table = self.version, Table(self.version, tuple(self.rows.values()), self.pulls)
             yield table_to_wire(table)
         context.abort(grpc.StatusCode.UNAVAILABLE, "the owner is stopping")
 
@@ -121,6 +126,21 @@ class ScriptedOwner(ControlServicer):
         self._take(request, context)
         self.set(request.name, ModelState.DRAINING)
         return pb.UnloadReply(id=request.name, told="it goes with its last request")
+
+    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullReply:
+        self._take(request, context)
+        self.show_pull(PullRow(request.name, "downloading", started_at=STARTED))
+        return pb.PullReply(told="it is being pulled", started_at=STARTED)
+
+    def show_pull(self, row: PullRow) -> None:
+        with self._news:
+            self.pulls = (*(each for each in self.pulls if each.name != row.name), row)
+            self.version += 1
+            self._news.notify_all()
+
+    def Plan(self, request: pb.PlanRequest, context: grpc.ServicerContext) -> pb.PlanReply:
+        self._take(request, context)
+        return pb.PlanReply(plans=self.plans)
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> None:
         with self._news:

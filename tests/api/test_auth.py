@@ -19,6 +19,7 @@ from chorus.security.key_file import add_key
 from chorus.security.key_rules import ApiKey, key_hash, needs_keys, new_key, refusal_to_listen
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
+from tests.support.scrape import parse
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "a secret question"}]}
@@ -110,6 +111,14 @@ def test_what_concerns_everybody_takes_an_admin(guarded: Any, engine: ScriptedEn
     assert "'dave'" in error["message"]
     assert "`chorus keys new NAME --admin`" in error["message"]
     assert http.post("/cache/clear", headers=bearer(ERIN)).status_code == 404  # an admin, but of another model
+    for path in ("/models/load", "/models/unload", "/models/pull"):
+        refused = http.post(path, headers=bearer(DAVE), json={"model": MODEL_ID})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_required"), path
+    assert http.post("/models/pull", headers=bearer(ERIN), json={"model": "acme/x"}).status_code == 404
+    # Nobody owns the models of this front end, so that nobody can fetch or plan any.
+    for path in ("/models/pull", "/cluster/plan"):
+        assert http.post(path, headers=bearer(ALICE), json={"model": MODEL_ID}).status_code == 409
+    assert http.post("/cluster/plan", headers=bearer(ERIN), json={"model": MODEL_ID}).status_code == 404
     assert engine.description.cache.entries == 12
     for admin in (ALICE, OWN):
         assert http.post("/cache/clear", headers=bearer(admin)).status_code == 200
@@ -174,6 +183,19 @@ def test_whoever_has_a_key_for_other_models_learns_no_name(guarded: Any) -> None
     for answer in told.values():
         assert not any(f'"{name}"' in answer.text for name in (MODEL_ID, "tiny", "gpt-4"))
     assert http.get(f"/v1/models/{MODEL_ID}", headers=bearer(ERIN)).status_code == 404
+
+
+def test_metrics_need_a_key_and_show_those_of_its_models_and_no_key(guarded: Any, engine: ScriptedEngine) -> None:
+    _, http = guarded
+    engine.default = say([70])
+    assert http.post(CHAT, json=HELLO, headers=bearer(DAVE)).status_code == 200
+    assert http.get("/metrics").status_code == 401
+    seen = {key: parse(http.get("/metrics", headers=bearer(key)).text) for key in (ALICE, DAVE, OWN, ERIN, FRANK)}
+    counted = {key: found.has("chorus_generation_tokens_total", model_name=MODEL_ID) for key, found in seen.items()}
+    assert counted == {ALICE: True, DAVE: True, OWN: True, ERIN: False, FRANK: True}
+    assert {name for name, _ in seen[ERIN].values} == {"chorus_build_info"}
+    for name in ("alice", "dave", "secret"):
+        assert name not in http.get("/metrics", headers=bearer(ALICE)).text
 
 
 def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:

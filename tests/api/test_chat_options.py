@@ -10,7 +10,7 @@ import pytest
 
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.serving.prepare import choice_seed
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from chorus.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import ScriptedEngine, refuse, say, say_until_cancelled
 

@@ -17,8 +17,8 @@ from chorus.api.openai.responses.history import messages_of
 from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.serving.prompt.conversation import conversation_tokens
-from chorus.serving.request import GenerationRequest
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.serving.requests.request import GenerationRequest
 from tests.api.conftest import TOOL_TEMPLATE
 from tests.api.recorded_clients import (
     CLAUDE_CODE,

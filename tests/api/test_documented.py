@@ -12,13 +12,13 @@ import pytest
 from fastapi.routing import APIRoute
 
 from chorus.api.app import ROUTES, create_app
-from chorus.api.meta_answers import ClusterStatus, RankStatus
 from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.process import build_service
 from chorus.api.usage import Performance
+from chorus.api.views.answers import ClusterStatus, RankStatus
 from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.config.sampling import DefaultSampling, SamplingOptions
-from chorus.serving.sampling import choose_sampling
+from chorus.serving.requests.sampling import choose_sampling
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 UNLISTED = {("POST", "/v1/responses/compact")}

@@ -10,10 +10,11 @@ import openai
 import pytest
 
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.serving.embedding import NoEmbeddings, embedding_of
+from chorus.serving.models.embedding import NoEmbeddings, embedding_of
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, ApiProcess
 from tests.api.scripted_engine import DEADLINE, ScriptedEngine
+from tests.support.scrape import scrape
 
 
 def write_modules(folder: Path, pooling: dict[str, bool] | None = None, normalize: bool = True) -> None:
@@ -48,6 +49,9 @@ def test_embeddings_through_the_official_client(
                 length = (9 + 16 + third**2) ** 0.5
                 assert entry.embedding == pytest.approx([3 / length, 4 / length, third / length])
             assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(text)) for text in texts)
+        found = scrape(api.url)
+        assert found.value("chorus_prompt_tokens_total") == 2 * answer.usage.prompt_tokens
+        assert found.value("chorus_request_success_total", finished_reason="stop") == 2
         short = client.embeddings.create(model=MODEL_ID, input=[5, 6, 7], dimensions=2)
         assert short.data[0].embedding == pytest.approx([0.6, 0.8])
         assert list(engine.embedded[-1].prompt) == [5, 6, 7]

@@ -10,7 +10,7 @@ import pytest
 
 from chorus.messages.engine import Progress, Request, Sampling
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import ContextExceeded, EngineLost, EngineOverloaded, RequestFailed, RequestRejected
 from chorus.serving.generation import AnswerDelta, AnswerEnd, Choice, Generation
 from chorus.serving.prepare import answer_budget

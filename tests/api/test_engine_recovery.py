@@ -13,8 +13,9 @@ from chorus.config.sections import RecoveryConfig
 from chorus.messages.engine import Finish, Pooling, Progress, Request, Sampling, Timing
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.platform import faults
-from chorus.serving import engine_client, recovery
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link import client as engine_client
+from chorus.serving.engine_link import recovery
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import EngineLost, RequestFailed, RequestRejected
 from chorus.serving.generation import AnswerEnd, Choice, Generation
 from chorus.text.stops import Stops

@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 
 from chorus.messages.engine import Request, Sampling, request_to_wire
 from chorus.messages.grammar import Grammar
-from chorus.serving import grammar as grammars
+from chorus.serving.requests import grammar as grammars
 from chorus.text.parsers import Content, choose, merged
 from chorus.text.tokenizer import Tokenizer
 from tests.api.grammar_engine import draw

@@ -48,11 +48,12 @@ def test_keys_are_listed_by_name_and_removed(file: Path) -> None:
 
 def test_a_key_is_for_using_models_unless_admin_is_asked_for(file: Path) -> None:
     plain = CliRunner().invoke(app, ["new", "plain"])
-    assert "It may use every model; to clear caches takes one made with --admin." in unwrapped(plain.stderr)
+    assert "It may use every model; to load, unload and pull models, clear caches and cancel" in unwrapped(plain.stderr)
     limited = CliRunner().invoke(app, ["new", "limited", "--model", "coder", "--model", "org/small"])
-    assert "It may use coder, org/small; to clear" in unwrapped(limited.stderr)
+    assert "It may use coder, org/small; to load" in unwrapped(limited.stderr)
     admin = CliRunner().invoke(app, ["new", "operator", "--admin"])
-    assert "It may use every model and, as admin, clear caches; one made without --admin" in unwrapped(admin.stderr)
+    told = unwrapped(admin.stderr)
+    assert "It may use every model and, as admin, load, unload and pull models, clear caches and cancel" in told
     made = json.loads(run("new", "both", "--admin", "--model", "coder", "--json"))
     assert (made["scopes"], made["models"]) == (["admin"], ["coder"])
     rights = {key.id: (key.scopes, key.may_admin, key.models) for key in load_keys(file)}

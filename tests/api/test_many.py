@@ -16,12 +16,14 @@ import httpx
 import openai
 import pytest
 
+from chorus.api.manage.plan import Plans
 from chorus.config.front_end import ModelSettings
-from chorus.messages.deploy import ModelRow, ModelState
+from chorus.messages.deploy import ModelRow, ModelState, PullRow
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually, settings_for
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, say, say_until_cancelled
-from tests.api.scripted_owner import ScriptedOwner, demand_of
+from tests.api.scripted_owner import STARTED, ScriptedOwner, demand_of
+from tests.support.scrape import scrape
 from tests.support.sockets import short
 
 SECOND = "acme/second-model"
@@ -86,6 +88,7 @@ def owner(shared_owner: ScriptedOwner, rows: list[ModelRow], many_api: ApiProces
     shared_owner.rows = {each.id: each for each in rows}
     shared_owner.asked.clear()
     shared_owner.findable.clear()
+    shared_owner.pulls = ()
     shared_owner.wait_seen(shared_owner.set(SECOND, UNLOADED))
     return shared_owner
 
@@ -186,7 +189,7 @@ def test_clients_do_not_see_the_comments(
     body = {"model": SECOND, "stream": True, "messages": HELLO}
     with raw.stream("POST", "/v1/chat/completions", json=body) as response:
         # Who came last hears something last.
-        assert next(response.iter_lines()) == f": waiting for room for {SECOND}: tiny-model still answers"
+        assert next(response.iter_lines()) == f": waiting for {SECOND}: tiny-model still answers"
     owner.wait_for_demand(SECOND, waiting=2)
     owner.set(SECOND, READY)
     first, second = (answer.result(DEADLINE) for answer in answers)
@@ -493,3 +496,77 @@ def test_an_engine_that_is_lost_under_a_loaded_model_is_waited_for(
     engine.wait_for_run()
     engine.die()
     assert answer.result(DEADLINE).status_code == 200
+
+
+def test_metrics_tell_who_waits_for_which_model_and_keep_what_an_unloaded_one_counted(
+    many_api: ApiProcess, ask: Ask, owner: ScriptedOwner, engine: ScriptedEngine
+) -> None:
+    def state() -> list[str]:
+        found = scrape(many_api.url)
+        names = [each.name for each in ModelState]
+        return [n for n in names if found.value("chorus_model_state", model_name=SECOND, state=n.lower())]
+
+    def generated() -> float:
+        return scrape(many_api.url).value("chorus_generation_tokens_total", model_name=SECOND)
+
+    before = generated()
+    engine.next(say([70, 71]))
+    assert state() == ["UNLOADED"]
+    answer = ask()
+    owner.wait_for_demand(SECOND, waiting=1)
+    assert scrape(many_api.url).value("chorus_num_requests_waiting", model_name=SECOND) == 1
+    owner.set(SECOND, READY)
+    usage = answer.result(DEADLINE).json()["usage"]
+    eventually(lambda: bool(scrape(many_api.url).value("chorus_engine_up", model_name=SECOND)), "its engine is heard")
+    owner.wait_seen(owner.set(SECOND, UNLOADED))
+    assert state() == ["UNLOADED"]
+    assert generated() == before + usage["completion_tokens"]
+    assert scrape(many_api.url).value("chorus_engine_up", model_name=SECOND) == 0
+    assert scrape(many_api.url).value("chorus_num_requests_waiting", model_name=SECOND) == 0
+
+
+def test_a_pull_is_waited_for_and_shown_in_bytes_meanwhile(
+    http: httpx.Client, owner: ScriptedOwner, background: ThreadPoolExecutor
+) -> None:
+    asked = background.submit(http.post, "/models/pull", json={"model": "acme/new"})
+    assert owner.wait_asked().name == "acme/new"
+    owner.show_pull(PullRow("acme/new", "downloading acme/new", 30, 100, started_at=STARTED))
+    running = {"model": "acme/new", "state": "running", "detail": "downloading acme/new", "started_at": STARTED}
+    running |= {"done_bytes": 30, "total_bytes": 100}
+    eventually(lambda: http.get("/models/pulls").json() == {"pulls": [running]}, "the pull is shown")
+    assert not asked.done()
+    owner.show_pull(PullRow("acme/new", "it is here", 100, 100, True, started_at=STARTED))
+    assert (asked.result(DEADLINE).status_code, asked.result().json()["state"]) == (200, "done")
+
+
+def test_who_does_not_wait_for_a_pull_is_told_that_it_is_under_way(http: httpx.Client, owner: ScriptedOwner) -> None:
+    begun = http.post("/models/pull", json={"model": "acme/later", "wait": False})
+    assert (begun.status_code, begun.json()["state"], begun.json()["total_bytes"]) == (202, "running", None)
+
+
+def test_a_pull_that_fails_or_is_refused_says_why(http: httpx.Client, owner: ScriptedOwner, ask: Ask) -> None:
+    owner.refusal = grpc.StatusCode.FAILED_PRECONDITION, "two are being pulled: wait for one of them"
+    refused = http.post("/models/pull", json={"model": "acme/new"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "refused_by_owner")
+    assert refused.json()["error"]["message"] == "Two are being pulled: wait for one of them."
+    begun = http.post("/models/pull", json={"model": "acme/broken", "wait": False})
+    owner.show_pull(PullRow("acme/broken", "downloading", 1, 2, True, "the disk is full", STARTED))
+    eventually(
+        lambda: {"failed"} == {p["state"] for p in http.get("/models/pulls").json()["pulls"] if "broken" in p["model"]},
+        "the pull has failed",
+    )
+    assert begun.status_code == 202
+
+
+def test_a_plan_is_passed_on_as_its_owner_made_it(http: httpx.Client, owner: ScriptedOwner) -> None:
+    none = {"fits": False, "plan": None, "reason": "needs 2 GB more", "missing_bytes": 2, "hints": ["add a node"]}
+    owner.plans = json.dumps({"model": SECOND, "today": none, "then": {**none, "fits": True, "plan": {"split": [1]}}})
+    told = http.post("/cluster/plan", json={"model": SECOND.partition("/")[2], "add": ["16GB:10"]})
+    assert told.json() == json.loads(owner.plans)
+    assert Plans.model_validate(told.json())
+    asked = owner.wait_asked()
+    assert (asked.name, list(asked.add)) == (SECOND, ["16GB:10"])
+    assert http.post("/cluster/plan", json={"add": ["x"] * 9}).status_code == 400
+    assert http.post("/cluster/plan", json={"add": ["x" * 65]}).status_code == 400
+    owner.refusal = grpc.StatusCode.UNIMPLEMENTED, "nobody can say"
+    assert http.post("/cluster/plan").status_code == 409

@@ -19,9 +19,9 @@ from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.config.sampling import DefaultSampling
 from chorus.serving.prompt.conversation import conversation_tokens
 from chorus.serving.prompt.remembered import AnswerMemory, answer_message
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from chorus.serving.prompt.tokens import Prompt
-from chorus.serving.request import GenerationRequest
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.requests.request import GenerationRequest
 from chorus.text.parsers import choose
 from tests.serving.chat_templates import served
 

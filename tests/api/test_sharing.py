@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from chorus.security.key_rules import key_hash
-from chorus.serving.sharing import conversation_of, scope_of
+from chorus.serving.requests.sharing import conversation_of, scope_of
 from tests.api.conftest import ApiProcess
 from tests.api.recorded_clients import (
     CLAUDE_CODE,

@@ -20,13 +20,13 @@ from chorus.config.sections import ApiConfig
 from chorus.localai.chat import read_chat
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import localai_pb2
-from chorus.serving.measure import BadField
 from chorus.serving.prompt.answer_format import AnswerFormat
 from chorus.serving.prompt.conversation import answer_grammar
-from chorus.serving.request import GenerationRequest
-from chorus.serving.tokenizer import ServedTokenizer
-from chorus.serving.tool_grammar import CannotEnforce, check_enforceable, strict_calls
-from chorus.serving.tools import Tool, ToolChoice, Tools
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.serving.requests.measure import BadField
+from chorus.serving.requests.request import GenerationRequest
+from chorus.serving.requests.tool_grammar import CannotEnforce, check_enforceable, strict_calls
+from chorus.serving.requests.tools import Tool, ToolChoice, Tools
 from chorus.serving.workers import Workers
 from chorus.text.grammar.forms import llguidance_form
 from chorus.text.parsers import choose

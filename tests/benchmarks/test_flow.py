@@ -69,6 +69,7 @@ def test_rows_are_set_to_zero_in_the_file_itself(tmp_path: Path) -> None:
 
 def test_results_of_other_models_and_parts_have_other_names() -> None:
     assert result_name("decode", Options()) == "decode"
+    assert result_name("before", Options(parts=("1 rank",))) == "before-1-rank"
     assert result_name("decode", Options(large=True, bits=4, parts=("short", "long"))) == "decode-large-4bit-short-long"
 
 

@@ -12,7 +12,7 @@ from benchmarks.plot import lines, stacked
 from benchmarks.report import Samples
 from benchmarks.roofline import Loaded, Rates, Work, least_seconds
 from chorus.planning.facts import read_facts
-from chorus.platform.dtype import planned_policy
+from chorus.platform.accelerator.dtype import planned_policy
 from tests.support.tiny_model import write_tiny_model
 
 SIZES = (256, 512, 1024, 2048, 4096)

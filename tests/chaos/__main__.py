@@ -25,6 +25,7 @@ from tests.chaos.measure import Suffered, table
 from tests.chaos.models import write_tiny
 from tests.chaos.plan import SMOLLM2, TINY, Session, draw, draw_links, draw_localai
 from tests.chaos.running import Held, hold
+from tests.support.state import keep_apart
 
 JUDGES = 2
 
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep logs and notes in this folder")
     given = parser.parse_args()
     end_cleanly_when_told()
+    keep_apart()
     drawn = [*draw(given.seed, given.faults), *draw_localai(given.seed, given.localai)]
     if given.links and not links.possible():
         print("cables are left alone: that needs root on Linux")

@@ -21,7 +21,8 @@ import psutil
 
 from chorus.platform import faults
 from chorus.platform.faults import FRONT_END, Fault
-from chorus.platform.ledger import own_file
+from chorus.platform.memory.ledger import own_file
+from chorus.telemetry.journal import folder_in, newer_file
 from tests.chaos.asking import Asker
 from tests.chaos.plan import CLOCK, COORDINATOR, HANDOVER, OUTSIDE, PAUSE, SMOLLM2, Group, PlannedFault
 from tests.support.server import ChorusServer
@@ -77,11 +78,15 @@ class Folder:
     def left(self) -> Iterator[str]:
         """What is there when nothing runs any more and should not be."""
         for process in self.processes():
-            yield f"process {process.pid} {' '.join(process.cmdline()[:6])}"
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                yield f"process {process.pid} {' '.join(process.cmdline()[:6])}"
+        events = newer_file(folder_in(self.path / "state"))
         for name in ("tmp", "state"):  # what a cluster has to keep lies elsewhere
             for path in (self.path / name).rglob("*"):
                 if path.stem == own_file().stem and not _bookings(path):
                     continue  # the ledger of this machine's memory, empty
+                if path == events:
+                    continue  # what happened to this server
                 # MLX keeps the functions that it has compiled.
                 if not path.is_dir() and not path.is_relative_to(self.path / "tmp" / "mlx"):
                     yield f"file {path.relative_to(self.path)}"

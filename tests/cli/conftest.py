@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from chorus.cluster.servers import Server, record
-from chorus.platform.paths import state_dir
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.storage.paths import state_dir
 
 Answer = tuple[int, Any]
 Answers = dict[str, Answer | Callable[[Any], Answer]]
@@ -27,14 +27,16 @@ class Scripted(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, answers: Answers, needed_key: str | None = None) -> None:
+    allow_reuse_address = True
+
+    def __init__(self, answers: Answers, needed_key: str | None = None, port: int = 0) -> None:
         self.answers = answers
         self.needed_key = needed_key
         self.keys: list[str | None] = []
         self.fail_after: int | None = None
         self.asked: threading.Semaphore | None = None
         """Told of every request."""
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     @property
     def port(self) -> int:

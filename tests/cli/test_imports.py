@@ -21,9 +21,14 @@ WEB = {"fastapi", "starlette", "uvicorn"}
 MLX = {"mlx", "mlx_lm"}
 NODES = {"zeroconf", "asyncssh"}
 GRAMMARS = {"llguidance"}
+SCRAPED = {"prometheus_client"}
+
+WATCHING = {*TEXT, *WEB, *MLX, *NODES, *GRAMMARS, "numpy", "grpc", "cryptography"}
 
 UNUSED_BY = {
     "chorus.cli": {*TEXT, *HUB, *WEB, *MLX, *NODES, *GRAMMARS, "numpy", "grpc", "pydantic", "yaml", "cryptography"},
+    "chorus.cli.chat.command": {*WATCHING, "prompt_toolkit"},
+    "chorus.cli.top.command": {*WATCHING, "prompt_toolkit"},
     "chorus.cli.serve": {*TEXT, *HUB, *WEB, *MLX, *NODES, *GRAMMARS, "cryptography", "chorus.text.parsers"},
     "chorus.cli.join": {*TEXT, *HUB, *WEB, *MLX, *GRAMMARS, "asyncssh"},
     "chorus.cli.localai": {*HUB, *WEB, *MLX, *NODES, *GRAMMARS, "transformers"},
@@ -31,7 +36,7 @@ UNUSED_BY = {
     "chorus.api.__main__": {*HUB, *MLX, *NODES, *GRAMMARS, "transformers", "numpy"},
     "chorus.text.grammar.__main__": {*TEXT, *HUB, *WEB, *MLX, *NODES, "numpy", "grpc", "pydantic", "yaml"},
 }
-UNUSED_BY_RANKS = {*TEXT, *HUB, *WEB, *NODES, *GRAMMARS, "cryptography", "mlx_lm.generate", "mlx_lm.convert"}
+UNUSED_BY_RANKS = {*TEXT, *HUB, *WEB, *NODES, *GRAMMARS, *SCRAPED, "cryptography", "mlx_lm.generate", "mlx_lm.convert"}
 
 
 def loaded_after(code: str) -> set[str]:
@@ -58,7 +63,7 @@ def test_a_front_end_that_has_read_its_tokenizer_has_loaded_no_transformers(tmp_
     code = f"""
 from pathlib import Path
 import chorus.api.__main__, chorus.localai.loading
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 tokenizer = ServedTokenizer.load(Path({str(tmp_path)!r}))
 tokenizer.chat_prompt([dict(role="user", content="Hello")])
 """
@@ -86,6 +91,6 @@ import sys
 from chorus.engine.__main__ import main
 sys.argv = ["engine", {str(file)!r}]
 assert main() == {EXIT_CANNOT_START}
-assert "chorus.engine.process" in sys.modules
+assert "chorus.engine.lifecycle.process" in sys.modules
 """
     assert loaded_after(code) & UNUSED_BY_RANKS == set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chorus.cluster.servers import Server, running_servers
-from chorus.platform import paths
+from chorus.platform.storage import paths
 from tests.cli.conftest import Scripted
 from tests.cli.typed import one_line, typed
 

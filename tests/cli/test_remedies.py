@@ -20,14 +20,15 @@ SERVING = ("serve", "worker mlx-distributed")
 JOINING = ("join",)
 PRINTED_BY = {
     "bench": ("bench",),
+    "cli/chat": ("chat",),
     "cli/models_preshard.py": ("models preshard",),
-    "cli/own_server.py": ("status", "cache", "test"),
+    "cli/own_server.py": ("status", "cache", "test", "chat", "top"),
+    "cli/top": ("top",),
     "cli/up.py": ("restart",),
     "cluster/agent": JOINING,
-    "deploy/by_hand.py": ("worker mlx-distributed",),
     "deploy/front_end.py": ("serve",),
+    "deploy/hostfile": ("worker mlx-distributed",),
     "deploy/programs.py": SERVING,
-    "deploy/rendezvous.py": ("worker mlx-distributed",),
     "engine": SERVING,
     "localai/launch.py": ("localai", "worker mlx-distributed"),
     "localai/plan.py": ("localai", "worker mlx-distributed"),
@@ -100,8 +101,8 @@ def test_every_option_that_a_message_names_is_there() -> None:
 
 def test_a_remedy_that_is_not_there_is_found() -> None:
     known = helps()
-    assert missing("or say --insecure", "deploy/by_hand.py", known) == []
-    assert missing("choose another --door", "deploy/by_hand.py", known) == ["worker mlx-distributed has no --door"]
+    assert missing("or say --insecure", "deploy/hostfile/x.py", known) == []
+    assert missing("choose another --door", "deploy/hostfile/x.py", known) == ["worker mlx-distributed has no --door"]
     assert missing("take `chorus plan --nowhere`", "api/x.py", known) == ["plan has no --nowhere"]
     assert missing("no --such", "api/x.py", known) == ["no command has --such"]
     assert missing("use --nodes", "engine/x.py", known) == ["worker mlx-distributed has no --nodes"]

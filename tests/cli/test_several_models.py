@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from chorus.cli.load import progress_text
+from chorus.cli.load import load_progress
 from chorus.cli.model_table import cells, model_rows
 from chorus.cluster.servers import Server
+from chorus.platform.progress import Progress
 from tests.cli.conftest import Scripted
 from tests.cli.typed import one_line, typed
 
@@ -88,9 +89,11 @@ def test_until_when_a_model_stays_is_told_as_people_say_it(changes: dict[str, An
 def test_a_load_shows_how_far_it_is() -> None:
     row = {**SMALL, "state": "loading", "progress": 0.25, "loaded_bytes": 1 << 30, "total_bytes": 4 << 30}
     assert cells(row, NOW)[1] == "loading 25%"
-    assert progress_text(row) == "loading 25% 1.0 GiB of 4.0 GiB"
-    assert progress_text({**row, "total_bytes": 0, "detail": "reading"}) == "loading 25%: reading"
-    assert progress_text({**SMALL, "state": "waiting", "detail": "no room"}) == "waiting: no room"
+    assert load_progress("small", row) == Progress("small: loading", 1 << 30, 4 << 30)
+    warm = {**row, "loaded_bytes": 4 << 30, "detail": "warming up"}
+    assert load_progress("small", warm) == Progress("small: warming up", 250, 1000, in_bytes=False)
+    waits = {**SMALL, "state": "waiting", "detail": "no room"}
+    assert load_progress("small", waits) == Progress("small: no room", 0, None, in_bytes=False)
 
 
 def test_why_a_model_failed_stands_below_the_table(server: Scripted) -> None:
@@ -134,7 +137,7 @@ def test_load_tells_how_far_it_is_until_the_model_is_ready(server: Scripted) -> 
     assert done.exit_code == 0, done.output
     assert asked == [{"model": "small", "force": True, "wait": True}]
     assert done.stdout.startswith("small is ready, after ")
-    assert done.stderr.splitlines() == ["small: loading 50% 1.0 GiB of 2.0 GiB"]
+    assert done.stderr.splitlines() == ["small: loading: 50%, 1.0 GiB of 2.0 GiB"]
 
 
 def test_load_is_asked_again_while_the_server_is_less_patient_than_whoever_typed_it(server: Scripted) -> None:
@@ -205,7 +208,12 @@ def test_the_cache_of_one_model_is_cleared_by_its_name(server: Scripted) -> None
     assert typed("cache clear --model best").stdout.startswith("forgot 3 entries")
     assert typed("cache clear").exit_code == 0
     assert asked == [{"model": "best"}, None]
-    assert "--model goes with clear" in one_line(typed("cache --model best"))
+
+
+def test_the_cache_of_one_model_is_shown_by_its_name(server: Scripted) -> None:
+    kept = {"entries": 7}
+    server.answers["/health?model=org%2Fcoder"] = 200, {"status": "ready", "engine": {"cache": kept}}
+    assert json.loads(typed("cache --model org/coder --json").stdout) == kept
 
 
 @pytest.mark.parametrize("command", ["ps", "load small", "unload small"])
@@ -246,3 +254,68 @@ def test_config_shows_each_model_with_the_place_that_names_it(folder: Path) -> N
     assert models["value"][1] == {"source": "b"}
     assert models["origins"] == [f"{folder / 'chorus.yaml'}: models[{number}]" for number in (0, 1)]
     assert typed("config check chorus.yaml").stdout.strip() == "chorus.yaml: ok (model a, model b)"
+
+
+RUNNING = {
+    "id": "5f0c2a9e4d3b4f0f8f9f6f1b2c3d4e5f",
+    "model": "org/coder",
+    "endpoint": "/v1/chat/completions",
+    "key": "laptop",
+    "state": "decode",
+    "started_at": NOW,
+    "age_seconds": 75.2,
+    "prompt_tokens": 1812,
+    "cached_tokens": None,
+    "generated_tokens": 131,
+    "tokens_per_second": 41.53,
+    "ttft_seconds": 0.3,
+    "resumed": 1,
+}
+ENDED = {**RUNNING, "id": "older", "state": "length", "age_seconds": 2.0, "resumed": 0, "cached_tokens": 0}
+
+
+def test_requests_shows_what_runs_and_only_if_asked_what_ran(
+    recorded: Callable[..., Server], scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = scripted({"/requests": (200, {"running": [RUNNING], "recent": [ENDED]})}, needed_key="its-own")
+    recorded(server.url, key="its-own")
+    shown = typed("requests").stdout
+    (row,) = [line for line in shown.splitlines() if str(RUNNING["id"]) in line]
+    for text in ("org/coder", "laptop", "decode, resumed", "1 min 15 s", "1,812", " - ", "131", "41.5"):
+        assert text in row
+    assert "older" not in shown
+    assert "older" in typed("requests --recent").stdout
+    assert json.loads(typed("requests --json").stdout) == {"running": [RUNNING], "recent": []}
+    assert json.loads(typed("requests --json --recent").stdout)["recent"] == [ENDED]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert str(RUNNING["id"]) in typed("requests").stdout  # whoever is to type it needs all of it
+
+
+def test_requests_says_so_where_nothing_runs(
+    recorded: Callable[..., Server], scripted: Callable[..., Scripted]
+) -> None:
+    recorded(scripted({"/requests": (200, {"running": [], "recent": []})}).url)
+    assert typed("requests").stdout == "no request runs\n"
+
+
+def test_cancel_ends_a_request_and_says_in_one_line_where_there_is_none(
+    recorded: Callable[..., Server], scripted: Callable[..., Scripted]
+) -> None:
+    answers: dict[str, Any] = {"/requests/cancel": (200, {"id": "abc", "cancelled": 1})}
+    server = scripted(answers)
+    recorded(server.url)
+    assert typed("cancel abc").stdout == "abc is cancelled\n"
+    server.answers["/requests/cancel"] = refusal(404, "No request 'abc' runs here.")
+    assert "No request 'abc' runs here." in one_line(typed("cancel abc"))
+
+
+def test_the_list_of_models_says_which_are_loaded_where(
+    recorded: Callable[..., Server], scripted: Callable[..., Scripted]
+) -> None:
+    models = [{"id": "smollm2-135m", "loaded": True}, {"id": "org/other", "loaded": False}]
+    server = scripted({"/v1/models": (200, {"object": "list", "data": models})}, needed_key="its-own")
+    recorded(server.url, key="its-own")
+    recorded("http://127.0.0.1:9", key="of-one-that-is-gone")
+    listed = {entry["name"]: entry["loaded"] for entry in json.loads(typed("models list --json").stdout)}
+    assert listed["smollm2-135m"] == [server.url]
+    assert server.url in typed("models list").stdout

@@ -8,10 +8,13 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 
+from chorus.telemetry import journal
 from tests.cluster.harness import (
     START_SECONDS,
     Cluster,
@@ -23,8 +26,11 @@ from tests.cluster.harness import (
     free_block,
     url_of,
 )
+from tests.support.scrape import scrape
 from tests.support.server import answered
 from tests.support.server import running as those_running
+
+DRAINS, REPLANNED, LOST = ("node_drains", "one"), ("replanned", ""), ("node_lost", "two")
 
 
 @dataclass
@@ -103,6 +109,30 @@ def test_status_logs_and_test_speak_of_the_running_cluster(running: Running) -> 
     assert "tok/s" in asked.log
 
 
+def test_what_is_scraped_of_a_rank_names_its_node(running: Running) -> None:
+    ranks = httpx.get(f"{running.url}/cluster/status", timeout=120).json()["ranks"]
+    named = {str(rank["rank"]): rank["node"] for rank in ranks}
+    assert {"one", "two"} < set(named.values())
+
+    def scraped() -> dict[str, set[str]]:
+        found = [dict(labels) for name, labels in scrape(running.url).values if name == "chorus_rank_step"]
+        return {rank: {labels["node"] for labels in found if labels["rank"] == rank} for rank in named}
+
+    assert eventually(lambda: scraped() == {rank: {node} for rank, node in named.items()}, START_SECONDS), scraped()
+
+
+def test_a_plan_with_one_more_machine_counts_the_nodes_that_are_there(running: Running) -> None:
+    told = httpx.post(f"{running.url}/cluster/plan", json={"add": ["paper=16GB:10"]}, timeout=120).raise_for_status()
+
+    def named(outcome: dict[str, Any]) -> set[str]:
+        plan = outcome["plan"]
+        return {part["node"] for part in (*plan["ranks"], *plan["excluded"])}
+
+    today, then = named(told.json()["today"]), named(told.json()["then"])
+    assert {"one", "two"} < today
+    assert then == {*today, "paper"}
+
+
 def test_only_one_agent_runs_per_machine(running: Running) -> None:
     second, _ = running.nodes.agent("one")
     assert second.wait() == 1
@@ -135,7 +165,7 @@ def test_a_killed_leader_finds_the_other_ranks_with_their_weights(running: Runni
 
 def test_an_agent_that_is_silent_while_its_rank_works_is_left_alone(running: Running) -> None:
     before = [*ranks_of(running.one), *ranks_of(running.two), leader_of(running.server)]
-    stream = Stream(running.url, max_tokens=1200, logit_bias={"2": -100})
+    stream = Stream(running.url, max_tokens=3000, logit_bias={"2": -100})
     stream.wait_for(20)
     running.two.process.send_signal(signal.SIGSTOP)
     try:
@@ -154,6 +184,25 @@ def test_a_coordinator_that_stops_leaves_nothing_behind(running: Running) -> Non
     _, left = psutil.wait_procs([*ranks, *below], timeout=60)
     assert not left
     assert running.one.process.poll() is None, "an agent survives its coordinator"
+
+
+def test_the_coordinators_journal_tells_of_its_nodes_and_of_every_rank_that_was_lost(running: Running) -> None:
+    """When all of it is down."""
+    story = journal.read(journal.folder_in(running.nodes.state))
+    kinds = [event.kind for event in story]
+    assert kinds[0] == "server_started"
+    assert {event.node for event in story if event.kind == "node_joined"} == {"one", "two"}
+    lost = [event for event in story if event.kind == "rank_lost"]
+    assert [(event.node, event.cause) for event in lost] == [("one", "outside"), ("", "outside")]
+    assert lost[1].rank == 0
+    assert "ended with SIGKILL" in lost[0].text
+    (recovered,) = (event for event in story if event.kind == "recovered")
+    assert recovered.numbers["streams"] == 1
+    assert story.index(lost[0]) < story.index(recovered) < story.index(lost[1])
+    assert kinds[kinds.index("rank_lost", kinds.index("recovered")) :].count("serves_again") == 1
+    assert kinds[-2:] == ["model_unloaded", "server_stopped"]
+    assert {event.model for event in (*lost, recovered)} == {story[kinds.index("model_ready")].model}
+    assert "node_lost" not in kinds
 
 
 def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(running: Running, tiny: Path) -> None:
@@ -211,16 +260,20 @@ def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_sta
 def test_an_agent_that_is_told_the_coordinator_calls_in_and_its_rank_ends_when_that_is_killed(
     nodes: Cluster, tiny: Path
 ) -> None:
-    """No announcements, and the coordinator was told nothing but the split: the node finds it."""
+    """No announcements, and the coordinator was told nothing but the split: the node finds it. How long it waits for
+    one that is gone is the coordinator's to say.
+    """
     door = free_block()
     agent, _ = nodes.agent("caller", "--peer", f"127.0.0.1:{door}")
     agent.wait_for("cannot reach")
-    server = nodes.serve(tiny, ["--listen", f"127.0.0.1:{door}", "--nodes", "1", "--split", "2,5"])
+    words = ["--listen", f"127.0.0.1:{door}", "--nodes", "1", "--split", "2,5"]
+    server = nodes.serve(tiny, words, CHORUS_WATCH__LEASE_SECONDS="10")
     assert complete(url_of(server))
     assert "rank 0 holds layers 5-6" in server.log
     (rank,) = agent.children()
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
+    agent.wait_for(r"nobody has watched session \w+ for 10 s")
     assert eventually(lambda: not rank.is_running()), agent.log
 
 
@@ -252,6 +305,14 @@ def test_a_stream_goes_on_over_the_others_when_its_node_is_drained(nodes: Cluste
     assert stream.text() == expected
     server.wait_for("one drains: ending the ranks in order")
     assert eventually(lambda: len(ranks_of(agents["two"][0])) == 1), server.log
+    agents["two"][0].process.kill()
+    server.wait_for("two is gone")
+
+    def told() -> list[tuple[str, str]]:
+        story = [(event.kind, event.node) for event in journal.read(journal.folder_in(nodes.state))]
+        return [each for each in story if each in (DRAINS, REPLANNED, LOST)]
+
+    assert eventually(lambda: told() == [DRAINS, REPLANNED, LOST]), told()
 
 
 def test_nodes_of_two_releases_serve_together(nodes: Cluster, tiny: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_an_address_that_leads_back_to_this_machine_does_not_hide_the_node(
     async def connected() -> list[str]:
         stayed: list[str] = []
 
-        async def stay(address: tuple[str, int], met: peers.Met) -> None:
+        async def stay(address: tuple[str, int], met: peers.Met, addresses: tuple[tuple[str, int], ...]) -> None:
             stayed.append(f"{met.member.node_id} at {address[0]}")
 
         async with _coordinator(nodes) as coordinator:
@@ -116,6 +116,30 @@ def test_an_address_that_leads_back_to_this_machine_does_not_hide_the_node(
         return stayed[:1]
 
     assert asyncio.run(connected()) == ["mini-id at 192.168.1.5"]
+
+
+def test_a_node_that_ends_while_its_door_is_open_stays_a_problem(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its door says who it is, and nothing answers behind it."""
+
+    async def problems() -> list[str]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.settimeout(SECONDS)
+
+            async def ask(address: tuple[str, int], identity: Identity) -> peers.Met:
+                card = Card(50150, silent.getsockname()[1])
+                return peers.Met(Member("mini", "mini-id", NODE), card, "127.0.0.1", "127.0.0.1")
+
+            async with _coordinator(nodes) as coordinator:
+                monkeypatch.setattr(agent_peers, "ask", ask)
+                coordinator._tell(("127.0.0.1", 50150), "the agent ended")
+                coordinator._heard(_announced(nodes, "mini-id", 50150, "127.0.0.1"))
+                connection, _ = await asyncio.to_thread(silent.accept)
+                with connection:
+                    return list(coordinator.problems().values())
+
+    assert asyncio.run(problems()) == ["the agent ended"]
 
 
 @pytest.mark.linux("a second loopback address")

@@ -13,8 +13,8 @@ from chorus.cluster.profile import machine as profiles
 from chorus.cluster.profile.machine import ProfileError, node_of, profile
 from chorus.cluster.profile.rates import Rates
 from chorus.deploy.nodes.plan import machine_of
-from chorus.platform import products
-from chorus.platform.rdma import parse_devices
+from chorus.platform.cpu import products
+from chorus.platform.network.rdma import parse_devices
 from tests.support.mac import play_mac
 
 RATES = Rates("chip", "float32", 16 << 30, 1e11, 1e10, 1e9, 1e9, 1e-4, ("ring",))

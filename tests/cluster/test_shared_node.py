@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chorus.platform.memory import available_memory
+from chorus.platform.memory.amounts import available_memory
 from tests.cluster.harness import Cluster, Process, Stream, cluster, complete, eventually, url_of
 from tests.cluster.test_agents import ranks_of
 from tests.support.alone import text_alone

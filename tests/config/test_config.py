@@ -293,7 +293,7 @@ def test_one_device_is_found_with_its_rank() -> None:
 def test_the_cache_folder_reaches_the_processes_we_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHORUS_CACHE", raising=False)
     use_cache_dir(load_settings(environment={"CHORUS_CACHE": str(tmp_path)}, folder=tmp_path))
-    from chorus.platform.paths import cache_dir
+    from chorus.platform.storage.paths import cache_dir
 
     assert cache_dir() == tmp_path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 from chorus.cli import app
 from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
-from chorus.deploy import by_hand
+from chorus.deploy.hostfile import serve as by_hand
 from chorus.localai import launch
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import plan_load
@@ -209,8 +210,6 @@ def test_a_follower_has_the_folders_that_its_own_command_names(started: Started,
     result = worker("--rank", "1", "--model", "./nowhere")
     assert result.exit_code == 1
     assert f"There is no folder or file {Path('nowhere').absolute()}; check the path" in result.output
-    result = worker("--rank", "0", "--model", str(model), "--model", "other")
-    assert "rank 0 serves one model" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -324,3 +323,33 @@ def test_localai_refuses_it_with_the_same_form(started: Started) -> None:
     request = ModelOptions(Model="m", Options=["hostfile:devices.json", "distributed_backend:jaccl"])
     with pytest.raises(LoadFailed, match=re.escape(WITH_ADDRESSES)):
         plan_load(request, {}, {})
+
+
+def test_rank_0_serves_all_models_that_its_command_or_its_settings_name(started: Started, model: Path) -> None:
+    shutil.copytree(model, "other")
+    result = worker("--rank", "0", "--model", str(model), "--model", "./other")
+    assert result.exit_code == 0, result.output
+    Path("chorus.json").write_text(json.dumps({"models": [str(model), {"source": "./other", "aliases": ["again"]}]}))
+    assert worker("--rank", "0", "-c", "chorus.json").exit_code == 0
+    typed, written = started.front_ends
+    assert [each.id for each in typed.models] == [each.id for each in written.models] == [model.name, "other"]
+    assert "again" in written.models[1].aliases
+    assert started.localai == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "told"),
+    [
+        ({}, ("--backend", "jaccl"), "ranks of a hostfile meet over RDMA at one place, for one model"),
+        ({"nodes": ["mini"]}, (), "nodes: a hostfile lists ranks, not nodes that joined"),
+        ({"engine": {"ranks": 3}}, (), "3 ranks are asked for, and the hostfile lists 2 hosts"),
+    ],
+)
+def test_what_several_models_of_a_hostfile_cannot_all_have_is_refused(
+    started: Started, model: Path, settings: dict[str, Any], words: tuple[str, ...], told: str
+) -> None:
+    Path("chorus.json").write_text(json.dumps({"models": [{"source": str(model), **settings}, "smollm2-135m"]}))
+    result = worker("--rank", "0", "-c", "chorus.json", *words)
+    assert result.exit_code == 1
+    assert told in " ".join(result.output.split())
+    assert not started.specs

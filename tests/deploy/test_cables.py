@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from chorus.cli import app
 from chorus.config.engine import EngineSpec
-from chorus.deploy import by_hand
+from chorus.deploy.hostfile import serve as by_hand
 from chorus.deploy.nodes import serve as over_nodes
 from chorus.deploy.programs import rank_programs
 from chorus.messages.proto import agent_pb2 as wire
@@ -47,6 +47,7 @@ def test_the_leader_of_a_hostfile_divides_every_layer_over_rdma(
     monkeypatch.setattr(by_hand, "_lead", lead)
     monkeypatch.setattr(by_hand, "find_model", lambda name: SimpleNamespace(name=name))
     monkeypatch.setattr(by_hand, "listen", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(by_hand, "keep_journal", lambda _: None)
     monkeypatch.setattr(by_hand, "with_own_division", lambda settings, _: settings)
     command = ["worker", "mlx-distributed", "--hostfile", str(hostfile), "--rank", "0", "--backend", "jaccl"]
     CliRunner().invoke(app, [*command, "--model", "m", *more])

@@ -18,8 +18,8 @@ from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import CannotRestart, FrontEnd, Handover
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto.control_pb2_grpc import ControlStub
-from chorus.platform.paths import state_dir
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.storage.paths import state_dir
 from tests.support.sockets import short
 
 DEADLINE = 30.0

@@ -11,10 +11,10 @@ import pytest
 
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
+from chorus.deploy.nodes.deployment import less_context
 from chorus.deploy.nodes.group import choices
 from chorus.deploy.nodes.plan import machine_of, planned, wanted_context
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
-from chorus.deploy.nodes.serve import less_context
 from chorus.planning.costs import ETHERNET, Links, Machine
 from chorus.planning.facts import ModelFacts, read_facts
 from tests.support.tiny_model import write_tiny_model
@@ -90,6 +90,19 @@ def test_a_plan_takes_a_smaller_context_only_where_that_will_do(facts: ModelFact
 def test_a_machine_without_room_for_a_request_holds_nothing(facts: ModelFacts) -> None:
     with pytest.raises(DoesNotHold, match="more memory"):
         planned([replace(HERE, memory=1)], Links(ETHERNET), facts, spec(), ShardingConfig(), Fit.LESS)
+
+
+def test_a_plan_that_does_not_fit_says_whose_memory_would_mend_it(facts: ModelFacts) -> None:
+    full = replace(HERE, name="mini", memory=1)
+    with pytest.raises(DoesNotHold) as refused:
+        planned([HERE, full], Links(ETHERNET), facts, spec(), ShardingConfig(), Fit.WHOLE)
+    (missing,) = refused.value.missing
+    had = {"here": 5, "mini": 3, "other": 0}  # as the books see them
+    need = missing.more_than(had)
+    assert not need.is_met(had)
+    assert not need.is_met({**had, "here": 1 << 40})
+    assert not need.is_met({**had, "other": 1 << 40})
+    assert need.is_met({**had, "mini": 1 << 40})
 
 
 def test_a_node_of_another_release_may_say_more_of_itself() -> None:

@@ -25,7 +25,7 @@ from chorus.platform.process.lifeline import Lifeline
 DEADLINE = 60.0
 
 # Serves; ends on SIGTERM at once, on FINISH when there is a file `finished`. One that finds the file `broken` does not
-# start, one that finds `stuck` does not end on SIGTERM.
+# start, one that finds `held` does so once that is gone, one that finds `stuck` does not end on SIGTERM.
 STAND_IN = f"""
 import os, signal, sys, time
 from chorus.platform.process import beats
@@ -37,6 +37,8 @@ signal.signal({int(FINISH)}, lambda *_: told.append(1))
 if os.path.exists(folder + "stuck"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 beats.begin()
+while os.path.exists(folder + "held"):
+    time.sleep(0.01)
 beats.enter(beats.Phase.SERVING)
 while not (told and os.path.exists(folder + "finished")):
     time.sleep(0.01)
@@ -138,10 +140,13 @@ def test_one_that_is_lost_while_another_finishes_is_started_again_beside_it(tmp_
 def test_one_that_is_lost_while_the_next_starts_is_replaced_by_that(tmp_path: Path) -> None:
     async def use(front_end: FrontEnd, folder: Path) -> None:
         async with waiting_for_the_end(front_end) as ended:
+            (folder / "held").touch()
             asked = asyncio.create_task(front_end.restart())
             await until(lambda: len(started_in(folder)) == 2)
             assert front_end._current is not None
             os.kill(front_end._current.pid, signal.SIGKILL)
+            await until(front_end._current.end.done)
+            (folder / "held").unlink()
             done: Handover = await asked
             assert front_end.serves
             assert not ended.done()

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from chorus.cluster.profile.links import Door, Probe
+from chorus.cluster.profile.links import Door, Probe, bits
 from chorus.deploy.nodes.links import (
     NoWay,
     Place,
     Route,
-    bits,
     find_routes,
     matrix,
     place_of,
@@ -24,7 +23,7 @@ from chorus.deploy.nodes.links import (
 from chorus.deploy.nodes.plan import HERE, links_between
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.planning.costs import ETHERNET
-from chorus.platform.links import Address, Kind
+from chorus.platform.network.links import Address, Kind
 
 THUNDERBOLT = Address("169.254.3.4", "bridge0", "thunderbolt")
 WIRED = Address("192.168.1.5", "en0", "ethernet")

@@ -13,9 +13,10 @@ from chorus.cluster.transfer.share import share_folder
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.cables import Way
+from chorus.deploy.nodes.deployment import deployment, needed_files
 from chorus.deploy.nodes.links import Route, Routes
+from chorus.deploy.nodes.options import ClusterOptions
 from chorus.deploy.nodes.plan import HERE, is_given, link_over, name_here, plan_request
-from chorus.deploy.nodes.serve import ClusterOptions, deployment, needed_files
 
 
 def spec(split: tuple[int, ...] | None = None) -> EngineSpec:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import httpx
 import psutil
 import pytest
 
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
-from chorus.platform.memory import available_memory
+from chorus.platform.memory.amounts import available_memory
 from tests.cluster.harness import Cluster, Process, Stream, cluster, complete, eventually, url_of
 from tests.support.alone import text_alone
 from tests.support.ports import listening_port
@@ -23,7 +24,8 @@ from tests.support.tiny_model import write_store_entry, write_tiny_model
 
 PROMPT = "The quick brown fox"
 TOKENS = 200
-LEASE_SECONDS = 5
+LEASE_SECONDS = 30
+"""A leader that is started again on a busy machine comes back in less."""
 CYCLES = int(os.environ.get("CHORUS_TEST_CYCLES", "3"))
 
 
@@ -151,6 +153,95 @@ def test_a_leader_that_has_no_room_beside_another_is_told_the_figures_and_distur
     assert site.booked() == ["two"]
     assert third.stop() == 0
     assert site.is_empty(), site.worker.log
+
+
+def test_one_server_leads_several_models_each_with_its_own_process_at_the_worker(site: Site) -> None:
+    leader = site.lead("one", "--model", "two", "--backend", "grpc")
+    url = url_of(leader)
+    streams = [(name, Stream(url, PROMPT, model=name, max_tokens=TOKENS)) for name in ("one", "two")]
+    assert all(stream.text() == site.texts[name] for name, stream in streams)
+    assert len(site.ranks()) == 2
+    last = Stream(url, PROMPT, model="two", max_tokens=TOKENS)
+    last.wait_for(3)
+    assert httpx.post(f"{url}/models/unload", json={"model": "one"}, timeout=60).status_code == 200
+    assert eventually(lambda: set(site.booked()) == {"two"} and len(site.ranks()) == 1), site.worker.log
+    assert last.text() == site.texts["two"]
+    assert leader.stop() == 0, leader.log
+    assert site.is_empty(), site.worker.log
+
+
+class Full:
+    """A server with two models of which its worker has room for one, and its own machine for both."""
+
+    def __init__(self, site: Site, on_full: str) -> None:
+        hosts = site.nodes.folder / "hosts-full.json"
+        hosts.write_text(json.dumps([f"127.0.0.1:{listening_port()}", site.address]))
+        command = ["worker", "mlx-distributed", "--hostfile", str(hosts), "--rank", "0", "--backend", "grpc"]
+        command += ["--model", "one", "--model", "two", "--addr", f"localhost:{listening_port()}", "--threads", "1"]
+        settings = {
+            "CHORUS_CACHE": str(site.cache),
+            "CHORUS_ENGINE__RESERVE_MB": str(available_memory() * 6 // 10 // 2**20),
+            "CHORUS_CACHE__MEMORY": "64MB",
+            "CHORUS_LOAD__MEMORY": "100000GB",
+            "CHORUS_LOAD__MIN_LOADED_SECONDS": "0",
+            "CHORUS_LOAD__ON_FULL": on_full,
+        }
+        # Another state folder: to the worker it is another machine.
+        self.leader = site.nodes.chorus("full", *command, state=site.nodes.folder / "state-full", **settings)
+        self.site = site
+        self.url = ""
+
+    def row(self, model: str) -> dict[str, object]:
+        rows = httpx.get(f"{self.url}/cluster/status", timeout=60).json()["models"]
+        return next(dict(row) for row in rows if row["id"] == model)
+
+    def says(self, model: str) -> bool:
+        return complete(self.url, PROMPT, model=model, max_tokens=TOKENS) == self.site.texts[model]
+
+    def __enter__(self) -> Full:
+        self.url = url_of(self.leader)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.leader.stop() == 0, self.leader.log
+        assert self.site.is_empty(), self.site.worker.log
+
+
+def test_a_full_worker_has_the_idle_model_that_holds_room_there_make_it(site: Site) -> None:
+    before = len(site.worker.log)
+    with Full(site, "swap") as full:
+        for model in ("one", "two", "one"):
+            assert full.says(model), full.leader.log
+            assert site.booked() == [model]
+            assert len(site.ranks()) == 1
+    assert "is refused" not in site.worker.log[before:], "it was asked before anything was loaded"
+
+
+def test_a_full_worker_is_waited_for_where_the_settings_say_so(site: Site) -> None:
+    with Full(site, "wait") as full:
+        assert full.says("one")
+        waiting = Stream(full.url, PROMPT, model="two", max_tokens=TOKENS)
+        assert eventually(lambda: "are needed" in str(full.row("two")["detail"])), full.leader.log
+        row = full.row("two")
+        assert row["state"] == "waiting"
+        figures = rf"[\d.]+ GiB are needed on {site.address} and [\d.]+ .iB are left"
+        assert re.search(figures, str(row["detail"])), row
+        assert (site.booked(), full.row("one")["state"]) == (["one"], "ready")
+        assert httpx.post(f"{full.url}/models/unload", json={"model": "one"}, timeout=60).status_code == 200
+        waiting.join(180)
+        said = "".join(event["choices"][0]["text"] for event in waiting.events if event.get("choices"))
+        assert said == site.texts["two"], waiting.events[:3]
+
+
+def test_a_full_worker_is_a_refusal_with_its_figures_where_the_settings_say_so(site: Site) -> None:
+    with Full(site, "refuse") as full:
+        assert full.says("one")
+        body = {"model": "two", "prompt": PROMPT, "max_tokens": 1}
+        refused = httpx.post(f"{full.url}/v1/completions", json=body, timeout=60)
+        assert refused.status_code == 503
+        figures = rf"needs [\d.]+ GiB on {site.address}, and [\d.]+ .iB of [\d.]+ GiB are left, taken by one [\d.]+ GiB"
+        assert re.search(f"no room for two: it {figures}", refused.text), refused.text
+        assert (site.booked(), full.says("one")) == (["one"], True)
 
 
 def test_a_leader_that_is_started_again_finds_its_rank_and_one_that_stays_away_loses_it(site: Site) -> None:

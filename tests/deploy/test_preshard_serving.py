@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from chorus.cli.models_preshard import write_parts
-from chorus.engine.followers import CannotForm
-from chorus.engine.group import form_group
+from chorus.engine.lifecycle.group import form_group
+from chorus.engine.ranks.followers import CannotForm
 from chorus.models import LocalModel, tensor_index
 from chorus.models.preshard.folder import WEIGHTS_FILE, Division
 from chorus.models.values import ignore_progress

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from chorus.cluster.agent.ranks import NoPort, Ranks
+from chorus.deploy.hostfile.places import Places
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, Kept, ProcessGroup, Program, Supervisor
-from chorus.platform.ledger import NoRoom
+from chorus.messages.proto import rank_pb2
+from chorus.platform.memory.ledger import Booking, Ledger, NoRoom
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.output import RotatingLog
@@ -180,6 +185,86 @@ def test_ranks_that_start_at_once_get_different_ports(tmp_path: Path, monkeypatc
     asyncio.run(act())
 
 
+class SlowLedger(Ledger):
+    """Takes as long as the test wants to grant, and to release."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, 100)
+        self.asked, self.grants, self.releases = threading.Event(), threading.Event(), threading.Event()
+        self.releases.set()
+        self.granted, self.released = threading.Event(), threading.Event()
+
+    def grant(self, *words: Any, **more: Any) -> Booking:
+        self.asked.set()
+        assert self.grants.wait(DEADLINE)
+        try:
+            return super().grant(*words, **more)
+        finally:
+            self.granted.set()
+
+    def release(self, owner: str) -> None:
+        assert self.releases.wait(DEADLINE)
+        super().release(owner)
+        self.released.set()
+
+
+async def leave(asking: asyncio.Task[Any], ledger: SlowLedger) -> None:
+    """While the ledger is asked in a thread."""
+    assert await asyncio.to_thread(ledger.asked.wait, DEADLINE)
+    asking.cancel()
+    await asyncio.sleep(0)
+    ledger.grants.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asking, DEADLINE)
+    assert await asyncio.to_thread(ledger.granted.wait, DEADLINE)
+    assert ledger.bookings() == ()
+
+
+def test_who_leaves_while_its_rank_is_booked_leaves_no_booking(tmp_path: Path) -> None:
+    async def act() -> None:
+        ranks, ledger = ranks_in(tmp_path), SlowLedger(tmp_path / "ledger.json")
+        ranks._ledger = ledger
+        await leave(asyncio.create_task(ranks.start("s", 1, "m", [], {}, needs=1)), ledger)
+        await ranks.close()
+
+    asyncio.run(act())
+
+
+def test_a_leader_that_leaves_while_its_place_is_booked_leaves_no_booking(tmp_path: Path) -> None:
+    async def act() -> None:
+        ledger = SlowLedger(tmp_path / "ledger.json")
+        places = Places(1, "127.0.0.1:0", Program("rank", ["false"]), ledger, WatchTimes())
+        await leave(asyncio.create_task(places._taken(rank_pb2.PlaceRequest(group="g", model="m", needs=1))), ledger)
+        await places.close()
+
+    asyncio.run(act())
+
+
+def test_the_booking_of_a_rank_outlives_the_release_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, "import signal; signal.pause()")
+
+    async def act() -> None:
+        ranks, ledger = ranks_in(tmp_path), SlowLedger(tmp_path / "ledger.json")
+        ranks._ledger = ledger
+        ledger.grants.set()
+        first = await ranks.start("s", 1, "m", [], {}, needs=1)
+        ledger.releases.clear()
+        first.process.kill()
+        await asyncio.wait_for(first.process.wait(), DEADLINE)
+        again = asyncio.create_task(ranks.start("s", 1, "m", [], {}, needs=1))
+        await asyncio.sleep(0.1)  # time enough to go wrong
+        ledger.releases.set()
+        await asyncio.wait_for(again, DEADLINE)
+        assert await asyncio.to_thread(ledger.released.wait, DEADLINE)
+        assert [booking.owner for booking in ledger.bookings()] == [again.result().booking.owner]
+        await ranks.close()
+        assert ledger.bookings() == ()
+
+    asyncio.run(act())
+
+
 def test_a_fixed_port_that_a_rank_has_had_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +330,7 @@ def test_only_sessions_whose_coordinator_has_left_are_abandoned(
 def test_a_rank_is_booked_before_it_starts_and_its_part_comes_back_however_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(monkeypatch, "import os, time; print(os.environ['CHORUS_BOOKED_BYTES'], flush=True); time.sleep(600)")
+    program(monkeypatch, "import time; time.sleep(600)")
 
     async def act() -> None:
         ranks = ranks_in(tmp_path)
@@ -255,9 +340,8 @@ def test_a_rank_is_booked_before_it_starts_and_its_part_comes_back_however_it_en
         assert (first.booking.amount, second.booking.amount) == (600, 250)
         assert (ranks.booked, ranks.unbooked) == (850, 150)
         assert {state.session: state.booked_bytes for state in ranks.states()} == {"one": 600, "two": 250}
-        async with asyncio.timeout(DEADLINE):
-            while not {"600", "250"} <= set((tmp_path / "node.log").read_text().split()):
-                await asyncio.sleep(0.01)
+        told = [psutil.Process(rank.process.pid).environ()["CHORUS_BOOKED_BYTES"] for rank in (first, second)]
+        assert told == ["600", "250"]
         # Whatever is measured now, a plan is told what is not booked.
         assert await ranks.room(777) == 150
         with pytest.raises(NoRoom, match=r"no room for phi: it needs 0 MiB .* booked by qwen \(0 MiB\), llama"):

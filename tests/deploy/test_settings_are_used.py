@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -29,6 +30,7 @@ from chorus.config.sources import load
 from chorus.deploy import local
 from chorus.deploy.groups.registry import Registry
 from chorus.deploy.nodes import serve as over_nodes
+from chorus.deploy.nodes.model import SpreadModel
 from chorus.deploy.ssh.cluster import told_settings
 from chorus.errors import ChorusError
 from chorus.platform.process.timing import WatchTimes
@@ -57,6 +59,7 @@ GIVEN: dict[str, Any] = {
         {"device_id": name, "hostname": "localhost", "port": port} for name, port in (("a", 5001), ("b", 5002))
     ],
     "sharding.strategy": "uniform",
+    "telemetry.otlp_endpoint": "http://127.0.0.1:4318",
     "sharding.custom_proportions": [0.75, 0.25],
     "cluster.address": "10.0.0.1:5000",
     "cluster.coordinator": "10.0.0.1:5000",
@@ -72,7 +75,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 REFUSED = {
     "serve": {"cluster.hostfile", "cluster.rank", "cluster.address"},
-    "serve --cluster": {"cluster.rank", "cluster.address", "api.any_model"},
+    "serve --cluster": {"cluster.rank", "cluster.address"},
 }
 IN_PLACE_OF = "config/sections.py"
 """Has properties that put several settings together, which are read in their place."""
@@ -125,11 +128,8 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     class Recorded:
         front_end_serves = True
 
-        def __init__(self, *values: Any) -> None:
+        def __init__(self, *values: Any, **more: Any) -> None:
             seen.extend(map(repr, values))
-
-        async def replan(self) -> str:
-            return ""
 
     class FakeListener(Recorded):
         descriptors = ()
@@ -142,9 +142,13 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             pass
 
     @contextlib.asynccontextmanager
-    async def nodes(model: Any, sharding: Any, make_spec: Any, *values: Any) -> AsyncIterator[Recorded]:
-        options = next(value for value in values if isinstance(value, over_nodes.ClusterOptions))
-        yield Recorded(model, sharding, make_spec(()), options)
+    async def meet(options: Any) -> AsyncIterator[SimpleNamespace]:
+        seen.append(repr(options))
+        yield SimpleNamespace(nodes=None)
+
+    async def prepared(settings: Settings, model: Any, _: Any, options: Any, make_spec: Any, *more: Any) -> Any:
+        Recorded(model, settings.sharding, make_spec(()), options)
+        return SimpleNamespace(start=lambda wanted, *more: Recorded(wanted))
 
     async def announced(_: Any, registry: Registry, *more: Any) -> None:
         seen.append(repr(registry._policy))
@@ -164,7 +168,8 @@ def started(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(module, "front_end_program", front_end)
         monkeypatch.setattr(module, "run_announced", announced)
     monkeypatch.setattr(local, "ProcessGroup", Recorded)
-    monkeypatch.setattr(over_nodes, "ranks_on_nodes", nodes)
+    monkeypatch.setattr(over_nodes, "meet", meet)
+    monkeypatch.setattr(SpreadModel, "prepared", prepared)
 
     def start(*words: str, **settings: Any) -> str:
         tree: dict[str, Any] = {"model": str(model), "api": {"port": 0}}

@@ -29,7 +29,7 @@ from chorus.deploy.ssh.hosts import Facts, HostPlan, SshHost, plan_hosts, proble
 from chorus.deploy.ssh.package import build_wheel, content_hash, package_files
 from chorus.deploy.ssh.shell import LocalShell, Login
 from chorus.platform import service
-from chorus.platform.ports import free_port
+from chorus.platform.network.ports import free_port
 from chorus.platform.process.mark import mark
 from chorus.platform.process.output import RotatingLog
 from chorus.security.node_folder import BadName

@@ -67,10 +67,12 @@ def one_rank(smollm2_server: ChorusServer, reference: Reference, smollm2: Path) 
     return said
 
 
-def part_only_at_near_ties(model: Path, reference: Reference, said: list[list[int]], other: list[list[int]]) -> None:
+def part_only_at_near_ties(
+    model: Path, reference: Reference, said: list[list[int]], other: list[list[int]], prompts: list[str] = PROMPTS
+) -> None:
     """Batches differ in what has come together, and a CPU's kernels round what a sum in another order has moved."""
     tokenizer = Tokenizer.load(model)
-    for prompt, lone, answer in zip(PROMPTS, said, other, strict=False):
+    for prompt, lone, answer in zip(prompts, said, other, strict=False):
         assert explain_difference(reference, tokenizer.encode(prompt), lone, answer, Sampling()) is None, prompt
 
 
@@ -130,9 +132,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
         yield server
 
 
-def test_packed_activations_give_the_same_text(smollm2_server: ChorusServer, packed: ChorusServer) -> None:
+def test_packed_activations_give_the_same_text(
+    smollm2_server: ChorusServer, packed: ChorusServer, reference: Reference, smollm2: Path
+) -> None:
+    """The one rank reads less of a prompt, whose first tokens it has met before, with as many threads as it likes."""
     expected = [tokens(smollm2_server, prompt, 8) for prompt in LONG_PROMPTS]
-    assert [tokens(packed, prompt, 8) for prompt in LONG_PROMPTS] == expected
+    said = [tokens(packed, prompt, 8) for prompt in LONG_PROMPTS]
+    part_only_at_near_ties(smollm2, reference, expected, said, LONG_PROMPTS)
     plain, sent = traffic(packed)
     assert plain / sent > 1.1
 

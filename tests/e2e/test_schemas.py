@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
-from chorus.serving.grammar import tidy
+from chorus.serving.requests.grammar import tidy
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 

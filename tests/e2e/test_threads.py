@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chorus.platform import blas, cores, device
+from chorus.platform.accelerator import device
+from chorus.platform.cpu import blas, cores
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
 

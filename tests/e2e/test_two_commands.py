@@ -15,7 +15,8 @@ import openai
 import psutil
 import pytest
 
-from chorus.platform.ledger import own_file
+from chorus.platform.memory.ledger import own_file
+from chorus.telemetry.journal import folder_in, newer_file
 from tests.support import failure_logs
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +66,11 @@ def test_a_fresh_clone_with_an_empty_home_serves_the_real_model(tmp_path: Path) 
     assert {path.name for path in home.iterdir()} <= {".cache", ".local", ".rustup"}
     state = home / ".local" / "state" / "chorus"
     ledger = own_file()
-    kept = {state / name for name in (ledger.name, ledger.with_suffix(".lock").name)}
-    assert {path for path in home.joinpath(".local").rglob("*") if path.is_file()} == kept
+    booked = {state / name for name in (ledger.name, ledger.with_suffix(".lock").name)}
+    events = newer_file(folder_in(state))
+    assert {path for path in home.joinpath(".local").rglob("*") if path.is_file()} == {*booked, events}
     assert json.loads((state / ledger.name).read_text())["bookings"] == []
-    assert set(state.iterdir()) == {state / "run", *kept}
+    assert set(state.iterdir()) == {state / "run", events.parent, *booked}
     assert list((state / "run").iterdir()) == []
 
 

@@ -20,9 +20,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(chorus.__file__).parent
 RECORDER = ROOT / "tests" / "support" / "passed_modules"
 PROGRAMS = ("chorus.api", "chorus.engine", "chorus.rank")
-BY_THE_CLOCK = {"platform.memory", "platform.cgroup", "platform.system", "platform.metal", "platform.process.looks"}
-"""A rank looks at its memory once in a while and after a pause, and the leader at its ranks: a request may be there
-just then.
+BY_THE_CLOCK = {
+    *("platform", "platform.accelerator.device", "platform.cgroup", "platform.memory.amounts", "platform.memory.metal"),
+    *("platform.process.looks", "platform.system", "engine.figures", "engine.lifecycle.process", "messages.figures"),
+    *("serving.engine_link.watch", "config.engine", "rank.load", "transport.catalog"),
+    *("telemetry.metrics.declared", "telemetry.metrics.engines"),
+}
+"""A rank looks at its memory once in a while and after a pause, the leader at its ranks, and once a second it tells
+the front end what it counts: a request may be there just then.
 """
 MOST_STATIONS = 25
 DEADLINE = 60.0

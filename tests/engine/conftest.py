@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress
 from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.runner import Runner

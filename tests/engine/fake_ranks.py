@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorus.engine.room import Use, rectangle
-from chorus.engine.scheduler import Scheduler
+from chorus.engine.scheduling.scheduler import Scheduler
 from chorus.messages.engine import Finish, Progress, Request
 from chorus.messages.rank import Drop, Erase, Evict, Fork, Keeping, Leave, Operation, Restore, Save, Split, Step, Store
 

@@ -13,7 +13,7 @@ from chorus.engine.leader import ClearCache, Command, StopLeader
 from chorus.engine.service import ServiceThread
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2 as wire
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import EngineLost
 from chorus.text.grammar.client import Constraint
 from tests.engine.conftest import MakeLeader
@@ -34,6 +34,9 @@ class Face:
 
     def describe(self) -> wire.Description:
         return wire.Description(detail="loading tiny")
+
+    def figures(self) -> wire.Figures:
+        return wire.Figures()
 
     async def open_grammar(
         self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]

@@ -14,7 +14,7 @@ from chorus.engine.service import ServiceThread
 from chorus.messages.engine import Request, Sampling
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import engine_pb2 as wire
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import EngineLost
 from chorus.text.grammar.client import Constraint
 from tests.support.ranks import Ranks
@@ -38,6 +38,9 @@ class Face:
 
     def describe(self) -> wire.Description:
         return wire.Description(state=wire.READY if self.ready else wire.BROKEN, detail="rank 1 is gone")
+
+    def figures(self) -> wire.Figures:
+        return wire.Figures()
 
     async def open_grammar(
         self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]

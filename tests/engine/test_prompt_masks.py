@@ -10,7 +10,7 @@ import pytest
 
 from chorus.engine.leader import Leader
 from chorus.engine.prefix.index import PrefixIndex
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Request
 from chorus.rank.load import LoadedShard, load_shard
 from chorus.rank.runner import Runner

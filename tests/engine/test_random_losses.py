@@ -11,7 +11,7 @@ import pytest
 from chorus.engine.prefix.disk import DiskIndex
 from chorus.engine.prefix.index import Limits, PrefixIndex
 from chorus.engine.room import UNLIMITED, RankRoom, Room
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Finish, Request, Sampling
 from chorus.messages.rank import Keeping
 from chorus.platform.process.losses import Cause, Loss

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chorus.models.architectures import tensor_rule
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from tests.examples.support import ROOT, changed_files, patched
 from tests.support.tiny_model import write_tiny_model
 

@@ -34,6 +34,7 @@ from tests.fuzz.server.making import Maker
 from tests.fuzz.server.model import write_model
 from tests.fuzz.server.sending import Answer, problem, send
 from tests.fuzz.server.watching import Identity, Watch
+from tests.support.state import keep_apart
 
 FULL = 20_000
 IDLE_SECONDS = 90.0
@@ -181,7 +182,8 @@ def served(options: Options) -> Iterator[HttpServer]:
         server = chorus(
             model,
             *("--config", str(settings), "--ranks", str(options.ranks), "--alias", MODEL_ID),
-            environment={"CHORUS_KEYS_FILE": str(folder / "keys.json")},
+            # Whatever model it is asked to fetch: nobody outside is asked for it.
+            environment={"CHORUS_KEYS_FILE": str(folder / "keys.json"), "HF_HUB_OFFLINE": "1"},
         )
         with server:
             yield server
@@ -290,6 +292,7 @@ def main() -> int:
     kinds = tuple(filter(None, given.kinds.split(",")))
     options = Options(given.requests, given.seed, given.minutes, given.clients, given.ranks, not given.no_keys, kinds)
     end_cleanly_when_told()
+    keep_apart()
     console = Console()
     try:
         if given.replay:

@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from chorus.api.anthropic.request import CountRequest, MessagesRequest
 from chorus.api.body import parse
 from chorus.api.errors import ApiError
+from chorus.api.manage.plan import PlanRequest
+from chorus.api.manage.pull import PullRequest
+from chorus.api.manage.requests import CancelRequest
 from chorus.api.openai.chat.request import ChatRequest
 from chorus.api.openai.completions.request import CompletionRequest
 from chorus.api.openai.embeddings import EmbeddingsRequest
@@ -21,7 +24,7 @@ from chorus.api.openai.responses.request import ResponsesRequest
 from chorus.api.openai.sampling import SamplingFields
 from chorus.api.tokens import DetokenizeRequest, TokenizeRequest
 from chorus.config.sections import Limits
-from chorus.serving.measure import BadField
+from chorus.serving.requests.measure import BadField
 from tests.fuzz.foreign import values
 from tests.fuzz.server.bodies import SAMPLES, damaged, mutated, written
 
@@ -35,6 +38,9 @@ KINDS: dict[str, type[BaseModel]] = {
     "/v1/embeddings": EmbeddingsRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/requests/cancel": CancelRequest,
+    "/models/pull": PullRequest,
+    "/cluster/plan": PlanRequest,
 }
 samples = st.sampled_from(SAMPLES)
 

@@ -15,7 +15,7 @@ from chorus.localai.errors import BadRequest, LoadFailed
 from chorus.localai.options import FixedSampling, parse_options
 from chorus.localai.requests import asked_tokens, sampling_of, stop_strings, wanted_logprobs
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving.measure import BadField
+from chorus.serving.requests.measure import BadField
 from tests.fuzz.foreign import values
 
 LIMITS = Limits()

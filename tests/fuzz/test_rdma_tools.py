@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorus.platform import rdma
+from chorus.platform.network import rdma
 from chorus.transport import cables
 
 KEYS = (

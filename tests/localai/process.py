@@ -50,7 +50,7 @@ class Backend:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=cwd or folder,
-                env={**inherited, "COLUMNS": "300", **(environment or {})},
+                env={**inherited, "COLUMNS": "300", "CHORUS_STATE": str(folder / "state"), **(environment or {})},
             )
         failure_logs.keep("the backend", self.log_file, self.process)
         self.client = Client(self.address, token)

@@ -19,10 +19,10 @@ from chorus.localai.options import FixedSampling
 from chorus.localai.service import BackendService
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving import recovery
-from chorus.serving.engine_client import EngineClient
-from chorus.serving.model import Capacity, ServedModel
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.engine_link import recovery
+from chorus.serving.engine_link.client import EngineClient
+from chorus.serving.models.model import Capacity, ServedModel
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from tests.api.scripted_engine import DEADLINE, Died, Run, ScriptedEngine, play, say_until_cancelled
 from tests.support.sockets import short
 from tests.support.tiny_tokenizer import write_tiny_tokenizer

@@ -29,7 +29,7 @@ from chorus.localai.requests import (
 from chorus.messages.engine import TokenLogprobs
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.serving.generation import AnswerDelta
-from chorus.serving.measure import BadField
+from chorus.serving.requests.measure import BadField
 from chorus.text.parsers import choose
 from chorus.text.parsers.toolkit.pieces import Content, Reasoning
 

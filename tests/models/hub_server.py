@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+HELD_SECONDS = 120.0
+
 
 @dataclass
 class Repo:
@@ -35,6 +37,8 @@ class HubServer:
     """file name to the number of bytes after which its next download breaks off"""
     refused: set[str] = field(default_factory=set)
     """files whose headers may be read, but that nobody gets"""
+    held: dict[str, threading.Event] = field(default_factory=dict)
+    """files that nobody gets before their event is set"""
     status: int | None = None
     """answers everything with this, as a hub that is down does"""
     told: bytes | None = None
@@ -127,6 +131,8 @@ class HubServer:
                 headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
                 headers["Accept-Ranges"] = "bytes"
                 wanted = self.headers.get("Range")
+                if self.command == "GET" and name in hub.held:
+                    hub.held[name].wait(HELD_SECONDS)
                 if wanted is None and name in hub.refused and self.command == "GET":
                     self._answer(410, b"")
                     return

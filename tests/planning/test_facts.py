@@ -16,7 +16,7 @@ from chorus.models import ModelError, architectures
 from chorus.models.tensors import TensorInfo
 from chorus.planning.costs import Machine, Workload, stage_table
 from chorus.planning.facts import ModelFacts, Weights, facts_of, read_facts
-from chorus.platform.dtype import DtypePolicy
+from chorus.platform.accelerator.dtype import DtypePolicy
 from chorus.rank.cache.caches import size_bytes
 from chorus.rank.load import load_shard
 from chorus.rank.pipeline.stage import Stage

@@ -11,7 +11,7 @@ import pytest
 from chorus.cluster.profile import kernels
 from chorus.config.engine import EngineSpec
 from chorus.deploy.nodes import plan as node_plan
-from chorus.engine import process
+from chorus.engine.lifecycle import process
 from chorus.planning.costs import Machine
 from chorus.planning.nodes import LINK_KINDS
 

@@ -23,7 +23,7 @@ from chorus.planning.costs import Links, Machine, Workload, stage_table
 from chorus.planning.facts import read_facts
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest
-from chorus.platform.dtype import Form, planned_policy, policy_name
+from chorus.platform.accelerator.dtype import Form, planned_policy, policy_name
 from chorus.rank.load import LoadError, load_shard
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
@@ -92,7 +92,7 @@ def test_the_word_of_the_plan_goes_over_what_the_rank_would_choose(quantized: Pa
 def test_memory_that_is_gone_since_the_plan_is_an_error_with_the_way_out(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from chorus.platform.memory import DeviceMemory
+    from chorus.platform.memory.amounts import DeviceMemory
 
     monkeypatch.setattr("chorus.rank.load.device_memory", lambda mx: DeviceMemory(MB, MB))
     with pytest.raises(LoadError, match=r"the plan unpacks the weights to \d+ MiB and 1 MiB are free: end other"):
@@ -115,8 +115,8 @@ def test_a_policy_is_told_by_its_name(dtype: str, form: Form) -> None:
 def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without a GPU, whichever this is, with the kernels, that was never measured."""
     monkeypatch.setenv("CHORUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("chorus.platform.device.backend", lambda: "cpu")
-    monkeypatch.setattr("chorus.platform.products.installed", lambda: True)
+    monkeypatch.setattr("chorus.platform.accelerator.device.backend", lambda: "cpu")
+    monkeypatch.setattr("chorus.platform.cpu.products.installed", lambda: True)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -139,7 +139,7 @@ def test_stages_of_several_ranks_and_parts_cut_before_are_decided_about_too(
     quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_mb: int, products: str, expected: str
 ) -> None:
     """With room for unpacked weights in every rank, and with room for quantized ones only."""
-    monkeypatch.setattr("chorus.platform.memory.available_memory", lambda: room_mb * MB)
+    monkeypatch.setattr("chorus.platform.memory.amounts.available_memory", lambda: room_mb * MB)
     model, common = LocalModel("m", "m", quantized), {"reserve_mb": 0, "memory_fraction": 1.0, "context": 64}
     common["cpu_products"] = products
     hybrid = {"parallel": "hybrid", "split": (4, 3), "weights": (1, 1), **common}

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from chorus.platform.device import Backend, choose_backend
-from chorus.platform.dtype import DtypePolicy, Form, choose_dtype, on_backend, planned_policy, rule
-from chorus.platform.filelimit import raised
+from chorus.platform.accelerator.device import Backend, choose_backend
+from chorus.platform.accelerator.dtype import DtypePolicy, Form, choose_dtype, on_backend, planned_policy, rule
+from chorus.platform.storage.filelimit import raised
 
 from .conftest import RunPython
 
@@ -187,7 +187,7 @@ def test_importing_mlx_lm_inside_the_guard_keeps_the_limit_of_open_files(run_pyt
 def test_the_platform_layer_imports_no_mlx(run_python: RunPython) -> None:
     code = """
         import sys
-        import chorus.cluster.doctor.checks, chorus.platform.process.lifeline
+        import chorus.cluster.doctor.ask, chorus.platform.process.lifeline
         import chorus.platform.process.logs, chorus.cli.doctor
         print([name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")])
     """

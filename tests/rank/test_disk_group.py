@@ -13,7 +13,7 @@ import pytest
 
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import CacheConfig
-from chorus.engine.group import Group, form_group
+from chorus.engine.lifecycle.group import Group, form_group
 from chorus.messages.load import Status
 from chorus.messages.rank import Feed, Fork, Operation, Part, Restore, Save, Step, Store
 from chorus.rank.runner import Runner

@@ -87,6 +87,8 @@ def test_a_ranks_memory_is_what_metal_holds_for_it(metal: FakeMetal) -> None:
 class Failing:
     """A rank's part whose every step fails."""
 
+    computes_on = False
+
     def __init__(self, error: Exception) -> None:
         self.error = error
 

@@ -36,7 +36,7 @@ def rank(tmp_path: Path) -> Iterator[rank_pb2_grpc.RankStub]:
 def test_a_rank_with_nothing_to_say_ticks_as_often_as_its_leader_asks_for(rank: rank_pb2_grpc.RankStub) -> None:
     steps: queue.SimpleQueue[wire.Step | None] = queue.SimpleQueue()
     link = rank.Run(iter(steps.get, None), metadata=(*session_metadata(4), *OFTEN.metadata()), timeout=120)
-    assert [next(link) for _ in range(3)] == [wire.Done(tick=True)] * 3
+    assert [(said.tick, said.number) for said in (next(link) for _ in range(3))] == [(True, 0)] * 3
     steps.put(wire.Step(number=9))
     answer = next(said for said in link if not said.tick)
     assert (answer.number, answer.error) == (9, "rank 1 follows another leader now")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import chorus.deploy.nodes.serve as nodes
-from chorus.deploy.nodes.serve import ClusterOptions
+from chorus.deploy.nodes.options import ClusterOptions
 from chorus.deploy.ssh.cluster import told_settings
 from tests.readers.conftest import Typed
 from tests.readers.tables import now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, write_byte_fallback_tokenizer, write_tiny_tokenizer
 
 # As SmolLM2 has it: a system message where none is sent.

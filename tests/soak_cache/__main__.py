@@ -15,6 +15,7 @@ prepared.prepare()
 
 from tests.soak_cache import jobs  # noqa: E402
 from tests.soak_cache.cases import MATRIX, Case, Sitting, in_all, of_each  # noqa: E402
+from tests.support.state import keep_apart  # noqa: E402
 
 
 def main() -> int:
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="sittings at a time (2)")
     parser.add_argument("--minutes", type=float, default=120, help="begin no other sitting after these (120)")
     given = parser.parse_args()
+    keep_apart()
     cases = given.case or MATRIX
     if given.sitting is not None:
         sittings = [Sitting(case, given.seed, given.sitting, given.conversations) for case in cases]

@@ -16,9 +16,11 @@ from typing import Any
 from unittest import mock
 
 from chorus.config.engine import EngineSpec
-from chorus.engine import process, reuse, room, sequences
+from chorus.engine import room
 from chorus.engine.leader import Cancel, Leader, Submit
-from chorus.engine.process import Engine
+from chorus.engine.lifecycle import process
+from chorus.engine.lifecycle.process import Engine
+from chorus.engine.scheduling import reuse, sequences
 from chorus.messages.engine import Finish, Progress, Request, Timing
 from chorus.messages.rank import Step
 from tests.soak_cache.conversations import Ask, Beginnings, Conversation

@@ -33,6 +33,7 @@ from tests.soak_cache.running import memory_for, rank_addresses, wrong_answers  
 from tests.support.architectures import ARCHITECTURES  # noqa: E402
 from tests.support.ranks import Ranks  # noqa: E402
 from tests.support.sockets import short  # noqa: E402
+from tests.support.state import keep_apart  # noqa: E402
 from tests.support.teacher import Teacher  # noqa: E402
 from tests.support.tiny_model import override, vocabulary_size, write_random_model  # noqa: E402
 
@@ -178,6 +179,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="what the load follows from (1)")
     parser.add_argument("--case", action="append", help=f"such as qwen2-pipeline-2 ({', '.join(CASES)})")
     given = parser.parse_args()
+    keep_apart()
     failed = False
     for name in given.case or CASES:
         with tempfile.TemporaryDirectory(prefix="chorus-soak-") as folder:

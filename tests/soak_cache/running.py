@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import CacheConfig
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from chorus.platform.process.lifeline import Lifeline
 from chorus.rank.cache import caches
 from chorus.rank.cache.store import state_bytes

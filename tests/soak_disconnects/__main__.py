@@ -28,6 +28,7 @@ from tests.soak_disconnects import figures
 from tests.soak_disconnects.asking import Ask, Moment, Outcome, View, ask, drawn
 from tests.soak_disconnects.figures import Figures
 from tests.soak_disconnects.model import write_model
+from tests.support.state import keep_apart
 
 CLIENTS = 8
 WARM = 4 * len(Moment)
@@ -207,6 +208,7 @@ def main() -> int:
     given = parser.parse_args()
     kills = given.requests // 50 if given.kills is None else given.kills
     end_cleanly_when_told()
+    keep_apart()
     begin = time.monotonic()
     try:
         with served() as server:

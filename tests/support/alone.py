@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 
 from chorus.config.engine import EngineSpec
-from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.lifecycle.group import form_group
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request
 from chorus.rank.runner import Runner
 from chorus.text.tokenizer import Tokenizer

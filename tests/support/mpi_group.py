@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chorus.config.engine import EngineSpec
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from chorus.platform.process.lifeline import Lifeline
 from tests.support.group_requests import generate, requests
 from tests.support.margins import explain_difference, load_reference

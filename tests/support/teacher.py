@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 
 from chorus.engine.sampling import Draw, Mask, preferences
 from chorus.messages.engine import Finish, Request
-from chorus.platform.disk import nameless_file
+from chorus.platform.storage.disk import nameless_file
 from chorus.text.grammar.child import Masks
 from chorus.text.grammar.forms import llguidance_form
 from chorus.text.grammar.vocabulary import Vocabularies

@@ -21,9 +21,9 @@ PROMPT_TOKENS, CHUNK, ROUNDS = 1024, 256, 5
 
 def main(model: Path, pairs: dict[str, tuple[str, str]]) -> dict[str, Any]:
     from chorus.config.engine import EngineSpec
-    from chorus.engine.group import form_group
     from chorus.engine.leader import Leader
-    from chorus.engine.scheduler import Scheduler, SchedulerLimits
+    from chorus.engine.lifecycle.group import form_group
+    from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
     from chorus.messages.engine import Progress, Request
     from chorus.rank.runner import Runner
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from chorus.platform.rdma import RdmaPort
+from chorus.platform.network.rdma import RdmaPort
 from chorus.transport.cables import Cabled, NotCabled, meeting_address, shape_of, wire
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import chorus
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from chorus.transport import catalog
 from chorus.transport.auto import auto, choose_transport
 from chorus.transport.catalog import Transport

@@ -17,13 +17,13 @@ from mlx._distributed_utils import common, config
 from chorus.config.engine import EngineSpec
 from chorus.config.hostfile import HostfileError, parse_hostfile
 from chorus.config.sources import load_settings
+from chorus.deploy.hostfile.rendezvous import rank_addresses
 from chorus.deploy.nodes.cables import Seen, choose_way, seen_at
-from chorus.deploy.rendezvous import rank_addresses
-from chorus.engine.group import _load_request
+from chorus.engine.lifecycle.group import _load_request
 from chorus.messages.load import Greeting
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.planning.layout import Layout
-from chorus.platform import rdma
+from chorus.platform.network import rdma
 from chorus.rank.join import connect
 from chorus.transport.cables import Cabled
 from chorus.transport.links import Inbox

@@ -8,9 +8,10 @@ import sys
 
 from chorus.config.front_end import ApiSettings, SettingsError, read_settings
 from chorus.errors import ChorusError
-from chorus.platform import grpc_tuning
+from chorus.platform.network import grpc_tuning
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
+from chorus.telemetry import telling
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,11 @@ def main() -> int:
     lifeline.hold()
     beats.begin()
     grpc_tuning.spare_threads()
-    return serve(settings)
+    telling.begin(settings.events)
+    try:
+        return serve(settings)
+    finally:
+        telling.end()
 
 
 def serve(settings: ApiSettings) -> int:

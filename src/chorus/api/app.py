@@ -8,19 +8,38 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 import chorus
-from chorus.api import cache, errors, load, meta, openapi, tokens
+from chorus.api import errors, openapi, tokens
 from chorus.api.anthropic import routes as messages
 from chorus.api.auth import KeyGuard
+from chorus.api.manage import cache, load, plan, pull, requests
 from chorus.api.openai import embeddings
 from chorus.api.openai.chat import routes as chat
 from chorus.api.openai.completions import routes as completions
 from chorus.api.openai.responses import routes as responses
+from chorus.api.page import routes as page
 from chorus.api.server.gate import Gate
 from chorus.api.server.sites import SiteGuard
 from chorus.api.service import Service
+from chorus.api.views import events, meta, metrics
 from chorus.security.key_file import LiveKeys
 
-ROUTES = (chat, completions, responses, messages, embeddings, tokens, cache, load, meta)
+ROUTES = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    tokens,
+    cache,
+    load,
+    pull,
+    plan,
+    requests,
+    events,
+    meta,
+    metrics,
+    page,
+)
 
 
 def create_app(service: Service) -> FastAPI:

@@ -14,11 +14,17 @@ from starlette.types import Scope
 from chorus.api.errors import ApiError
 from chorus.api.server.gate import Record
 from chorus.api.server.protocol import SCOPE_KEY
+from chorus.api.server.wanted import is_shell
 from chorus.security.key_file import LiveKeys
 from chorus.security.key_rules import ADMIN, ApiKey, key_hash
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 # Probes of load balancers and supervisors carry no key.
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+
+# They cost nothing, and whoever has all that its key may have open must be able to end some of it.
+_UNCOUNTED_PATHS = frozenset({"/requests/cancel"})
 
 _COMMANDS = "commands-of-this-user"
 """How the log calls those who show the server's own key."""
@@ -97,19 +103,20 @@ class KeyGuard:
         if meter is None:
             return None
         record.owner, record.may_admin, record.models = meter.key.id, meter.key.may_admin, meter.key.models
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or scope["path"] in _UNCOUNTED_PATHS:
             return None
         meter.enter()
         return meter.leave
 
     def _meter(self, scope: Scope) -> Meter | None:
         self._look_again()
-        presented = presented_key(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        presented = presented_key(headers)
         meter = None if presented is None else self._meter_of(presented)
         scope[SCOPE_KEY].known(by_key=meter is not None)
         if meter is not None:
             return meter
-        if scope["path"] in _OPEN_PATHS:
+        if scope["path"] in _OPEN_PATHS or is_shell(scope["path"], headers):
             return None
         if presented is None:
             raise _unknown("An API key is needed: send it as a bearer token or as x-api-key.", "missing_api_key")
@@ -144,6 +151,7 @@ def require_admin(record: Record) -> None:
 
 
 def _unknown(message: str, code: str) -> ApiError:
+    tell(events.KEY_REFUSED, why=message)
     error = ApiError(401, message, code=code)
     error.headers["www-authenticate"] = "Bearer"
     return error

@@ -28,12 +28,16 @@ Body = TypeVar("Body", bound=RequestBody)
 async def read_request(request: Request, kind: type[Body], service: Service, *, empty: bool = False) -> Body:
     """The body, if it is one that this server takes and for a model that it serves to whoever asks; with `empty`, none
     is {}."""
-    limits = service.settings.limits
-    raw = await _read(request, limits) or (b"{}" if empty else b"")
-    _check_values(raw, limits.max_body_values)
-    body = parse(raw, kind)
+    body = await read_body(request, kind, service.settings.limits, empty=empty)
     await service.look_for(body.asked_model, record_of(request.scope))
     return body
+
+
+async def read_body(request: Request, kind: type[Body], limits: Limits, *, empty: bool = False) -> Body:
+    """The same where it is about none of the models."""
+    raw = await _read(request, limits) or (b"{}" if empty else b"")
+    _check_values(raw, limits.max_body_values)
+    return parse(raw, kind)
 
 
 def parse(raw: bytes, kind: type[Body]) -> Body:

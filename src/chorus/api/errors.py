@@ -25,7 +25,7 @@ from chorus.serving.errors import (
     RequestRejected,
     UnknownModel,
 )
-from chorus.serving.measure import BadField
+from chorus.serving.requests.measure import BadField
 from chorus.serving.workers import Busy
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,11 @@ class ApiError(ChorusError):
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         self._error = {"message": message, "type": type, "param": param, "code": code}
         self._extra = dict(extra or {})
+
+    @property
+    def kind(self) -> str:
+        """In one word, for programs."""
+        return str(self._error["code"] or self._error["type"])
 
     def body(self) -> dict[str, Any]:
         return {"error": self._error, **self._extra}

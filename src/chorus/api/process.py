@@ -24,14 +24,15 @@ from chorus.api.server.protocol import BoundedHttp, SharedState
 from chorus.api.service import Service
 from chorus.config.front_end import FINISH, ApiSettings, ModelSettings, SettingsError
 from chorus.errors import CannotListen
-from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.losses import last_loss
+from chorus.platform.storage.filelimit import raise_file_limit
 from chorus.security.tls import Certificate, CertificateError
-from chorus.serving.directory import Directory
-from chorus.serving.engine_client import EngineClient
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.engine_link.client import EngineClient
+from chorus.serving.models.directory import Directory
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.telemetry.metrics.models import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
         """Somebody else accepts now: serve those that are here until they have gone, their time is up, or a stop."""
         log.info("another front end accepts now: %d running requests go on here", self._service.lifetimes.running)
         self._state.retiring = True
+        self._service.lifetimes.end_watching()
         for door in self._doors:
             door.shut()
         for connection in list(self._state.connections):
@@ -116,6 +118,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         beats.enter(Phase.ENDING)
+        self._service.lifetimes.end_watching()
         grace = self._service.settings.limits.shutdown_grace_seconds
         log.info("shutting down: %d running requests have %g s to finish", self._service.lifetimes.running, grace)
         farewell = asyncio.get_running_loop().call_later(grace, self._service.lifetimes.end_all)
@@ -133,22 +136,24 @@ def build_service(settings: ApiSettings) -> Service:
     models = settings.models
     early = models if len(models) == 1 or settings.control_address is None else ()
 
+    metrics = Metrics()
+
     def make(model: ModelSettings) -> Served:
-        return build_served(model, settings)
+        return build_served(model, settings, metrics.of(model.id))
 
     try:
         served = [make(model) for model in early]
     except ValueError as error:
         raise SettingsError(f"tool_parser: {error}") from None
-    return Service(settings, Directory(make, models, served, ready=settings.control_address is None))
+    return Service(settings, Directory(make, models, served, ready=settings.control_address is None), metrics)
 
 
-def build_served(model: ModelSettings, settings: ApiSettings) -> Served:
+def build_served(model: ModelSettings, settings: ApiSettings, metrics: ModelMetrics) -> Served:
     tokenizer = ServedTokenizer.load(model.path, trust_remote_code=model.trust_remote_code)
     connect_seconds = settings.limits.connect_timeout_seconds
     # Where there is an owner, it says which engine serves.
     takes_over = settings.control_address is None and last_loss() is not None
-    client = EngineClient(model.engine_address, connect_seconds, settings.recovery, takes_over)
+    client = EngineClient(model.engine_address, connect_seconds, settings.recovery, takes_over, metrics, model.id)
     return Served(model, settings, client, tokenizer)
 
 

@@ -18,15 +18,19 @@ from chorus.api.errors import SERVING_ERRORS, ApiError, from_engine, from_servin
 from chorus.api.served import Served
 from chorus.api.server.gate import Record, record_of
 from chorus.api.server.lifetime import Cause, Interrupted
+from chorus.api.server.listing import Listed
 from chorus.api.service import Service
+from chorus.api.tracing import RequestTrace, asked_of, traced
 from chorus.api.usage import Outcome, sum_up
 from chorus.messages.engine import TokenLogprobs
 from chorus.serving.blocks import Blocks
-from chorus.serving.directory import Model
-from chorus.serving.errors import EngineError, EngineLost, doing
+from chorus.serving.engine_link.standing import Standing
+from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected, doing
 from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation, TextTokens
+from chorus.serving.models.directory import Model
 from chorus.serving.prepare import check_amounts, prepare
-from chorus.serving.request import GenerationRequest
+from chorus.serving.requests.request import GenerationRequest
+from chorus.telemetry.metrics.answers import RequestMeter
 
 log = logging.getLogger(__name__)
 
@@ -136,25 +140,40 @@ class GenerationResponse(Response):
         self._failure = failure
         self._keep_model = keep_alive
         self._before_end = before_end
+        self._trace: RequestTrace | None = None
         self._started = False
         self._said = False
         self._complete = False
         self._sent = 0.0
+        self._meter: RequestMeter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         record.log_fields["model"] = self._model.id
+        listed = Listed(record, scope["path"], self._model.settings)
+        operation = "text_completion" if self._asked.messages is None else "chat"
+        asked = asked_of(self._asked, self._stream)
+        with (
+            self._service.listing.listed(listed) as self._listed,
+            traced(self._service.traces, scope, self._model.settings, operation, asked) as self._trace,
+        ):
+            await self._serve(record, scope, receive, send)
+
+    async def _serve(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._service.lifetimes.begin(receive):
+            async with self._service.lifetimes.begin(receive) as self._listed.lifetime:
                 while not self._complete:
                     await self._try(record, scope, receive, send)
         except EngineError as error:
+            self._count(error)
             await self._fail(from_engine(error), record, send)
         except Interrupted as interruption:
             if self._complete:
                 # Who has its whole answer is gone for us, too.
                 return
             record.log_fields["finish"] = interruption.cause.value
+            if self._trace:
+                self._trace.failed(interruption.cause.value)
             if interruption.cause is Cause.CLIENT_GONE:
                 record.status = 499
                 return
@@ -164,11 +183,15 @@ class GenerationResponse(Response):
             if not self._started:
                 raise
             await self._fail(error if isinstance(error, ApiError) else from_serving(error), record, send)
-        except Exception:
+        except Exception as error:
+            self._count(error)
             # Once a stream has begun no handler further out can tell its client.
             if self._started:
                 await self._fail(internal(), record, send)
             raise
+        finally:
+            if self._meter:
+                self._meter.close()
 
     async def _try(self, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         """Returns without an answer where the model was unloaded before anything was said: it is waited for again."""
@@ -178,12 +201,16 @@ class GenerationResponse(Response):
             comment = f": {doing(self._model.row)}\n\n".encode()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
 
+        self._listed.standing = None
         patience = self._service.settings.load_patience_seconds
         async with self._model.used(patience, self._keep_model, tell if self._stream else None) as served:
             try:
                 self._served = served
+                self._listed.standing = Standing
                 self._generation = await prepare(self._asked, served.model)
+                self._listed.standing = self._generation.standing
                 self._wire = await self._make_wire(served, self._generation)
+                self._meter, self._generation.meter.arrived = self._generation.meter, record.started
                 record.log_fields["prompt_tokens"] = sum(map(len, self._generation.prompts))
                 async with aclosing(self._generation):
                     # Each token wakes the task that waits for it, with all calls in between: one of its own has few.
@@ -196,14 +223,23 @@ class GenerationResponse(Response):
             except EngineLost:
                 if self._said or self._model.keeps(served):
                     raise
+                self._meter = None
+
+    def _count(self, error: Exception) -> None:
+        if self._meter and isinstance(error, (RequestRejected, EngineOverloaded)):
+            self._meter.refuse()
+        elif self._meter:
+            self._meter.fail(lost=isinstance(error, EngineLost))
 
     async def _begin(self, send: Send) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def _fail(self, error: ApiError, record: Record, send: Send) -> None:
         record.log_fields.setdefault("finish", "error")
+        if self._trace:
+            self._trace.failed(error.kind)
         if not self._started:
             raise error
         said = self._wire.failure(error) if self._said else self._failure(error)
@@ -218,6 +254,7 @@ class GenerationResponse(Response):
         async for item in self._generation:
             if isinstance(item, AnswerEnd):
                 answers[item.choice].finish(item)
+                self._note_end(item)
             else:
                 _note_first(record, item)
                 answers[item.choice].take(item)
@@ -264,6 +301,7 @@ class GenerationResponse(Response):
     def _say(self, item: AnswerDelta | AnswerEnd, ends: list[AnswerEnd], record: Record) -> bytes:
         if isinstance(item, AnswerEnd):
             ends.append(item)
+            self._note_end(item)
             return self._wire.end(item)
         _note_first(record, item)
         return self._wire.delta(item)
@@ -296,11 +334,17 @@ class GenerationResponse(Response):
             tokens_per_second=outcome.performance.generation_tokens_per_second,
             finish=ends[0].reason,
         )
-        self._served.note_rate(outcome.performance.generation_tokens_per_second)
+        self._served.note(outcome.performance)
+        if self._trace:
+            self._trace.answered(outcome, ends, self._served.ranks)
         return outcome
 
+    def _note_end(self, end: AnswerEnd) -> None:
+        if self._trace:
+            self._trace.ended(end)
 
-_STREAM_HEADERS = [
+
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),

@@ -12,14 +12,15 @@ from typing import Any
 
 import chorus
 from chorus.api.errors import ApiError, sentence, unavailable
+from chorus.api.usage import Performance
 from chorus.config.front_end import ApiSettings, ModelSettings
 from chorus.messages.deploy import ModelState
 from chorus.messages.proto import engine_pb2 as pb
-from chorus.serving.directory import Model
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import EngineLost
-from chorus.serving.model import Capacity, ServedModel
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.models.directory import Model
+from chorus.serving.models.model import Capacity, ServedModel
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 
 
 @dataclass(frozen=True)
@@ -62,25 +63,36 @@ class Served:
         self._ready: pb.Description | None = None
         self._last: Capacity | None = None
         """Of the engine that was ready last."""
+        self.ranks: tuple[pb.RankDescription, ...] = ()
+        """Who computes, as the engine last said."""
         self._rates: deque[float] = deque(maxlen=RATES_KEPT)
+        self._first_tokens: deque[float] = deque(maxlen=RATES_KEPT)
         self._answered = 0
 
     def expect(self) -> None:
         self.client.recovery.expect()
+        self.client.watch()
 
     def abandon(self, why: str) -> None:
         self.client.recovery.give_up(why)
+        self.client.unwatch()
 
     async def close(self) -> None:
         await self.client.close()
 
-    def note_rate(self, tokens_per_second: float | None) -> None:
+    def note(self, performance: Performance) -> None:
         self._answered += 1
-        if tokens_per_second is not None:
-            self._rates.append(tokens_per_second)
+        if (rate := performance.generation_tokens_per_second) is not None:
+            self._rates.append(rate)
+        if (seconds := performance.time_to_first_token_seconds) is not None:
+            self._first_tokens.append(seconds)
 
     def observed(self) -> dict[str, Any]:
-        return {"requests": self._answered, "tokens_per_second": median(self._rates) if self._rates else None}
+        return {
+            "requests": self._answered,
+            "tokens_per_second": median(self._rates) if self._rates else None,
+            "first_token_seconds": median(self._first_tokens) if self._first_tokens else None,
+        }
 
     async def look(self) -> EngineView:
         try:
@@ -95,6 +107,7 @@ class Served:
         if description.state in (pb.READY, pb.RECOVERING):
             self.fingerprint = fingerprint(self.settings.id, description)
             self._last = Capacity(self.context_length(description), description.vocabulary)
+            self.ranks = tuple(description.ranks)
         return view
 
     async def capacity(self) -> Capacity:

@@ -1,23 +1,33 @@
-"""What all routes share: the settings, the models that are served, and the lifetimes of requests."""
+"""What all routes share: the settings, the models that are served, the lifetimes of requests and their list."""
 
 from __future__ import annotations
 
 from chorus.api.errors import ApiError
+from chorus.api.journal import EventWatch
+from chorus.api.nodes import NodeNames
 from chorus.api.served import Served
 from chorus.api.server.gate import Record
 from chorus.api.server.lifetime import Lifetimes
+from chorus.api.server.listing import Listing
+from chorus.api.tracing import RequestTraces, open_traces
 from chorus.config.front_end import ApiSettings
-from chorus.serving.directory import Directory, Model
-from chorus.serving.owner import Owner
+from chorus.serving.models.directory import Directory, Model
+from chorus.serving.models.owner import Owner
+from chorus.telemetry.metrics.models import Metrics
 
 
 class Service:
-    def __init__(self, settings: ApiSettings, directory: Directory[Served]) -> None:
+    def __init__(self, settings: ApiSettings, directory: Directory[Served], metrics: Metrics) -> None:
         self.settings = settings
+        self.metrics = metrics
         self.directory = directory
         self.owner = Owner(settings.control_address, directory) if settings.control_address else None
         """Of all models; None where those of the settings are all there will be, and each has its engine."""
         self.lifetimes = Lifetimes(settings.limits.request_timeout_seconds)
+        self.listing = Listing()
+        self.event_watch = EventWatch(settings.events)
+        self.node_names = NodeNames()
+        self.traces: RequestTraces | None = open_traces(settings, self.node_names)
 
     @property
     def default(self) -> Model[Served]:
@@ -52,6 +62,9 @@ class Service:
         return record.may_use(model.settings.names)
 
     def start(self) -> None:
+        for model in self.directory.models:
+            if model.front:
+                model.front.client.watch()
         if self.owner:
             self.owner.start()
 
@@ -59,3 +72,5 @@ class Service:
         if self.owner:
             await self.owner.close()
         await self.directory.close()
+        if self.traces:
+            await self.traces.close()

@@ -11,8 +11,8 @@ from pydantic import Field
 from chorus.api.errors import invalid
 from chorus.api.fields import Name, RequestBody
 from chorus.config.front_end import ApiSettings
-from chorus.serving.request import GenerationRequest
-from chorus.serving.sharing import LONGEST_NAME, conversation_of, scope_of
+from chorus.serving.requests.request import GenerationRequest
+from chorus.serving.requests.sharing import LONGEST_NAME, conversation_of, scope_of
 
 # OpenCode's and Claude Code's names for a session.
 _HEADERS = ("x-session-affinity", "x-claude-code-session-id")

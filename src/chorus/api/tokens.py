@@ -20,11 +20,11 @@ from chorus.api.served import ANY_LENGTH, Served, text_capacity
 from chorus.api.service import Service
 from chorus.config.sampling import TokenId
 from chorus.config.sections import Limits
-from chorus.serving import measure
-from chorus.serving.model import Capacity
+from chorus.serving.models.model import Capacity
 from chorus.serving.prepare import check_token, conversation_prompt, text_tokens
-from chorus.serving.request import GenerationRequest
-from chorus.serving.tools import checked_tools
+from chorus.serving.requests import measure
+from chorus.serving.requests.request import GenerationRequest
+from chorus.serving.requests.tools import checked_tools
 
 
 class TokenizeRequest(RequestBody):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,17 +15,18 @@ import httpx
 import orjson
 
 from chorus.bench.figures import Answer
-from chorus.bench.stream import Chunk, NoEvents, Reading, event_error, read
+from chorus.bench.stream import Chunk, Event, Lines, NoEvents, Reading, event_error, event_of, read
 from chorus.errors import ChorusError
 
 CONNECT_SECONDS = 10.0
 ASK_SECONDS = 30.0
 MODELS = "/v1/models"
+CHAT = "/v1/chat/completions"
 KEPT_SECONDS = 2.0
 """Less than any server keeps an idle connection: one that is closed just as it is used would be an error."""
 LONGEST_TOLD = 300
-NAME_IT = "say which model with --model, or "
 _MOST_TOLD_BYTES = 64 << 10
+_MOST_ANSWER_BYTES = 64 << 20
 _MOST_LIST_BYTES = 4 << 20
 _BYTES_PER_TOKEN = 16 << 10
 """More than anybody wraps a token in, log probabilities among it."""
@@ -48,10 +50,21 @@ class Endpoint:
     """As the environment says."""
 
 
+@dataclass(frozen=True)
+class Remedies:
+    """What the command that asks calls the things which help."""
+
+    name_it: str = "--model"
+    """How a model is named."""
+    late: str = "ask for less with --tokens or --prompt-tokens, or wait longer with --timeout"
+    crowded: str = "ask for fewer --streams, or raise its limits"
+
+
 class Client:
     """`async with Client(endpoint, 8, 600) as client: await client.answer(…)`"""
 
-    def __init__(self, endpoint: Endpoint, most_streams: int, seconds: float) -> None:
+    def __init__(self, endpoint: Endpoint, most_streams: int, seconds: float, remedies: Remedies | None = None) -> None:
+        self._remedies = remedies or Remedies()
         self._url = endpoint.url
         self._key = endpoint.key
         self._seconds = seconds
@@ -72,24 +85,81 @@ class Client:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def only_model(self) -> str:
-        """The one model that is served there."""
+    async def models(self) -> list[dict[str, Any]]:
+        """The models that are served there, each with what the server says of it, its id at least."""
         chunks = await self._chunks("GET", MODELS, None, _MOST_LIST_BYTES, min(self._seconds, ASK_SECONDS))
         try:
             listed = orjson.loads(b"".join(data for _, data in chunks))["data"]
-            names = [str(entry["id"]) for entry in listed]
+            return [{**entry, "id": str(entry["id"])} for entry in listed]
         except (ValueError, KeyError, TypeError):
-            raise self._no_openai("tells no models", NAME_IT) from None
+            raise self._no_openai("tells no models", self._naming) from None
+
+    async def only_model(self) -> str:
+        """The one model that is served there."""
+        names = [entry["id"] for entry in await self.models()]
         if len(names) == 1:
             return names[0]
+        named = self._remedies.name_it
         if not names:
-            raise EndpointFailed(f"{self._url} serves no model: load one, or say which with --model")
+            raise EndpointFailed(f"{self._url} serves no model: load one, or say which with {named}")
         shown = one_line(", ".join(names))
-        raise EndpointFailed(f"{self._url} serves {len(names)} models, say which with --model: {shown}")
+        raise EndpointFailed(f"{self._url} serves {len(names)} models, say which with {named}: {shown}")
+
+    @property
+    def _naming(self) -> str:
+        return f"say which model with {self._remedies.name_it}, or "
+
+    async def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a chat in one piece, as the server gives it."""
+        chunks = await self._chunks("POST", CHAT, body, _MOST_ANSWER_BYTES, self._seconds)
+        try:
+            found = orjson.loads(b"".join(data for _, data in chunks))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._no_openai("did not answer with an object")
+        return found
+
+    async def events(self, body: dict[str, Any]) -> AsyncIterator[tuple[float, Event]]:
+        """The answer to a chat as it comes; whoever closes this lets go of the request. The server may be silent for as
+        long as was given between two pieces; all of it may take any time.
+        """
+        size, whole, begun = 0, Lines(), False
+        async with self._open("POST", CHAT, body, None) as response:
+            async for data in response.aiter_bytes():
+                size += len(data)
+                if size > _MOST_ANSWER_BYTES:
+                    raise self._no_openai("sends more than anybody asks for")
+                for when, line in whole.push((time.perf_counter(), data)):
+                    if event := self._event(line, begun):
+                        begun = True
+                        yield when, event
+        for when, line in whole.rest():
+            if event := self._event(line, begun):
+                yield when, event
+
+    def _event(self, line: bytes, begun: bool) -> Event | None:
+        try:
+            event = event_of(line)
+        except NoEvents:
+            raise self.ended_early() if begun else self._no_events() from None
+        if event and event.data and (error := event_error(event.data)):
+            raise self._in_the_middle(error)
+        return event
+
+    def ended_early(self) -> EndpointFailed:
+        """The error for an answer whose end the server did not tell."""
+        return EndpointFailed(f"{self._url} ended the answer early: its log says why")
+
+    def _no_events(self) -> EndpointFailed:
+        return self._no_openai("did not answer with a stream of events")
+
+    def _in_the_middle(self, error: str) -> EndpointFailed:
+        return EndpointFailed(f"{self._url} failed in mid-stream: {one_line(error)}")
 
     async def answer(self, body: dict[str, Any], zero: float) -> tuple[Answer, str]:
         """How a request was answered, with moments counted from `zero`, and its text."""
-        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        path = CHAT if "messages" in body else "/v1/completions"
         limit = _MOST_TOLD_BYTES + body["max_tokens"] * _BYTES_PER_TOKEN
         sent = time.perf_counter()
         chunks = await self._chunks("POST", path, body, limit, self._seconds)
@@ -111,9 +181,9 @@ class Client:
         try:
             reading = read(chunks)
         except NoEvents:
-            raise self._no_openai("did not answer with a stream of events") from None
+            raise self._no_events() from None
         if reading.error:
-            raise EndpointFailed(f"{self._url} failed in mid-stream: {one_line(reading.error)}")
+            raise self._in_the_middle(reading.error)
         if not reading.finished:
             many = len(reading.arrivals)
             came = f"{many} piece{'' if many == 1 else 's'} of text"
@@ -126,28 +196,43 @@ class Client:
         """All bytes of an answer, each with the moment it came."""
         chunks: list[Chunk] = []
         size = 0
+        async with self._open(method, path, body, seconds) as response:
+            async for data in response.aiter_bytes():
+                chunks.append((time.perf_counter(), data))
+                size += len(data)
+                if size > limit:
+                    raise self._no_openai("sends more than was asked for")
+        return chunks
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None
+    ) -> AsyncIterator[httpx.Response]:
+        """An answer that says yes, to be read inside; what goes wrong meanwhile is told in one line."""
+        response: httpx.Response | None = None
         try:
             async with (
                 asyncio.timeout(seconds),
                 self._http.stream(method, self._url + path, json=body) as response,
             ):
                 if response.status_code != 200:
-                    limit = _MOST_TOLD_BYTES
-                async for data in response.aiter_bytes():
-                    chunks.append((time.perf_counter(), data))
-                    size += len(data)
-                    if size > limit:
-                        raise self._no_openai("sends more than was asked for")
+                    raise self._refused(path, response, await self._beginning(response))
+                yield response
         except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
-            raise EndpointFailed(
-                f"{self._url}{path} took longer than {seconds:g} s: ask for less with --tokens or --prompt-tokens, "
-                "or wait longer with --timeout"
-            ) from None
+            waited = self._seconds if seconds is None else seconds
+            raise EndpointFailed(f"{self._url}{path} took longer than {waited:g} s: {self._remedies.late}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EndpointFailed(self._unanswered(error, bool(chunks))) from error
-        if response.status_code != 200:
-            raise self._refused(path, response, b"".join(data for _, data in chunks))
-        return chunks
+            begun = response is not None and response.num_bytes_downloaded > 0
+            raise EndpointFailed(self._unanswered(error, begun)) from error
+
+    async def _beginning(self, response: httpx.Response) -> bytes:
+        """As much of a refusal as anybody reads."""
+        told = b""
+        async for data in response.aiter_bytes():
+            told += data
+            if len(told) > _MOST_TOLD_BYTES:
+                raise self._no_openai("sends more than was asked for")
+        return told
 
     def _unanswered(self, error: httpx.HTTPError | httpx.InvalidURL, begun: bool) -> str:
         text = str(error)
@@ -177,9 +262,9 @@ class Client:
         except (ValueError, AttributeError):
             said = None
         if status == 404 and said is None:
-            return self._no_openai(f"has no {path}", NAME_IT if path == MODELS else "")
+            return self._no_openai(f"has no {path}", self._naming if path == MODELS else "")
         if status == 429:
-            return EndpointFailed(f"{self._url} lets no more in (429): ask for fewer --streams, or raise its limits")
+            return EndpointFailed(f"{self._url} lets no more in (429): {self._remedies.crowded}")
         return EndpointFailed(f"{self._url}{path} answered {status}: {one_line(said or body.decode(errors='replace'))}")
 
     def _no_openai(self, why: str, otherwise: str = "") -> EndpointFailed:

@@ -14,7 +14,9 @@ Chunk = tuple[float, bytes]
 """When some bytes came, and which."""
 _DONE = "[DONE]"
 _MOST_TOKENS = 10**9
-_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Servers call a model's thoughts by either name."""
+_TEXT_FIELDS = ("content", *REASONING_FIELDS)
 
 
 class NoEvents(InternalSignal, ValueError):
@@ -50,8 +52,7 @@ def read(chunks: Iterable[Chunk]) -> Reading:
     usage: Usage | None = None
     finished, error, events = False, None, 0
     for when, line in lines(chunks):
-        if line.removeprefix(b"data:").strip() == _DONE.encode():
-            finished = True
+        finished = finished or is_done(line)
         if (data := event_data(line)) is None:
             continue
         events += 1
@@ -60,24 +61,66 @@ def read(chunks: Iterable[Chunk]) -> Reading:
             arrivals.append(when)
             pieces.append(piece)
         usage = event_usage(data) or usage
-        finished = finished or any(choice.get("finish_reason") for choice in _choices(data))
+        finished = finished or any(choice.get("finish_reason") for choice in event_choices(data))
     if not events and not finished:
         raise NoEvents("no event in it")
     return Reading(tuple(arrivals), "".join(pieces), usage, finished, error)
 
 
-def lines(chunks: Iterable[Chunk]) -> Iterator[tuple[float, bytes]]:
-    """Each line with the moment at which it was whole."""
-    rest: list[bytes] = []
-    when = 0.0
-    for when, data in chunks:
+class Lines:
+    """Puts lines together from the pieces in which they come."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self._when = 0.0
+
+    def push(self, chunk: Chunk) -> Iterator[tuple[float, bytes]]:
+        """The lines that this piece ends."""
+        self._when, data = chunk
         *whole, last = data.split(b"\n")
         for line in whole:
-            yield when, b"".join([*rest, line]).rstrip(b"\r")
-            rest.clear()
-        rest.append(last)
-    if any(rest):
-        yield when, b"".join(rest)
+            yield self._when, b"".join([*self._rest, line]).rstrip(b"\r")
+            self._rest.clear()
+        self._rest.append(last)
+
+    def rest(self) -> Iterator[tuple[float, bytes]]:
+        """What came behind the last end of a line."""
+        if any(self._rest):
+            yield self._when, b"".join(self._rest)
+
+
+def lines(chunks: Iterable[Chunk]) -> Iterator[tuple[float, bytes]]:
+    """Each line with the moment at which it was whole."""
+    whole = Lines()
+    for chunk in chunks:
+        yield from whole.push(chunk)
+    yield from whole.rest()
+
+
+def is_done(line: bytes) -> bool:
+    """Whether it is the mark that closes a stream."""
+    return line.removeprefix(b"data:").strip() == _DONE.encode()
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of a stream that says something."""
+
+    data: dict[str, Any] | None = None
+    comment: str = ""
+    """What a server says while it has no answer yet, such as how far a load is."""
+    done: bool = False
+    """It is the mark that closes the stream."""
+
+
+def event_of(line: bytes) -> Event | None:
+    """None for a line that says nothing; raises NoEvents."""
+    if line.startswith(b":"):
+        return Event(comment=line[1:].decode(errors="replace").strip())
+    if is_done(line):
+        return Event(done=True)
+    data = event_data(line)
+    return Event(data) if data is not None else None
 
 
 def event_data(line: str | bytes) -> dict[str, Any] | None:
@@ -99,7 +142,7 @@ def event_data(line: str | bytes) -> dict[str, Any] | None:
 
 def event_text(data: dict[str, Any]) -> str:
     """What an event of either kind of stream adds to the answer, thoughts among it."""
-    return "".join(_text(choice) for choice in _choices(data))
+    return "".join(_text(choice) for choice in event_choices(data))
 
 
 def event_usage(data: dict[str, Any]) -> Usage | None:
@@ -121,7 +164,8 @@ def event_error(data: dict[str, Any]) -> str | None:
     return str(error.get("message") or error) if isinstance(error, dict) else str(error)
 
 
-def _choices(data: dict[str, Any]) -> list[dict[str, Any]]:
+def event_choices(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of its answers that an event has something new of."""
     choices = data.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 

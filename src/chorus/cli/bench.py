@@ -25,7 +25,7 @@ from chorus.bench.report import document, remarks, table
 from chorus.cli.output import console, fail, warn
 from chorus.cli.own_server import KeyOption, find_target, is_here, trusted
 from chorus.errors import ChorusError
-from chorus.platform.files import write_whole
+from chorus.platform.storage.files import write_whole
 
 DEFAULT_STREAMS = "1,8"
 MOST_STREAMS = 1024

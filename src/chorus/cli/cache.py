@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -20,7 +21,7 @@ def cache(
     action: Annotated[Literal["clear"] | None, typer.Argument(help="Forget all of it; running requests go on.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="With clear: of this model alone (of all)."),
+        typer.Option(help="Of this model; without it of the first, and clear makes all of them forget."),
     ] = None,
     url: UrlOption = None,
     port: PortOption = None,
@@ -34,8 +35,6 @@ def cache(
 
     Example: chorus cache clear --model smollm2-135m
     """
-    if model and action != "clear":
-        fail("--model goes with clear: chorus cache clear --model NAME")
     if config:
         from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
 
@@ -45,7 +44,7 @@ def cache(
         return
     target = find_target(url, port, api_key)
     body = {"model": model} if model else None
-    found = ask(target, "POST", "/cache/clear", body) if action == "clear" else cache_facts(target)
+    found = ask(target, "POST", "/cache/clear", body) if action == "clear" else cache_facts(target, model)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif action == "clear":
@@ -54,8 +53,8 @@ def cache(
         Console().print(table_of(found))
 
 
-def cache_facts(target: Target) -> dict[str, Any]:
-    health = ask(target, "GET", "/health")
+def cache_facts(target: Target, model: str | None = None) -> dict[str, Any]:
+    health = ask(target, "GET", f"/health?model={quote(model, safe='')}" if model else "/health")
     if "engine" not in health:  # everybody may ask for the health; without a key for the model one hears no more
         if target.key:
             fail(f"{target} does not know this key, or the key is for other models")

@@ -32,6 +32,12 @@ ENTRIES = (
     CommandEntry("load", "load:load", "Have a server load one of its models, and wait until it is ready."),
     CommandEntry("unload", "load:unload", "Have a server unload a model; its running requests finish first."),
     CommandEntry(
+        "requests",
+        "requests:requests",
+        "Show the requests that a server works on: whose, how far, how fast. Never their text.",
+    ),
+    CommandEntry("cancel", "requests:cancel", "End a request that a server works on; its client is told so."),
+    CommandEntry(
         "plan",
         "plan:plan",
         "Show which machine would hold which layers, how much memory that takes and how fast it would be.",
@@ -68,9 +74,19 @@ ENTRIES = (
         "Show the cluster that is being served: models, nodes, ranks, memory, steps, heartbeats.",
     ),
     CommandEntry(
+        "top",
+        "top.command:top",
+        "Watch a server: tokens per second, its ranks and the requests that run; q leaves, c cancels a request.",
+    ),
+    CommandEntry(
         "logs",
         "logs:logs",
         "Print the logs of the nodes and of the coordinator; with several, each line says whose it is.",
+    ),
+    CommandEntry(
+        "events",
+        "events:show_events",
+        "Tell what happened: starts, losses, recoveries, loads, refusals; also when nothing runs any more.",
     ),
     CommandEntry(
         "drain",
@@ -80,7 +96,7 @@ ENTRIES = (
     CommandEntry(
         "replan",
         "replan:replan",
-        "Divide the served model anew among the nodes that are there now; running streams go on there.",
+        "Divide every loaded model anew among the nodes that are there now; running streams go on there.",
     ),
     CommandEntry(
         "test",
@@ -88,9 +104,19 @@ ENTRIES = (
         "Ask the served model something and print the answer, the speeds and the time to the first token.",
     ),
     CommandEntry(
+        "chat",
+        "chat.command:chat",
+        "Talk to a model: in a terminal with Markdown, a history and commands (/help); from a pipe one question.",
+    ),
+    CommandEntry(
         "bench",
         "bench:bench",
         "Measure an OpenAI endpoint as its user would: first token, speed, pauses; or a model, served meanwhile.",
+    ),
+    CommandEntry(
+        "trace",
+        "trace:trace",
+        "Record what every rank does for some steps: who computes, who waits for whom, what travels.",
     ),
     CommandEntry(
         "cache",

@@ -19,25 +19,40 @@ from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.output import fail
-from chorus.cluster.doctor.checks import Finding, can_run, examine, switched_off
+from chorus.cli.own_server import PortOption
+from chorus.cluster import status as cluster_status
+from chorus.cluster.doctor import resources, software
+from chorus.cluster.doctor.ask import examine_cluster
+from chorus.cluster.doctor.facts import gather, switched_off
+from chorus.cluster.doctor.finding import Finding, look
 from chorus.cluster.doctor.hub import Asked, endpoint
 from chorus.cluster.doctor.probe import run_probe
 from chorus.cluster.doctor.rdma import WantedRdma, rdma_findings
+from chorus.cluster.servers import Server, own_servers
 from chorus.config.file import ConfigError
 from chorus.config.sections import DeviceConfig
 from chorus.config.settings import Settings
 from chorus.config.sources import load_settings
 from chorus.models import resolve
-from chorus.platform.mlx_import import require_mlx
-from chorus.platform.rdma import look
+from chorus.platform.accelerator.mlx_import import require_mlx
+from chorus.platform.network import rdma
 from chorus.transport import catalog
 
 PARITY_SECONDS = 3600
-_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "missing": ("missing", "bold red")}
+CLUSTER_SECONDS = 600.0
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "error": ("error", "bold red")}
 
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Only the nodes and links of what is served here; with -c in the cluster of that file, by SSH.",
+        ),
+    ] = False,
+    port: PortOption = None,
     parity: Annotated[
         str | None, typer.Option(help="Prove for this model that stages say what the whole model says.")
     ] = None,
@@ -50,7 +65,12 @@ def doctor(
 ) -> None:
     """Show what Chorus found on this machine, what it chose, and how to fix what is missing.
 
+    Where a server here has nodes, these and the links between them are asked, too. It fails where something is an
+    error, not where something could be better.
+
     Example: chorus doctor --json
+
+    Example: chorus doctor --cluster -c chorus.yaml
 
     Example: chorus doctor --config hosts.json --rank 1
 
@@ -59,31 +79,71 @@ def doctor(
     if parity is not None:
         _prove_parity(parity, split, ranks, json)
         return
+    if cluster and config:
+        from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
+
+        options = [*(["--json"] if json else []), *(["--port", str(port)] if port else [])]
+        on_first_host(config, ["doctor", "--cluster", *options], CLUSTER_SECONDS)
+        return
+    findings = _of_nodes(_required(port)) if cluster else [*_of_machine(config, rank), *_of_nodes(_found(port))]
+    problem = errors(findings)
+    if json:
+        data = {"ready": not problem, "findings": [asdict(finding) for finding in findings]}
+        print(json_format.dumps(data, indent=2), flush=True)
+    else:
+        show(findings, Console())
+    if problem:
+        fail(problem)
+
+
+def _of_machine(config: Path | None, rank: int | None) -> list[Finding]:
     with Console(stderr=True).status("Asking MLX and Hugging Face, and measuring a matrix product"):
         # It answers, or does not, while MLX is measured.
         asked = None if switched_off(os.environ) else Asked(endpoint(os.environ))
-        findings = [*examine(run_probe(), asked), *_rdma(config, rank)]
-    ready = can_run(findings)
-    if json:
-        print(json_format.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    else:
-        console = Console()
-        console.print(findings_table(findings))
-        console.print(verdict(findings))
-    if not ready:
-        raise typer.Exit(1)
+        settings = _settings(config, rank)
+        facts = gather(run_probe(), asked, settings)
+        # A configuration that cannot be read hides what it wants, not what this machine has.
+        wanted = None if isinstance(settings, str) else wanted_of(settings, _own_names())
+        seen = rdma.look()
+    return [*look((*software.CHECKS, *resources.CHECKS), facts), *rdma_findings(seen, wanted, os.environ)]
 
 
-def _rdma(config: Path | None, rank: int | None) -> list[Finding]:
-    """What to say about RDMA; a configuration that cannot be read hides what it wants, not what this machine has."""
+def _settings(config: Path | None, rank: int | None) -> Settings | str:
+    """Those in force here, or why there are none."""
     try:
-        settings = load_settings(config, {"cluster": {"rank": rank}})
+        return load_settings(config, {"cluster": {"rank": rank}})
     except ConfigError as error:
-        return [
-            Finding("configuration", str(error), "warn", "chorus config check"),
-            *rdma_findings(look(), variables=os.environ),
-        ]
-    return rdma_findings(look(), wanted_of(settings, _own_names()), os.environ)
+        return str(error)
+
+
+def _found(port: int | None) -> list[Server]:
+    """The servers here that have nodes."""
+    return [server for server in own_servers() if server.name and port in (None, server.port)]
+
+
+def _required(port: int | None) -> list[Server]:
+    found = _found(port)
+    if not found:
+        where = f" on port {port}" if port else ""
+        start = "start `chorus serve --cluster`, or give -c FILE to ask by SSH"
+        fail(f"no server of yours with nodes runs here{where}: {start}")
+    return found
+
+
+def _of_nodes(servers: Sequence[Server]) -> list[Finding]:
+    findings: list[Finding] = []
+    for server in servers:
+        folder = Path(server.folder)
+        told = cluster_status.read(folder / cluster_status.FILE_NAME)
+        if told is None:
+            fix = "try again when it has written what it knows of them: `chorus logs` says what it does"
+            findings.append(Finding("nodes", f"{server.url} knows no nodes yet", "warn", fix))
+            continue
+        with Console(stderr=True).status("Asking the nodes, and measuring the links between them"):
+            # Where it has several models, each has a file of its own.
+            models = filter(None, map(cluster_status.read, sorted(folder.glob(f"*-{cluster_status.FILE_NAME}"))))
+            findings += examine_cluster(told, list(models), Path(server.state))
+    return findings
 
 
 def wanted_of(settings: Settings, own_names: set[str]) -> WantedRdma | None:
@@ -110,7 +170,17 @@ def _own_names() -> set[str]:
     return {host, host.partition(".")[0], f"{host.partition('.')[0]}.local", *addresses}
 
 
-def findings_table(findings: list[Finding]) -> Table:
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """This machine first, then each node and each link under its name."""
+    for where in dict.fromkeys(finding.where for finding in findings):
+        if where:
+            console.print(Text(f"\n{where}", style="bold underline"))
+        console.print(findings_table([finding for finding in findings if finding.where == where]))
+    if not errors(findings):
+        console.print(verdict(findings))
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
@@ -120,18 +190,25 @@ def findings_table(findings: list[Finding]) -> Table:
         value = Text(finding.value)
         if finding.fix:
             value.append(f"  → {finding.fix}", style="cyan")
-        table.add_row(finding.name, Text(mark, style=style), value)
+        table.add_row(Text(finding.name), Text(mark, style=style), value)
     return table
 
 
-def verdict(findings: list[Finding]) -> str:
-    missing = [finding.name for finding in findings if finding.status == "missing"]
-    if missing:
-        return f"[bold red]Chorus cannot run here yet:[/] {', '.join(missing)}"
+def errors(findings: Sequence[Finding]) -> str:
+    """What is in the way, in one line; empty where nothing is."""
+    found = [finding for finding in findings if finding.status == "error"]
+    here = [finding.name for finding in found if not finding.where]
+    there = [f"{finding.where} ({finding.name})" for finding in found if finding.where]
+    cannot = [f"Chorus cannot run here yet: {', '.join(here)}"] if here else []
+    return "; ".join(cannot + ([f"the cluster is not well: {', '.join(there)}"] if there else []))
+
+
+def verdict(findings: Sequence[Finding]) -> Text:
+    """Where there are no errors."""
+    well = "Chorus can run here" if any(not finding.where for finding in findings) else "The cluster is well"
     warnings = sum(finding.status == "warn" for finding in findings)
-    if warnings:
-        return f"[green]Chorus can run here[/], with {warnings} thing{'s' if warnings > 1 else ''} to improve."
-    return "[green]Chorus can run here.[/]"
+    more = f", with {warnings} thing{'s' if warnings > 1 else ''} to improve" if warnings else ""
+    return Text.assemble((well, "green"), f"{more}.")
 
 
 def _prove_parity(model: str, split: str | None, ranks: int, as_json: bool) -> None:

@@ -12,8 +12,8 @@ from chorus.cli.output import console, fail
 from chorus.cluster.agent.process import AgentOptions, run_agent
 from chorus.config.sources import find_device, load_settings
 from chorus.deploy.services import install_service, remove_service
-from chorus.platform import paths
 from chorus.platform.process import logs
+from chorus.platform.storage import paths
 from chorus.security.identity import Identity
 from chorus.security.node_folder import DOOR_PORT, check_name, own_name, state_dir
 from chorus.security.token import Token

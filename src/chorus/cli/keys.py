@@ -17,6 +17,8 @@ from chorus.security.key_rules import ADMIN, USE
 
 app = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True)
 
+_ADMINS = "load, unload and pull models, clear caches and cancel the requests of others"
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="What to call the key, in logs and limits.")]
 KeyFile = Annotated[Path | None, typer.Option("--file", help="The key file, if not the usual one.")]
@@ -31,7 +33,7 @@ def new(
         list[str] | None, typer.Option(metavar="NAME", help="A model it is for, by any of its names; repeatable (all).")
     ] = None,
     admin: Annotated[
-        bool, typer.Option("--admin", help="It may also do what concerns everybody who is served, as clear caches.")
+        bool, typer.Option("--admin", help="It may also do what concerns everybody who is served, as load models.")
     ] = False,
     file: KeyFile = None,
     json: AsJson = False,
@@ -61,8 +63,8 @@ def what_it_may(admin: bool, models: Sequence[str]) -> str:
     """With the way to a key that may do more, or less."""
     may = f"It may use {', '.join(models) or 'every model'}"
     if admin:
-        return f"{may} and, as admin, clear caches; one made without --admin may use models only."
-    return f"{may}; to clear caches takes one made with --admin."
+        return f"{may} and, as admin, {_ADMINS}; one made without --admin may use models only."
+    return f"{may}; to {_ADMINS} takes one made with --admin."
 
 
 @app.command("list")

@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+from chorus.cli.elsewhere import ConfigOption, JsonOption, on_its_first_host
 from chorus.cli.model_table import Row, names_of
-from chorus.cli.output import console, fail
+from chorus.cli.output import fail
 from chorus.cli.own_server import (
     ASK_SECONDS,
     KeyOption,
@@ -33,7 +31,8 @@ from chorus.cli.own_server import (
     request,
     unanswered,
 )
-from chorus.platform.sizes import size
+from chorus.platform.progress import Progress
+from chorus.platform.terminal import shown
 
 LOOK_SECONDS = 0.5
 NOT_YET = 202
@@ -42,8 +41,6 @@ NOT_YET = 202
 Report = Callable[[Row], None]
 
 ModelArgument = Annotated[str, typer.Argument(help="Its name, its id or an alias, as `chorus ps` shows it.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Ask the cluster of this file, by SSH.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(
@@ -62,12 +59,12 @@ def load(
     """
     if config:
         words = ["load", model, "--timeout", str(timeout), *(["--force"] if force else [])]
-        _on_first_host(config, words, as_json, timeout + ASK_SECONDS)
+        on_its_first_host(config, words, as_json, timeout + ASK_SECONDS)
         return
     target = find_target(url, port, api_key)
     started = time.monotonic()
-    with _progress(model) as report:
-        found = ask_to_load(target, model, force, timeout, report)
+    with shown(model) as report:
+        found = ask_to_load(target, model, force, timeout, lambda row: report(load_progress(model, row)))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -87,7 +84,7 @@ def unload(
     Example: chorus unload smollm2-135m
     """
     if config:
-        _on_first_host(config, ["unload", model], as_json, ASK_SECONDS)
+        on_its_first_host(config, ["unload", model], as_json, ASK_SECONDS)
         return
     found = ask(find_target(url, port, api_key), "POST", "/models/unload", {"model": model, "wait": False})
     if as_json:
@@ -141,37 +138,10 @@ def _row(target: Target, model: str) -> Row | None:
     return next((row for row in rows if model in names_of(row)), None)
 
 
-def progress_text(row: Row) -> str:
-    """How far a load is, in bytes where the server knows them."""
-    state, total = str(row.get("state")), row.get("total_bytes")
-    loaded = f" {size(row.get('loaded_bytes') or 0)} of {size(total)}" if total else ""
-    share = f" {row.get('progress') or 0:.0%}" if state == "loading" else ""
-    detail = f": {row['detail']}" if row.get("detail") else ""
-    return f"{state}{share}{loaded}{detail}"
-
-
-@contextmanager
-def _progress(model: str) -> Iterator[Report]:
-    """A bar that is gone when it is done; where nobody looks at a terminal, a line for each thing that changes."""
-    if not console.is_terminal:
-        told: list[str] = []
-
-        def tell(row: Row) -> None:
-            if (text := progress_text(row)) not in told[-1:]:
-                told.append(text)
-                console.print(f"{model}: {text}", markup=False, soft_wrap=True)
-
-        yield tell
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(model, total=1.0)
-        yield lambda row: bars.update(
-            task, description=f"{model} {progress_text(row)}", completed=row.get("progress") or 0
-        )
-
-
-def _on_first_host(config: Path, words: list[str], as_json: bool, seconds: float) -> None:
-    from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
-
-    on_first_host(config, [*words, *(["--json"] if as_json else [])], seconds)
+def load_progress(model: str, row: Row) -> Progress:
+    """How far a load is, as the server tells: in bytes while some move, then as a share."""
+    state, done, total = str(row.get("state")), row.get("loaded_bytes") or 0, row.get("total_bytes") or 0
+    label = f"{model}: {row.get('detail') or state}"
+    if total > done:
+        return Progress(label, done, total)
+    return Progress.of_share(label, (row.get("progress") or 0.0) if state == "loading" else 0.0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from chorus.platform.sizes import size
+from chorus.platform.terminal import harmless
 
 Row = dict[str, Any]
 SERVES = ("ready", "draining")
@@ -32,13 +34,19 @@ def names_of(row: Row) -> tuple[str, ...]:
 
 
 def show(rows: list[Row], console: Console) -> None:
+    for part in rendered(rows):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def rendered(rows: list[Row]) -> Iterator[RenderableType]:
+    """A table, and a line for each model that has something to tell."""
     table = Table("model", "state", "size", "ranks", "nodes", "context", "streams", "until")
     for row in rows:
-        table.add_row(*(escape(text) for text in cells(row, time.time())))
-    console.print(table)
+        table.add_row(*(Text(harmless(text)) for text in cells(row, time.time())))
+    yield table
     for row in rows:
         if row.get("detail") and row.get("state") not in SERVES:
-            console.print(f"{escape(str(row['id']))}: {escape(str(row['detail']))}", soft_wrap=True)
+            yield Text(harmless(f"{row['id']}: {row['detail']}"))
 
 
 def cells(row: Row, now: float) -> tuple[str, ...]:

@@ -5,31 +5,33 @@ from __future__ import annotations
 import json as json_format
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TaskID, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
 from chorus.cli.models_preshard import preshard
 from chorus.cli.output import console
-from chorus.models import LocalModel, PullProgress, resolve
+from chorus.cli.own_server import Target, reachable, request
+from chorus.cluster.servers import running_servers
+from chorus.models import LocalModel, resolve
 from chorus.models.catalog import CATALOG
 from chorus.models.hub.cache import cached_models, remove_cached
 from chorus.models.imports import import_model
 from chorus.models.resolve import split_hub_id
 from chorus.models.store import Store
+from chorus.platform.terminal import shown
 
 app = typer.Typer(help="Pull, import, list and remove models.", no_args_is_help=True)
+
+LOOK_SECONDS = 2.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -43,6 +45,8 @@ class Listing:
     bytes: int | None
     path: str | None
     about: str
+    loaded: tuple[str, ...] = ()
+    """Addresses of servers of this user that have it loaded now."""
 
 
 @app.command()
@@ -54,13 +58,13 @@ def pull(
 
     Example: chorus models pull smollm2-135m
     """
-    with _progress_bar() as report:
+    with shown(f"finding {name}") as report:
         model = resolve(name, progress=report)
     if not json and model.path == Path(os.path.expanduser(name)).resolve():
-        shown = escape(shlex.quote(name))
+        quoted = escape(shlex.quote(name))
         console.print(
-            f"{shown} is a folder on this machine, served as it is: chorus serve {shown}. Nothing was stored; "
-            f"a copy in the store is made by: chorus models import {shown}",
+            f"{quoted} is a folder on this machine, served as it is: chorus serve {quoted}. Nothing was stored; "
+            f"a copy in the store is made by: chorus models import {quoted}",
             soft_wrap=True,
         )
         return
@@ -69,20 +73,22 @@ def pull(
 
 @app.command("list")
 def list_models(json: AsJson = False) -> None:
-    """Show the models on this machine and the catalog.
+    """Show the models on this machine and the catalog, and which of them your running servers have loaded.
 
     Example: chorus models list --json
     """
-    listings = find_listings()
+    loaded = loaded_models()
+    listings = [replace(listing, loaded=loaded.get(listing.name, ())) for listing in find_listings()]
     if json:
         typer.echo(json_format.dumps([asdict(listing) for listing in listings], indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("NAME", "KIND", "SIZE", "WHERE"):
+    for title in ("NAME", "KIND", "SIZE", "LOADED", "WHERE"):
         table.add_column(title, justify="right" if title == "SIZE" else "left", overflow="fold")
     for listing in listings:
         size = "-" if listing.bytes is None else decimal(listing.bytes)
-        table.add_row(*map(Text, (listing.name, listing.kind, size, listing.path or listing.about)))
+        where = listing.path or listing.about
+        table.add_row(*map(Text, (listing.name, listing.kind, size, ", ".join(listing.loaded) or "-", where)))
     Console().print(table)
 
 
@@ -104,7 +110,7 @@ def import_file(
 
     Example: chorus models import ./my-finetune
     """
-    with _progress_bar() as report:
+    with shown(f"reading {file}") as report:
         entry = import_model(file, name, progress=report)
     _show_ready(LocalModel(str(file), entry.name, entry.path), json)
 
@@ -137,31 +143,23 @@ def find_listings() -> list[Listing]:
     return [*stored, *cached, *(listing for listing in absent if listing.name not in have)]
 
 
+def loaded_models() -> dict[str, tuple[str, ...]]:
+    """By the names of models: where servers of this user have them loaded. One that does not answer soon has none."""
+    found: dict[str, tuple[str, ...]] = {}
+    for server in running_servers():
+        target = Target(reachable(server.url), server=server, key=server.key)
+        try:
+            told = request(target, "GET", "/v1/models", seconds=LOOK_SECONDS).json()
+            names = [str(entry["id"]) for entry in told["data"] if entry.get("loaded")]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        for name in names:
+            found[name] = (*found.get(name, ()), target.url)
+    return found
+
+
 def _show_ready(model: LocalModel, json: bool) -> None:
     if json:
         typer.echo(json_format.dumps({"id": model.id, "path": str(model.path)}, indent=2))
     else:
         console.print(f"[green]{escape(model.id)}[/] is ready: chorus serve {escape(model.id)}")
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[PullProgress], None]]:
-    """One bar that follows whatever is being waited for; gone when done."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Bars(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def report(progress: PullProgress) -> None:
-            if progress.label not in tasks:
-                for finished in tasks.values():
-                    bars.update(finished, visible=False)
-                tasks[progress.label] = bars.add_task(progress.label, total=progress.total)
-            bars.update(tasks[progress.label], completed=progress.done, total=progress.total)
-
-        yield report

@@ -9,15 +9,14 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
 
 from chorus.cli.output import console
-from chorus.models import PullProgress, resolve
+from chorus.models import resolve
 from chorus.models.preshard.folder import Division
 from chorus.models.preshard.write import RankFolder, write_preshard
 from chorus.models.values import LocalModel, ProgressCallback
 from chorus.planning.plan import Plan, PlanError
+from chorus.platform.terminal import shown
 
 
 def preshard(
@@ -41,17 +40,11 @@ def preshard(
 
     Example: chorus models preshard smollm2-135m --split 20,7,3 --output ./parts
     """
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     division = chosen_division(parallel, split, weights, plan)
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(f"finding {model}", total=None)
-
-        def report(progress: PullProgress) -> None:
-            bars.update(task, description=progress.label, completed=progress.done, total=progress.total)
-
+    with shown(f"finding {model}") as report:
         parts = write_parts(resolve(model, progress=report), division, output.expanduser(), report)
     if json:
-        shown = [
+        listed = [
             {
                 "rank": part.rank,
                 "path": str(part.path),
@@ -61,7 +54,7 @@ def preshard(
             }
             for part in parts
         ]
-        typer.echo(json_format.dumps(shown, indent=2))
+        typer.echo(json_format.dumps(listed, indent=2))
         return
     for part in parts:
         layers = f"layers {part.first_layer}-{part.last_layer}"

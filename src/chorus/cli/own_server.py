@@ -9,17 +9,17 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import typer
 
-from chorus.cli.output import fail
 from chorus.cluster.servers import Server, own_servers, running_servers
 from chorus.config.sources import LoadedSettings, load
+from chorus.errors import ChorusError
 from chorus.security.node_folder import authority_file
 
 UrlOption = Annotated[str | None, typer.Option(help="Ask the server there (the one that runs on this machine).")]
@@ -31,11 +31,17 @@ KeyOption = Annotated[
     typer.Option(help="Key of the API (OPENAI_API_KEY); your own server on this machine needs none."),
 ]
 
+Found = TypeVar("Found")
+
 KEY_VARIABLE = "OPENAI_API_KEY"
 ASK_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 """Where to connect to what listens on every address: no certificate is for the one that means all of them."""
+
+
+class ServerFailed(ChorusError):
+    """No server is meant, or it does not answer as one of ours: says what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Target:
 
 
 def find_target(url: str | None, port: int | None, key: str | None, named_by: str = "--url") -> Target:
-    """The server that a command means; ends with one line where that is not one server. A key from the environment may
+    """The server that a command means; raises ServerFailed where that is not one server. A key from the environment may
     be meant for somebody else's API, so it is not shown to a server that needs none.
     """
     running = running_servers()
@@ -74,12 +80,28 @@ def find_target(url: str | None, port: int | None, key: str | None, named_by: st
     return Target(target.url, target.named_by, target.server, shown, target.hint, target.guessed)
 
 
+class Following:
+    """The server that a command means, for as long as it answers; then it is found anew: it may come back elsewhere."""
+
+    def __init__(self, url: str | None, port: int | None, key: str | None) -> None:
+        self._named = url, port, key
+        self._target: Target | None = None
+
+    def ask(self, question: Callable[[Target], Found]) -> Found:
+        """Raises ServerFailed."""
+        target = self._target or find_target(*self._named)
+        self._target = None
+        found = question(target)
+        self._target = target
+        return found
+
+
 def find_own(port: int | None) -> Server:
     """The server of this user that a command means, for what goes over its control socket or its folder."""
     running = running_servers()
     meant = here_at(running, port) if port is not None else []
     if len(meant) > 1:
-        fail(f"two servers of yours have port {port}: {told(meant)}; end the one that is not meant first")
+        raise ServerFailed(f"two servers of yours have port {port}: {told(meant)}; end the one that is not meant first")
     found = meant[0] if meant else None
     if port is None:
         found = _configured(load(), own_servers(), running).server
@@ -87,8 +109,10 @@ def find_own(port: int | None) -> Server:
         where = f" on port {port}" if port is not None else ""
         if running:
             others = f"there is {told(running)}: choose it with --port"
-            fail(f"no `chorus serve` of this state folder runs here{where}; {others}")
-        fail(f"no `chorus serve` of yours runs on this machine{where}: start it first, or give -c FILE to ask by SSH")
+            raise ServerFailed(f"no `chorus serve` of this state folder runs here{where}; {others}")
+        raise ServerFailed(
+            f"no `chorus serve` of yours runs on this machine{where}: start it first, or give -c FILE to ask by SSH"
+        )
     return found
 
 
@@ -122,7 +146,7 @@ def _only(servers: Sequence[Server]) -> Server | None:
     if len(servers) > 1:
         ports = {server.port for server in servers}
         how = "--port" if len(ports) == len(servers) else "--url"
-        fail(f"several servers of yours run here: {told(servers)}; say which with {how}")
+        raise ServerFailed(f"several servers of yours run here: {told(servers)}; say which with {how}")
     return servers[0] if servers else None
 
 
@@ -151,25 +175,25 @@ def with_scheme(url: str, named_by: str) -> str:
     except ValueError:
         fine = False
     if not fine:
-        fail(f"{f'{named_by} {url}'.strip()}: expected http://HOST:PORT or https://HOST:PORT")
+        raise ServerFailed(f"{f'{named_by} {url}'.strip()}: expected http://HOST:PORT or https://HOST:PORT")
     return whole
 
 
 def ask(
     target: Target, method: str, path: str, body: dict[str, Any] | None = None, seconds: float = ASK_SECONDS
 ) -> dict[str, Any]:
-    """What the server answers; where it answers something else or nothing, one line says what and what to do."""
+    """What the server answers; raises ServerFailed where it answers something else or nothing."""
     try:
         answer = request(target, method, path, body, seconds)
     except httpx.HTTPError as error:
-        fail(unanswered(target, error))
+        raise ServerFailed(unanswered(target, error)) from error
     return answered(target, answer)
 
 
 def answered(target: Target, answer: httpx.Response, holds: str = "") -> dict[str, Any]:
     """What stands in an answer, which has a certain key if it is one of ours."""
     if not answer.is_success:
-        fail(refused(target, answer))
+        raise ServerFailed(refused(target, answer))
     found = _json(answer)
     if found is None or (holds and holds not in found):
         _not_chorus(target)
@@ -193,8 +217,9 @@ def _send(
 ) -> httpx.Response:
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
-    # A proxy is for the world outside.
-    with httpx.Client(timeout=timeout, verify=trusted(target.server), trust_env=not is_here(url)) as client:
+    # Reading certificates takes longer than most answers. A proxy is for the world outside.
+    verify = trusted(target.server) if url.startswith("https:") else False
+    with httpx.Client(timeout=timeout, verify=verify, trust_env=not is_here(url)) as client:
         return client.request(method, f"{url}{path}", json=body, headers=headers)
 
 
@@ -253,7 +278,9 @@ def refused(target: Target, answer: httpx.Response) -> str:
 
 
 def _not_chorus(target: Target) -> NoReturn:
-    fail(f"what answers at {target} is no Chorus server: say where yours is with --port or --url{target.hint}")
+    raise ServerFailed(
+        f"what answers at {target} is no Chorus server: say where yours is with --port or --url{target.hint}"
+    )
 
 
 def error_message(answer: httpx.Response) -> str | None:

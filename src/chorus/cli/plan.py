@@ -28,7 +28,7 @@ from chorus.planning.nodes import LINK_KINDS, Machines, described, parse_nodes
 from chorus.planning.plan import DoesNotFit, Plan, PlanError, RankPlan, numbers, size
 from chorus.planning.planner import plan as make_plan
 from chorus.planning.problem import PlanRequest
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 from chorus.transport import catalog
 
 BAR_WIDTH = 30

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from chorus.cli.elsewhere import on_its_first_host
 from chorus.cli.model_table import model_rows, show
 from chorus.cli.own_server import ASK_SECONDS, KeyOption, PortOption, UrlOption, find_target
 from chorus.cli.status import gather_status
@@ -26,9 +27,7 @@ def ps(
     Example: chorus ps
     """
     if config:
-        from chorus.cli.up import on_first_host  # SSH and what it needs take a while to import
-
-        on_first_host(config, ["ps", *(["--json"] if as_json else [])], ASK_SECONDS)
+        on_its_first_host(config, ["ps"], as_json, ASK_SECONDS)
         return
     rows = model_rows(gather_status(find_target(url, port, api_key)))
     if as_json:

@@ -1,4 +1,4 @@
-"""`chorus replan`: divide the served model anew among the nodes that are there now."""
+"""`chorus replan`: divide every loaded model anew among the nodes that are there now."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def replan(
     port: PortOption = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="In the cluster of this file, by SSH.")] = None,
 ) -> None:
-    """Divide the served model anew among the nodes that are there now; running streams go on there.
+    """Divide every loaded model anew among the nodes that are there now; running streams go on there.
 
     Example: chorus replan
     """

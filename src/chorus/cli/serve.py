@@ -20,9 +20,9 @@ from chorus.config.settings import Settings
 from chorus.config.sources import is_setting, load_told, use_cache_dir
 from chorus.deploy.elsewhere import check_leads, check_served_here, check_served_over_nodes
 from chorus.deploy.local import serve_here
-from chorus.platform import paths
 from chorus.platform.process import logs
 from chorus.platform.process.output import RotatingLog
+from chorus.platform.storage import paths
 from chorus.security.node_folder import DOOR_PORT, own_name
 from chorus.transport import catalog
 
@@ -152,6 +152,8 @@ def serve(
     Example: chorus serve smollm2-135m --parallel hybrid --split 20,10 --weights 2,1 (4 ranks, over mpi)
 
     Example: chorus serve smollm2-135m --cluster --peer 192.168.1.20
+
+    Example: chorus serve mlx-community/Qwen3-30B-A3B-4bit smollm2-135m --cluster
     """
     if (peer or nodes) and not cluster:
         fail("--peer and --nodes go with --cluster")
@@ -238,7 +240,8 @@ def _serve_over_nodes(
     ready_file: Path | None,
 ) -> None:
     # Agents, certificates and discovery take a while to import, and most servers need none of them.
-    from chorus.deploy.nodes.serve import ClusterOptions, serve_over_nodes
+    from chorus.deploy.nodes.options import ClusterOptions
+    from chorus.deploy.nodes.serve import serve_over_nodes
 
     host, port = parse_peer(listen)
     options = ClusterOptions(

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from chorus.cli.model_table import show as show_models
+from chorus.cli.live import Poller, Seen, look, watch, with_trouble
+from chorus.cli.model_table import model_rows, rendered
 from chorus.cli.output import fail
 from chorus.cli.own_server import (
+    Following,
     KeyOption,
     PortOption,
+    ServerFailed,
     Target,
     UrlOption,
     answered,
@@ -25,11 +32,22 @@ from chorus.cli.own_server import (
     unanswered,
 )
 from chorus.cluster import status as cluster_status
+from chorus.platform.terminal import harmless
+from chorus.transport import catalog
 
 ANSWER_SECONDS = 10.0
+WATCH_SECONDS = 2.0
+STANDS_OUT = 1.25
+"""A rank that computes so many times as long as the next one is whom the others wait for."""
+ENOUGH_SECONDS = 1.0
+"""Of work, before anything is said about who is slow."""
 
 
 def status(
+    seconds: Annotated[float | None, typer.Argument(min=0.1, max=3600, help="With --watch: how often (2).")] = None,
+    keep_watching: Annotated[
+        bool, typer.Option("--watch", help="Show it anew until q; without a terminal a line each time.")
+    ] = False,
     url: UrlOption = None,
     port: PortOption = None,
     api_key: KeyOption = None,
@@ -40,8 +58,18 @@ def status(
 
     Example: chorus status
 
+    Example: chorus status --watch 5
+
     Example: chorus status -c chorus.yaml
     """
+    if seconds is not None and not keep_watching:
+        fail(f"{seconds:g} seconds go with --watch: chorus status --watch {seconds:g}")
+    if keep_watching and config:
+        fail("--watch asks a server: give --url or --port in place of -c")
+    if keep_watching:
+        server = Following(url, port, api_key)
+        watch_status(lambda: server.ask(gather_status), seconds or WATCH_SECONDS, as_json)
+        return
     if config:
         from chorus.cli.up import look_at_hosts  # SSH and what it needs take a while to import
 
@@ -56,21 +84,79 @@ def status(
         raise typer.Exit(1)
 
 
+def watch_status(ask: Callable[[], dict[str, Any]], every: float, as_json: bool) -> None:
+    """Until somebody has seen enough. A server that goes away is waited for."""
+    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        with contextlib.suppress(KeyboardInterrupt):
+            for seen in looks(ask, every):
+                lines = [json.dumps(told(seen))] if as_json else plain_lines(seen)
+                typer.echo("\n".join(lines))
+        return
+
+    def draw(seen: Seen[dict[str, Any]]) -> RenderableType:
+        when = Text(f"every {every:g} s, q leaves", "dim")
+        shown = Group(*parts(seen.found), when) if seen.found else when
+        return with_trouble(shown, seen.trouble(time.monotonic()))
+
+    watch(Console(highlight=False), Poller(ask, every), draw)
+
+
+def looks(ask: Callable[[], Any], every: float) -> Iterator[Seen[Any]]:
+    """One look after the other, for as long as somebody takes them."""
+    seen: Seen[Any] = Seen(when=time.monotonic())
+    while True:
+        seen = look(ask, seen)
+        yield seen
+        time.sleep(every)
+
+
+def told(seen: Seen[dict[str, Any]]) -> dict[str, Any]:
+    """A look as data: what there is, or why nothing is known."""
+    return {"time": round(time.time(), 3), **({"problem": seen.problem} if seen.problem else seen.found or {})}
+
+
+def plain_lines(seen: Seen[dict[str, Any]]) -> list[str]:
+    """A line for each model, or the reason why there is none."""
+    clock = time.strftime("%H:%M:%S")
+    if seen.problem or seen.found is None:
+        return [f"{clock}  {seen.problem}"]
+    steps = ", ".join(f"rank {rank.get('rank')} step {rank.get('step', '-')}" for rank in seen.found.get("ranks") or ())
+    lines = []
+    for number, row in enumerate(model_rows(seen.found)):
+        streams = f"{row.get('running') or 0} running, {row.get('waiting') or 0} waiting"
+        lines.append(f"{clock}  {row.get('id') or '-'}  {row.get('state') or '-'}  {streams}")
+        lines[-1] += f"  {steps}" if steps and not number else ""
+    return [harmless(line) for line in lines]
+
+
 def show(found: dict[str, Any], console: Console) -> None:
+    for part in parts(found):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def parts(found: dict[str, Any]) -> Iterator[RenderableType]:
+    """All that is known, one below the other."""
     if found.get("url"):
-        console.print(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found['url']}")
+        yield _text(f"{found.get('model') or '-'}  {found.get('state') or '-'}  {found['url']}")
     if len(found.get("models") or ()) > 1:
-        show_models(found["models"], console)
+        yield from rendered(found["models"])
     if lost := recovery_text(found.get("recoveries")):
-        console.print(lost)
+        yield _text(lost)
     if found.get("ranks"):
-        console.print(rank_table(found["ranks"]))
+        yield rank_table(found["ranks"])
+    if slowest := slowest_text(found):
+        yield _text(slowest)
     if found.get("nodes"):
-        console.print(node_table(found["nodes"]))
+        yield node_table(found["nodes"])
     if found.get("hosts"):
-        console.print(host_table(found["hosts"]))
+        yield host_table(found["hosts"])
     for address, problem in (found.get("problems") or {}).items():
-        console.print(f"[yellow]{escape(address)}[/]: {escape(problem)}")
+        yield Text.assemble((harmless(address), "yellow"), harmless(f": {problem}"))
+
+
+def _text(value: object) -> Text:
+    """As it is: names and messages come from other machines."""
+    return Text(harmless(str(value)))
 
 
 def gather_status(target: Target) -> dict[str, Any]:
@@ -81,28 +167,35 @@ def gather_status(target: Target) -> dict[str, Any]:
         server = target.server
         nodes = cluster_status.read(Path(server.folder) / cluster_status.FILE_NAME) if server else None
         if server is None or not nodes or not nodes.get("nodes"):
-            fail(unanswered(target, error))
+            raise ServerFailed(unanswered(target, error)) from None
         return {"url": target.url, "model": server.model, "state": "the API does not answer", **nodes}
     return {"url": str(answer.url).removesuffix("/cluster/status"), **answered(target, answer, "state")}
 
 
 def node_table(nodes: list[dict[str, Any]]) -> Table:
     table = Table("node", "address", "version", "device", "memory free", "ranks", "step", "loaded", "link", "heartbeat")
+    several = len({rank["model"] for node in nodes for rank in node["ranks"] if rank["running"]}) > 1
     for node in nodes:
         ranks = [rank for rank in node["ranks"] if rank["running"]]
         table.add_row(
-            f"{node['name']}{' (draining)' if node['draining'] else ''}",
-            node["address"],
-            node["version"],
-            node["device"],
+            _text(f"{node['name']}{' (draining)' if node['draining'] else ''}"),
+            _text(node["address"]),
+            _text(node["version"]),
+            _text(node["device"]),
             f"{node['memory_available'] / 2**30:.1f} of {node['memory_total'] / 2**30:.1f} GiB",
-            ", ".join(str(rank["rank"]) for rank in ranks) or "-",
+            _text(", ".join(short_name(rank, several) for rank in ranks) or "-"),
             ", ".join(str(rank["step"]) for rank in ranks) or "-",
             ", ".join(f"{rank['load_progress']:.0%}" for rank in ranks) or "-",
             link_text(node),
             f"{node['heartbeat_age_seconds']:.1f} s ago",
         )
     return table
+
+
+def short_name(rank: dict[str, Any], several: bool) -> str:
+    """With its model, where nodes have ranks of several."""
+    name = str(rank["model"]).rpartition("/")[2]
+    return f"{name} {rank['rank']}" if several else str(rank["rank"])
 
 
 def recovery_text(last: dict[str, Any] | None) -> str:
@@ -117,6 +210,27 @@ def recovery_text(last: dict[str, Any] | None) -> str:
     return f"{times}: {last['told']}; {last['streams']} streams went on, {read}"
 
 
+def slowest_text(found: dict[str, Any]) -> str:
+    """Which rank makes the others wait; empty where none stands out, or where nobody can see it: inside a collective
+    waiting looks like computing.
+    """
+    ranks = found.get("ranks") or []
+    if found.get("parallel") != "pipeline" or len(ranks) < 2 or catalog.get(found["transport"]).collective:
+        return ""
+    shares = sorted(((_computes(rank.get("phases") or {}), rank) for rank in ranks), key=lambda each: -each[0])
+    (most, slowest), (next_most, _) = shares[:2]
+    if most < STANDS_OUT * next_most or not most:
+        return ""
+    who = f"rank {slowest['rank']} ({slowest['node']})"
+    return f"{who} makes the others wait: it computes {most:.0%} of the time, the next {next_most:.0%} (`chorus trace`)"
+
+
+def _computes(phases: dict[str, float]) -> float:
+    """The part of the time in which there was something to do."""
+    asked = sum(phases.values()) - phases.get("idle", 0.0)
+    return phases.get("compute", 0.0) / asked if asked >= ENOUGH_SECONDS else 0.0
+
+
 def link_text(node: dict[str, Any]) -> str:
     """Round trip and bandwidth between the machine that serves and the node."""
     bandwidth = node.get("bandwidth_bytes_per_second")
@@ -128,8 +242,8 @@ def host_table(hosts: list[dict[str, Any]]) -> Table:
     table = Table("device", "host", "by", "runs", "what is wrong")
     for host in hosts:
         runs = ", ".join(f"{name} ({pid})" for name, pid in host["running"].items())
-        wrong = escape(host["problem"]) or "[green]nothing[/]"
-        table.add_row(escape(host["device_id"]), escape(host["host"]), host["by"], runs or "-", wrong)
+        wrong = _text(host["problem"]) if host["problem"] else Text("nothing", "green")
+        table.add_row(_text(host["device_id"]), _text(host["host"]), host["by"], _text(runs or "-"), wrong)
     return table
 
 
@@ -138,8 +252,8 @@ def rank_table(ranks: list[dict[str, Any]]) -> Table:
     for rank in ranks:
         table.add_row(
             str(rank.get("rank")),
-            escape(str(rank.get("node", "-"))),
-            str(rank.get("device", "-")),
+            _text(rank.get("node", "-")),
+            _text(rank.get("device", "-")),
             str(rank.get("layers") or "-"),
             f"{rank.get('weight_bytes', 0) / 1e6:.0f} MB",
             f"{rank.get('memory_bytes', 0) / 1e6:.0f} MB",

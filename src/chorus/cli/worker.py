@@ -15,7 +15,8 @@ from chorus.cli.output import fail
 from chorus.cluster.agent.process import run_agent
 from chorus.config.hostfile import BACKENDS
 from chorus.config.sources import load_told, use_cache_dir
-from chorus.deploy.by_hand import FOR_EVER_SECONDS, find_rank, follow, lead_with_api
+from chorus.deploy.front_end import is_alone
+from chorus.deploy.hostfile.serve import FOR_EVER_SECONDS, find_rank, follow, lead_with_api
 from chorus.platform.process import logs
 from chorus.security.node_folder import DOOR_PORT
 from chorus.transport import catalog
@@ -66,8 +67,8 @@ def mlx_distributed(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Rank 0: serve this model to OpenAI clients; without it, LocalAI says which. Others: a folder of this "
-            "machine, or any model, that rank 0 may ask for besides those of the store; may be repeated."
+            help="Rank 0: serve these models to OpenAI clients; without one, LocalAI says which. Others: a folder of "
+            "this machine, or any model, that rank 0 may ask for besides those of the store; may be repeated."
         ),
     ] = None,
     start_timeout: Annotated[
@@ -123,8 +124,12 @@ def mlx_distributed(
     }
     overrides = {"model": model[0] if model else None, "engine": engine, "cluster": place, "log": {"level": log_level}}
     loaded = load_told(config, overrides)
-    settings = loaded.settings.of_first
-    loaded = replace(loaded, settings=settings)
+    leads = loaded.settings.cluster.rank == 0
+    if leads and model and len(model) > 1:  # to any other rank, they are folders that it has
+        loaded = load_told(config, {**overrides, "model": None, "models": model})
+    if not leads or is_alone(loaded.settings):
+        loaded = replace(loaded, settings=loaded.settings.of_first)
+    settings = loaded.settings
     logs.setup(settings.log.level, settings.log.json_lines)
     use_cache_dir(settings)
     hand = find_rank(loaded, model or ())

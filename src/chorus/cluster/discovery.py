@@ -17,8 +17,8 @@ from zeroconf import IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from chorus import __version__
-from chorus.platform import links
-from chorus.platform.links import Address
+from chorus.platform.network import links
+from chorus.platform.network.links import Address
 
 log = logging.getLogger("chorus.discovery")
 

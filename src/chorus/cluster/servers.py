@@ -11,9 +11,9 @@ import urllib.parse
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from chorus.platform.files import write_whole
-from chorus.platform.paths import STATE_VARIABLE, brought_up, state_dir
 from chorus.platform.process.lifeline import living_folders
+from chorus.platform.storage.files import write_whole
+from chorus.platform.storage.paths import STATE_VARIABLE, brought_up, state_dir
 
 _FILE = "server.json"
 _MAX_BYTES = 64 << 10

@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.platform.files import write_whole
+from chorus.platform.storage.files import write_whole
 
 if TYPE_CHECKING:  # every `chorus serve` writes a status, few have a coordinator
     from chorus.cluster.coordinator.process import ConnectedNode, Nodes
@@ -23,16 +24,30 @@ WRITE_SECONDS = 1.0
 """How old what front ends read of the nodes may be."""
 
 
-def snapshot(nodes: Nodes, started_at: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class View:
+    """What one file tells: how the nodes are, and the plan that one model has on them."""
+
+    file: Path
+    plan: dict[str, Any] = field(default_factory=dict)
+    notice: str = ""
+    """In what the plan is not as it was asked for, where it is not."""
+    session: str | None = None
+    """Of the model's ranks; None: it is about no model, and every rank is shown as current."""
+
+
+def snapshot(nodes: Nodes, started_at: float, session: str | None = None) -> dict[str, Any]:
     return {
         "written_at": time.time(),
         "started_at": started_at,
-        "nodes": [node_status(node) for node in nodes.present],
+        "node_id": nodes.own_node_id,
+        "nodes": [node_status(node, session) for node in nodes.present],
         "problems": {f"{host}:{port}": why for (host, port), why in nodes.problems().items()},
+        "links": [link.to_json() for link in nodes.assumed.values()],
     }
 
 
-def node_status(node: ConnectedNode) -> dict[str, Any]:
+def node_status(node: ConnectedNode, session: str | None = None) -> dict[str, Any]:
     state = node.state
     return {
         "node_id": node.node_id,
@@ -53,14 +68,15 @@ def node_status(node: ConnectedNode) -> dict[str, Any]:
         "bandwidth_bytes_per_second": round(node.bandwidth) if node.bandwidth else None,
         "last_heartbeat": node.heard_at,
         "heartbeat_age_seconds": round(time.monotonic() - node.heard, 2),
-        "ranks": [rank_status(rank) for rank in state.ranks],
+        "ranks": [rank_status(rank, session) for rank in state.ranks],
     }
 
 
-def rank_status(rank: wire.RankState) -> dict[str, Any]:
+def rank_status(rank: wire.RankState, session: str | None = None) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "model": rank.model,
+        "current": session is None or rank.session == session,
         "pid": rank.pid,
         "running": rank.running,
         "exit_code": None if rank.running else rank.exit_code,
@@ -73,23 +89,16 @@ def rank_status(rank: wire.RankState) -> dict[str, Any]:
     }
 
 
-async def keep_written(
-    path: Path,
-    nodes: Nodes,
-    started_at: float,
-    plan: Callable[[], dict[str, Any]],
-    notice: Callable[[], str] = lambda: "",
-) -> None:
-    """Write the status for front ends, which know nothing of agents; a file that cannot be written just grows old.
-    `notice` says in what the plan is not as it was asked for, where it is not.
-    """
+async def keep_written(nodes: Nodes, started_at: float, views: Callable[[], Iterable[View]]) -> None:
+    """Write the status for front ends, which know nothing of agents; a file that cannot be written just grows old."""
     told = ""
     while True:
         try:
-            found = snapshot(nodes, started_at)
-            if lacking := notice():
-                found["problems"]["plan"] = lacking
-            write_whole(path, json.dumps({**found, "plan": plan()}).encode())
+            for view in views():
+                found = snapshot(nodes, started_at, view.session)
+                if view.notice:
+                    found["problems"]["plan"] = view.notice
+                write_whole(view.file, json.dumps({**found, "plan": view.plan}).encode())
             told = ""
         except OSError as error:
             if told != str(error):

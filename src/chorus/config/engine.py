@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from chorus.config.sections import CacheConfig, EngineOptions
+from chorus.telemetry.telling import Place
 from chorus.transport import catalog
 
 
@@ -43,8 +44,8 @@ class EngineSpec(EngineOptions):
     rdma_devices: tuple[tuple[str | tuple[str, ...] | None, ...], ...] | None = None
     """Over RDMA: which device, or which several, each rank reaches each other rank by."""
     policies: tuple[str, ...] = ()
-    """What each rank does with its weights, as planned, in rank order (platform/dtype.py); empty: each decides for
-    itself.
+    """What each rank does with its weights, as planned, in rank order (platform/accelerator/dtype.py); empty: each
+    decides for itself.
     """
     most_threads: int | None = None
     """Rank 0 tries up to so many threads; None: it has `threads`, untried."""
@@ -53,6 +54,8 @@ class EngineSpec(EngineOptions):
     """Where to leave the reason when the engine cannot start."""
     log_level: str = "info"
     log_json: bool = False
+    events: Place | None = None
+    """Where it tells what happens to its ranks; None: nowhere."""
 
     @property
     def disk_bytes(self) -> int:

@@ -11,7 +11,8 @@ from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 from chorus.config.sampling import DefaultSampling
 from chorus.config.sections import AnswerOptions, ApiOptions, Limits, RecoveryConfig
 from chorus.errors import ChorusError
-from chorus.platform.files import read_told
+from chorus.platform.storage.files import read_told
+from chorus.telemetry.telling import Place
 
 FINISH = signal.SIGUSR1
 """Tells a front end that another one accepts connections now: it answers those that it has, and ends."""
@@ -66,6 +67,10 @@ class ApiSettings(ApiOptions):
     """Where to leave the reason when the front end cannot start."""
     responses_file: Path | None = None
     """Where /v1/responses keeps what can be continued; None: in memory."""
+    otlp_endpoint: str | None = None
+    """A collector of traces; None: where OpenTelemetry's own variables say, or nowhere."""
+    events: Place | None = None
+    """The journal that it shows, and where it tells what happens; None: there is none."""
     configuration: dict[str, Any] = Field(default_factory=dict)
     """Shown in /health as it is, so it holds nothing secret."""
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from chorus.config.grammar import GrammarLimits
 from chorus.config.hostfile import DEFAULT_PORT
 from chorus.config.strategies import Strategy
-from chorus.platform import device
-from chorus.platform.dtype import UNPACKED, Products
+from chorus.platform.accelerator import device
+from chorus.platform.accelerator.dtype import UNPACKED, Products
 from chorus.transport import catalog
 
 HIDDEN = "***"
@@ -315,6 +315,14 @@ class RecoveryConfig(Section):
     """How long requests wait for the next engine while nothing of it moves."""
     replan: Literal["ask", "auto"] = "ask"
     """When a node comes that is not used: say what it would bring, or use it by itself where that pays."""
+
+
+class TelemetryConfig(Section):
+    """The section `telemetry`: what is told to other programs."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"https?://[^\s]+")
+    """A collector that takes OpenTelemetry's traces over HTTP, e.g. http://127.0.0.1:4318; without one none are sent,
+    unless OTEL_EXPORTER_OTLP_ENDPOINT names it."""
 
 
 class LogConfig(Section):

@@ -38,6 +38,8 @@ class ModelConfig(AnswerOptions):
     """Loaded when the server starts; by default the first model is, and those that are pinned."""
     idle_unload: Seconds | None = None
     """Unloaded when nobody has asked for it for so long; by default as `load.idle_unload` says."""
+    nodes: tuple[str, ...] = ()
+    """Over the nodes of a cluster, the names of those that it may use; none: all of them."""
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()
     sampling: DefaultSampling = DefaultSampling()
@@ -71,6 +73,6 @@ class LoadConfig(Section):
     on_full: Literal["swap", "wait", "refuse"] = "swap"
     """When a model does not fit beside the others: unload one that is not pinned, wait for one to go, or say no."""
     min_loaded_seconds: float = Field(default=30, ge=0)
-    """A model serves at least so long before it makes room for another that is asked for."""
+    """A model that is in use serves at least so long before it makes room for another that is asked for."""
     idle_unload: Seconds | None = None
     """None: a model stays until its room is needed."""

@@ -24,6 +24,7 @@ from chorus.config.sections import (
     RecoveryConfig,
     Section,
     ShardingConfig,
+    TelemetryConfig,
 )
 from chorus.config.served import LoadConfig, ModelConfig
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
@@ -48,6 +49,7 @@ class Settings(BaseSettings):
     cache: CacheConfig = CacheConfig()
     sampling: DefaultSampling = DefaultSampling()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     devices: tuple[DeviceConfig, ...] = ()
     sharding: ShardingConfig = ShardingConfig()
     cluster: ClusterConfig = ClusterConfig()

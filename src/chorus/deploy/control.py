@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -21,13 +21,14 @@ from chorus.deploy.groups.registry import Attendance, NoSuchModel, Refused, Regi
 from chorus.deploy.handover import FrontEnd
 from chorus.errors import ChorusError
 from chorus.messages.calls import own_words, why_failed
-from chorus.messages.deploy import report_from_wire, table_to_wire
+from chorus.messages.deploy import PullRow, report_from_wire, table_to_wire
 from chorus.messages.proto import control_pb2 as wire
 from chorus.messages.proto import control_pb2_grpc
 
 log = logging.getLogger("chorus.supervisor")
 
 Replan = Callable[[], Awaitable[str]]
+WhatIf = Callable[[str, Sequence[str]], Awaitable[str]]
 Reply = TypeVar("Reply")
 
 
@@ -37,13 +38,21 @@ class NotControlled(ChorusError):
 
 class Control(control_pb2_grpc.ControlServicer):
     """What a server does for commands and front ends. `replan` answers what changed; None where nothing can be planned
-    anew."""
+    anew. `what_if` answers as JSON who would hold what of a model with more machines; None where nobody can say."""
 
-    def __init__(self, server: Server, front_end: FrontEnd, registry: Registry, replan: Replan | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        front_end: FrontEnd,
+        registry: Registry,
+        replan: Replan | None = None,
+        what_if: WhatIf | None = None,
+    ) -> None:
         self._server = server
         self._front_end = front_end
         self._registry = registry
         self._replan = replan
+        self._what_if = what_if
         self._hung_up: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -122,6 +131,18 @@ class Control(control_pb2_grpc.ControlServicer):
     async def Unload(self, request: wire.UnloadRequest, context: grpc.aio.ServicerContext) -> wire.UnloadReply:
         name, told = await _or_refuse(context, self._registry.unload(request.name))
         return wire.UnloadReply(id=name, told=told)
+
+    async def Pull(self, request: wire.PullRequest, context: grpc.aio.ServicerContext) -> wire.PullReply:
+        async def begin() -> PullRow:
+            return self._registry.pulls.start(request.name)
+
+        begun = await _or_refuse(context, begin())
+        return wire.PullReply(told=f"{begun.name} is being pulled", started_at=begun.started_at)
+
+    async def Plan(self, request: wire.PlanRequest, context: grpc.aio.ServicerContext) -> wire.PlanReply:
+        if self._what_if is None:
+            await _never(context, "what the machines of this server have is told by nobody, so nothing can be planned")
+        return wire.PlanReply(plans=await _or_refuse(context, self._what_if(request.name, request.add)))
 
 
 async def _or_refuse(context: grpc.aio.ServicerContext, work: Awaitable[Reply]) -> Reply:

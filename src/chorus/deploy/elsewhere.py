@@ -33,6 +33,11 @@ def check_served_here(loaded: LoadedSettings) -> None:
             f"of them: {up_command(loaded)}{_or_by_hand(loaded)}"
         )
     _refuse_address(loaded)
+    if named := next((entry for entry in settings.served if entry.nodes), None):
+        raise AnotherCommand(
+            f"{loaded.given['models'].place}: {named.source}: nodes {', '.join(named.nodes)}, and `chorus serve` "
+            "starts every rank here; over nodes: chorus serve --cluster, or chorus up -c FILE"
+        )
     transport = settings.engine.transport
     if transport != catalog.AUTO and catalog.get(transport).rdma:
         raise AnotherCommand(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
 from chorus.cluster import status
 from chorus.cluster.servers import Server
@@ -30,19 +29,20 @@ from chorus.deploy.groups.registry import Registry
 from chorus.deploy.handover import FrontEnd
 from chorus.deploy.supervisor import Kept, Supervisor
 from chorus.errors import CannotListen, ChorusError
-from chorus.messages.deploy import ModelState
-from chorus.models import LocalModel, PullProgress, resolve
+from chorus.messages.deploy import ModelRow, ModelState
+from chorus.models import LocalModel, Progress, resolve
 from chorus.models.parts import resolve_description
 from chorus.models.servable import check_servable
 from chorus.models.values import ProgressCallback, ignore_progress
-from chorus.platform.files import write_if_possible
-from chorus.platform.mlx_import import require_mlx
-from chorus.platform.paths import run_prefix, state_dir
-from chorus.platform.terminal import console
+from chorus.platform.accelerator.mlx_import import require_mlx
+from chorus.platform.storage.files import write_if_possible
+from chorus.platform.storage.paths import run_prefix, state_dir
+from chorus.platform.terminal import console, shown
 from chorus.security.key_file import default_key_file, load_keys
 from chorus.security.key_rules import key_hash, new_key, refusal_to_listen
 from chorus.security.node_folder import authority_file
 from chorus.security.tls import Certificate, CertificateError
+from chorus.telemetry import telling, traces
 
 if TYPE_CHECKING:
     from chorus.security.https import OwnCertificate
@@ -85,6 +85,8 @@ class Access:
 def find_access(settings: Settings, insecure: bool) -> Access:
     """The API's keys and certificate; raises CannotServe where they do not allow serving or its settings are wrong."""
     api = settings.api
+    if settings.telemetry.otlp_endpoint and not traces.is_installed():
+        raise CannotServe(f"telemetry.otlp_endpoint: {traces.REMEDY}")
     keys = load_keys(default_key_file())
     if refusal := refusal_to_listen(api.host, keys, insecure):
         raise CannotServe(refusal)
@@ -176,13 +178,7 @@ def find_model(name: str, for_nodes: bool = False) -> LocalModel:
     """Find a model or download what is missing of it; `for_nodes` without weights, which each node fetches itself.
     Raises an error of ours where it could not be served, before anything is fetched or started.
     """
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"finding {name}", total=None)
-
-        def report(progress: PullProgress) -> None:
-            bar.update(task, description=progress.label, completed=progress.done, total=progress.total)
-
+    with shown(f"finding {name}") as report:
         return look_for_model(name, report, for_nodes)
 
 
@@ -208,11 +204,9 @@ def settings_of(settings: Settings, entry: ModelConfig) -> Settings:
         raise ConfigError(f"models: {entry.source}: {where + ': ' if where else ''}{first['msg']}") from None
 
 
-def only_model(settings: Settings, command: str) -> ModelConfig:
-    """The one that a command serves which cannot serve several; raises ConfigError."""
-    if len(settings.served) > 1 or settings.api.any_model:
-        raise ConfigError(f"{command} serves one model: name one, or serve several on one machine with `chorus serve`")
-    return settings.served[0]
+def is_alone(settings: Settings) -> bool:
+    """Whether there is one model and will be no other: whatever ends it ends the server."""
+    return len(settings.served) == 1 and not settings.api.any_model
 
 
 def api_settings(
@@ -243,6 +237,8 @@ def api_settings(
         recovery=settings.recovery,
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
+        events=telling.place(),
+        otlp_endpoint=settings.telemetry.otlp_endpoint,
         configuration={
             **settings.model_dump(mode="json", exclude={"log", "cluster"}),
             "cluster": settings.cluster.shown(),
@@ -297,17 +293,23 @@ def server_record(
     )
 
 
+def load_progress(row: ModelRow, label: str = "") -> Progress:
+    """How far a load is: in bytes while some move, then as the share that its engine tells."""
+    told = label + row.detail
+    if row.total_bytes > row.loaded_bytes:
+        return Progress(told, row.loaded_bytes, row.total_bytes)
+    return Progress.of_share(told, row.progress)
+
+
 async def announce(registry: Registry, url: str, front_end_serves: Callable[[], bool], ready_file: Path | None) -> None:
     """Show the load until a request would be answered, then where. The supervisor ends it where that never comes."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting the engine", total=1.0)
+    with shown("starting the engine") as report:
         while not (registry.settled and front_end_serves()):
             table = registry.table
             moving = [row for row in table.models if row.state in (ModelState.WAITING, ModelState.LOADING)]
             if moving:
                 label = f"{moving[0].id}: " if len(table.models) > 1 else ""
-                bar.update(task, description=label + moving[0].detail, completed=moving[0].progress)
+                report(load_progress(moving[0], label))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_SECONDS):
                     await registry.newer(table.version)
@@ -317,6 +319,12 @@ async def announce(registry: Registry, url: str, front_end_serves: Callable[[], 
     if ready_file:
         told = f"ready  {first.id}{more}  at  {url}/v1\n"
         write_if_possible(ready_file, told.encode(), "whoever waits for this server does not see that it is ready")
+
+
+def keep_journal(listener: Listener) -> None:
+    """From now on what happens to this server is written down, also by the processes that it starts."""
+    host, port = listener.place
+    telling.keep_journal(f"{host}:{port}")
 
 
 async def run_announced(
@@ -336,8 +344,9 @@ async def run_announced(
         announcer.append(asyncio.create_task(announce(registry, url, lambda: front_end.serves, ready_file)))
 
     try:
-        async with control.offered():
-            await supervisor.run(begin)
+        with telling.from_begin_to_end(url, ", ".join(model.id for model in registry.models)):
+            async with control.offered():
+                await supervisor.run(begin)
     finally:
         for task in announcer:
             task.cancel()

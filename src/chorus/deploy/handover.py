@@ -13,8 +13,11 @@ from chorus.deploy.supervisor import ProcessGroup, Program
 from chorus.errors import ChorusError
 from chorus.platform.process.exits import EXIT_CANNOT_START
 from chorus.platform.process.lifeline import Lifeline
+from chorus.platform.process.losses import Loss
 from chorus.platform.process.restarts import Life, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger("chorus.supervisor")
 
@@ -70,6 +73,9 @@ class FrontEnd(ProcessGroup):
     def life(self, now: float, name: str = "") -> Life:
         return self._current.group.life(now, name) if self._current else super().life(now, name)
 
+    def loss_of(self, name: str) -> Loss | None:
+        return self._current.group.loss_of(name) if self._current else None
+
     async def start(self) -> None:
         self._current = await self._begin()
 
@@ -99,6 +105,8 @@ class FrontEnd(ProcessGroup):
 
     async def restart(self) -> Handover:
         """Start another one, and have this one finish once that serves. Raises CannotRestart where nothing changed."""
+        if self.ends:
+            raise CannotRestart("the server ends: no other front end is started")
         if self._handing_over:
             raise CannotRestart("a front end is being started already: wait until it serves")
         if self._finishing:
@@ -128,6 +136,7 @@ class FrontEnd(ProcessGroup):
             old.group.signal(FINISH)
             self._seeing_off = asyncio.create_task(self._see_off(old))
         log.info("front end: process %d accepts now, process %d finishes its streams", new.pid, old.pid)
+        tell(events.FRONT_END_REPLACED, pid=new.pid, finishing=old.pid)
         return Handover(new.pid, old.pid)
 
     async def _begin(self) -> _Start:

@@ -27,7 +27,9 @@ from chorus.planning.plan import Plan, PlanError, RankPlan
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest
 from chorus.planning.split import SplitError, choose_split
-from chorus.platform import cores, device, memory, products
+from chorus.platform.accelerator import device
+from chorus.platform.cpu import cores, products
+from chorus.platform.memory import amounts
 
 log = logging.getLogger("chorus.serve")
 
@@ -63,7 +65,7 @@ def local_plan(settings: Settings, model: LocalModel, room: int | None = None) -
     if profile:
         nodes = [node_of(profile, name, engine.memory_fraction, engine.ranks) for name in names]
     else:
-        free = memory.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
+        free = amounts.usable_unmeasured(device.backend(), engine.memory_fraction) // engine.ranks
         kernels = {"kernel_flops": 1.0, "kernel_bandwidth": 1.0} if products.installed() else {}
         nodes = [Machine(name, device.backend(), free, flops=1.0, bandwidth=1.0, **kernels) for name in names]
     if room is not None:
@@ -77,7 +79,7 @@ def local_plan(settings: Settings, model: LocalModel, room: int | None = None) -
             return LocalPlan(tuple(rank.policy_name for rank in slices), ranks=slices)
         facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
         links = Links(LINK_KINDS["loopback"])
-        made = plan(facts, nodes, links, _usual_work(settings, facts), _request(settings, facts))
+        made = plan(facts, nodes, links, usual_work(settings, facts), _request(settings, facts))
     except (ModelError, PlanError, SplitError) as error:
         why = str(error).rstrip(".")
         if laid_down:
@@ -92,18 +94,31 @@ def rank_needs(settings: Settings, model: LocalModel, ranks: int) -> tuple[int, 
     """What the part of each rank takes in all, itself too: those on other machines are taken for machines like this
     one, since a hostfile tells nothing of them. Empty where the planner cannot say.
     """
+    return tuple(rank.booked_bytes(settings.cache.memory) for rank in planned_ranks(settings, model, ranks))
+
+
+def planned_ranks(settings: Settings, model: LocalModel, ranks: int) -> tuple[RankPlan, ...]:
+    """What each rank holds and takes, on machines like this one; empty where the planner cannot say."""
+    try:
+        facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
+    except ModelError as error:
+        log.info("what the ranks take is not known (%s)", str(error).rstrip("."))
+        return ()
+    return rank_plans(settings, facts, ranks)
+
+
+def rank_plans(settings: Settings, facts: ModelFacts, ranks: int, memory: int = _ENOUGH) -> tuple[RankPlan, ...]:
+    """The same from the facts of a model, on machines that have so much memory each."""
     engine = settings.engine.model_copy(update={"ranks": ranks})
     settings = settings.model_copy(update={"engine": engine})
     kernels = {"kernel_flops": 1.0, "kernel_bandwidth": 1.0} if products.installed() else {}
-    nodes = [Machine(f"rank{rank}", device.backend(), _ENOUGH, 1.0, 1.0, **kernels) for rank in range(ranks)]
+    nodes = [Machine(f"rank{rank}", device.backend(), memory, 1.0, 1.0, **kernels) for rank in range(ranks)]
     try:
-        facts = cut_facts(model.path) if is_preshard(model.path) else read_facts(model.path, model.id)
-        work, request = _usual_work(settings, facts), _request(settings, facts)
-        made = plan(facts, nodes, Links(LINK_KINDS["loopback"]), work, request)
+        work, request = usual_work(settings, facts), _request(settings, facts)
+        return plan(facts, nodes, Links(LINK_KINDS["loopback"]), work, request).ranks
     except (ModelError, PlanError, SplitError) as error:
         log.info("what the ranks take is not known (%s)", str(error).rstrip("."))
         return ()
-    return tuple(rank.booked_bytes(settings.cache.memory) for rank in made.ranks)
 
 
 def budget_of(settings: Settings) -> int | Callable[[], int] | None:
@@ -114,7 +129,7 @@ def budget_of(settings: Settings) -> int | Callable[[], int] | None:
     if settings.load.memory is not None:
         return settings.load.memory
     if backend != "cuda":
-        return partial(memory.usable_unmeasured, backend, engine.memory_fraction)
+        return partial(amounts.usable_unmeasured, backend, engine.memory_fraction)
     profile = known_profile(engine.threads or cores.threads_per_rank(cores.usable_cores(), engine.ranks))
     return profile.usable_memory(engine.memory_fraction) if profile else None
 
@@ -140,13 +155,13 @@ def _planned_slices(settings: Settings, model: LocalModel, nodes: Sequence[Machi
     for rank, node in enumerate(nodes):
         facts = slice_facts(model.path, rank)
         request = PlanRequest("custom", layers=(len(facts.layers),))
-        made += plan(facts, [node], Links(), _usual_work(settings, facts), request).ranks
+        made += plan(facts, [node], Links(), usual_work(settings, facts), request).ranks
     if len({rank.dtype for rank in made}) > 1:
         made = [next(rank for rank in made if not rank.dequantize)] * len(made)
     return tuple(made)
 
 
-def _usual_work(settings: Settings, facts: ModelFacts) -> Workload:
+def usual_work(settings: Settings, facts: ModelFacts) -> Workload:
     context = facts.longest(context_of(settings, facts))
     work = workload(settings, facts, max(1, min(512, context // 2)), max(1, min(256, context // 4)), 1)
     return replace(work, context=context)

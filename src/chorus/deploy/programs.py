@@ -10,13 +10,14 @@ from chorus.config.engine import EngineSpec
 from chorus.config.front_end import ApiSettings
 from chorus.config.sections import EngineOptions
 from chorus.config.settings import Settings
-from chorus.deploy.supervisor import Program
+from chorus.deploy.supervisor import LEADER, Program
 from chorus.errors import ChorusError
 from chorus.models import LocalModel
 from chorus.planning.layout import check_transport, shape
 from chorus.planning.split import SplitError
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 from chorus.platform.process.restarts import python
+from chorus.telemetry import telling
 from chorus.transport import catalog
 from chorus.transport.auto import choose_transport
 from chorus.transport.launch import Launch, NotInstalled
@@ -56,6 +57,7 @@ def engine_spec(settings: Settings, model: LocalModel, folder: Path, ranks: tupl
         failure_file=folder / "failure",
         log_level=settings.log.level,
         log_json=settings.log.json_lines,
+        events=telling.place(model.id),
     )
 
 
@@ -73,7 +75,7 @@ def rank_programs(spec: EngineSpec) -> list[Program]:
         _check_hybrid(spec)
     transport = catalog.get(spec.transport)
     leader = Program(
-        "engine",
+        LEADER,
         python("-m", "chorus.engine", "-"),
         failure_file=spec.failure_file,
         told=spec.model_dump_json(),

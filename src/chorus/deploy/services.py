@@ -7,7 +7,7 @@ import sys
 
 from chorus.cluster.agent.process import AgentOptions
 from chorus.platform import service
-from chorus.platform.paths import STATE_VARIABLE
+from chorus.platform.storage.paths import STATE_VARIABLE
 from chorus.security.node_folder import write_private
 
 _KEPT = (STATE_VARIABLE, "CHORUS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT")

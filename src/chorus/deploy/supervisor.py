@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from chorus.deploy.room import Bytes, Need
 from chorus.errors import ChorusError
 from chorus.platform.awake import Awake
-from chorus.platform.filelimit import raise_file_limit
 from chorus.platform.process import signals
 from chorus.platform.process.beats import Beat, Monitor
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
@@ -28,6 +29,9 @@ from chorus.platform.process.losses import Loss, gravest, loss_of_exit, passed_o
 from chorus.platform.process.restarts import NEVER_SERVED, Life, RestartPolicy, Restarts, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
+from chorus.platform.storage.filelimit import raise_file_limit
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger("chorus.supervisor")
 
@@ -36,6 +40,11 @@ _AS_ASKED = {0, -signal.SIGTERM}
 """How processes end that we asked to."""
 _SIGNALLED = 128
 """A program that starts others tells the signal that ended one of them as a shell does."""
+
+LEADER = "engine"
+"""What the program of rank 0 is called."""
+_LOOK_SECONDS = 0.2
+"""How often to look whether what was lost serves again."""
 
 QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC's own lines on stderr repeat in its words what ours say."""
@@ -68,6 +77,15 @@ class Program:
 
 class GaveUp(ChorusError):
     """A process keeps ending; says which, how, and where to look."""
+
+
+class TooLittleRoom(GaveUp):
+    """It does not fit into what memory is left just now; says what is missing, and where."""
+
+    def __init__(self, told: str, missing: tuple[Need, ...] = ()) -> None:
+        """`missing`: how much more must be left, as far as somebody could say."""
+        super().__init__(told)
+        self.missing = missing or (Need(1),)
 
 
 class CannotStartNow(ChorusError):
@@ -126,6 +144,8 @@ class ProcessGroup:
         self._started_at = 0.0
         self._served_before = False
         self._awake = Awake()
+        self.ends = False
+        """Whoever keeps it is about to end it: nothing of it is started again."""
 
     def program(self, name: str) -> Program:
         return next(program for program in self._programs if program.name == name)
@@ -208,6 +228,10 @@ class ProcessGroup:
         for each in (program.name for program in self._programs) if name is None else (name,):
             self._losses[each] = gravest((*self._unsettled(each), loss))
 
+    def loss_of(self, name: str) -> Loss | None:
+        """How the process of this name that ran before was lost, as the next one is told."""
+        return self._losses.get(name)
+
     async def stop(self) -> None:
         """Ask, wait, then kill: bounded by the grace time."""
         await self._stop_watching()
@@ -227,6 +251,19 @@ class ProcessGroup:
             if late:
                 await asyncio.wait(late)
         self._running.clear()
+
+    detail = ""
+    """What it does before its processes can tell anything themselves."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The machines of its ranks in their order, where it has chosen them itself."""
+        return ()
+
+    @property
+    def booked(self) -> Bytes:
+        """What it has booked itself, on each of them."""
+        return {}
 
     @property
     def beats(self) -> tuple[Beat, ...]:
@@ -337,6 +374,9 @@ class Keeper(Protocol):
     async def run(self) -> None:
         """Until cancelled; raises GaveUp."""
 
+    def will_end(self) -> None:
+        """The server ends: from now on nothing is started, and nothing again."""
+
     async def stop(self) -> None:
         """End it in order."""
 
@@ -344,24 +384,44 @@ class Keeper(Protocol):
 class Kept:
     """A group whose processes are started again when they end."""
 
-    def __init__(self, group: ProcessGroup, policy: RestartPolicy | None = None, label: str = "") -> None:
-        """`label` stands before what is logged, where there are several groups."""
+    def __init__(
+        self, group: ProcessGroup, policy: RestartPolicy | None = None, label: str = "", model: str = ""
+    ) -> None:
+        """`label` stands before what is logged, where there are several groups; `model` is what a group of ranks
+        serves, for those who read of it later.
+        """
         self._group = group
         self._policy = policy or RestartPolicy()
         self._label = f"{label}: " if label else ""
+        self._told = ToldLosses(group, model) if model else None
+        self._returning: asyncio.Task[None] | None = None
+
+    def will_end(self) -> None:
+        self._group.ends = True
+        self._stop_expecting()
 
     async def run(self) -> None:
+        """Until cancelled, or until something is lost that is not to be started again."""
+        try:
+            await self._keep()
+        finally:
+            self._stop_expecting()
+
+    async def _keep(self) -> None:
         group = self._group
         counts = Counts(group, self._policy)
-        while True:
+        while not group.ends:
             name = ""
             try:
                 await group.start()
+                self._expect_return()
                 name, code = await group.ended()
                 reason = group.program(name).reason() if code == EXIT_CANNOT_START else ""
                 life = group.life(time.monotonic(), name)
             except CannotStartNow as error:
                 code, reason, life = EXIT_CANNOT_START, str(error), NEVER_SERVED
+            if group.ends:
+                return
             restarts = counts.of(name)
             pause = restarts.pause(code, time.monotonic(), life, group.restarts)
             if pause is None:
@@ -373,10 +433,70 @@ class Kept:
             said = self._label + (reason or f"{name} ended with {describe_exit(code)}")
             what = "it" if group.goes_on else f"the {group.name}"
             log.warning("%s: starting %s again%s", said, what, f" in {pause:g} s" if pause else "")
+            self._tell_loss(name, reason or f"{name} ended with {describe_exit(code)}", what)
             await asyncio.sleep(pause)
 
     async def stop(self) -> None:
         await self._group.stop()
+
+    def _tell_loss(self, name: str, why: str, what: str) -> None:
+        if self._told:
+            self._told.lost(name, why, what)
+        else:
+            loss = self._group.loss_of(name)
+            tell(events.FRONT_END_LOST, why=loss.told if loss else why)
+
+    def _expect_return(self) -> None:
+        self._stop_expecting()
+        if self._told and self._told.returns:
+            self._returning = asyncio.create_task(self._tell_return(self._told))
+
+    def _stop_expecting(self) -> None:
+        if self._returning:
+            self._returning.cancel()
+            self._returning = None
+
+    async def _tell_return(self, told: ToldLosses) -> None:
+        """Tell when all serve again, unless something else is lost before."""
+        while not self._group.serves:
+            await asyncio.sleep(_LOOK_SECONDS)
+        told.serves()
+
+
+class ToldLosses:
+    """Writes down what the ranks of a model lose, and when all of them serve again."""
+
+    def __init__(self, group: ProcessGroup, model: str) -> None:
+        self._group = group
+        self._model = model
+        self._lost_at: float | None = None
+        """When what was served was lost, until it is served again."""
+
+    @property
+    def returns(self) -> bool:
+        """Whether that all serve again would be news."""
+        return self._lost_at is not None
+
+    def lost(self, name: str, why: str, what: str) -> None:
+        """The process of this name, in whose place `what` is started again."""
+        loss, (rank, node) = self._group.loss_of(name), rank_of(name)
+        if rank == 0 or not self._group.goes_on:  # of another one's return its leader tells, which knows more of it
+            self._lost_at = self._lost_at or time.monotonic()
+        cause, why = (loss.cause, loss.told) if loss else ("", why)
+        tell(events.RANK_LOST, model=self._model, node=node, rank=rank, cause=cause, why=why, what=what)
+
+    def serves(self) -> None:
+        if self._lost_at is not None:
+            tell(events.SERVES_AGAIN, model=self._model, seconds=time.monotonic() - self._lost_at)
+            self._lost_at = None
+
+
+def rank_of(name: str) -> tuple[int | None, str]:
+    """The rank that a process of a group is, and the node that it is on, where its name says so."""
+    if name == LEADER:
+        return 0, ""
+    found = re.fullmatch(r"rank (\d+)(?: on (.+))?", name)
+    return (int(found[1]), found[2] or "") if found else (None, "")
 
 
 class Supervisor:
@@ -387,7 +507,14 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        self._stopping.set()
+        if not self._stopping.is_set():
+            log.info("the server ends: nothing is started any more")
+            self._tell_the_end()
+            self._stopping.set()
+
+    def _tell_the_end(self) -> None:
+        for keeper in self._keepers:
+            keeper.will_end()
 
     async def run(self, on_start: Callable[[], object] | None = None) -> None:
         """Run until `stop`, or raise GaveUp. Leaves nothing behind either way; what was given last ends first."""
@@ -400,6 +527,7 @@ class Supervisor:
             for task in done:
                 task.result()
         finally:
+            self._tell_the_end()
             for task in (*running, stopped):
                 task.cancel()
             await asyncio.gather(*running, stopped, return_exceptions=True)

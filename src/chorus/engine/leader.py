@@ -19,23 +19,26 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from chorus.engine.followers import Follower
 from chorus.engine.prefix.disk import FileList
 from chorus.engine.prefix.index import PrefixIndex
+from chorus.engine.ranks.followers import Follower
 from chorus.engine.sampling import Draw, Mask, Sampler, Scores, score
-from chorus.engine.scheduler import Scheduler
-from chorus.engine.sequences import Sequence
+from chorus.engine.scheduling.scheduler import Scheduler
+from chorus.engine.scheduling.sequences import Sequence
 from chorus.messages.engine import Pooling, Progress, Request, Sampling, TokenLogprobs
 from chorus.messages.grammar import GrammarError
 from chorus.messages.rank import Evict, Step, Store
 from chorus.platform import faults
-from chorus.platform.freed_buffers import FreedBuffers
-from chorus.platform.metal import raise_if_gpu_lost
+from chorus.platform.memory.freed_buffers import FreedBuffers
+from chorus.platform.memory.metal import raise_if_gpu_lost
 from chorus.platform.process import beats
 from chorus.platform.process.losses import Loss, cause_of
 from chorus.platform.process.output import LogFile
 from chorus.rank.graph_tokens import GraphTokens
 from chorus.rank.runner import Runner
+from chorus.telemetry.metrics.declared import ITERATION_TOKENS
+from chorus.telemetry.metrics.histogram import Histogram
+from chorus.telemetry.phases import COMPUTE, IDLE, SAMPLING, SCHEDULE, clock
 from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
@@ -95,6 +98,10 @@ class Followers(Protocol):
         ...
 
     def send(self, step: Step) -> None: ...
+    def rest(self) -> None:
+        """Tell them that there is nothing to do: what they wait for from now on is nobody's fault."""
+        ...
+
     def receive(self, step: Step) -> list[mx.array] | None:
         """What the stage before ours computed for this step; None where ours is the first."""
         ...
@@ -129,6 +136,9 @@ class NoFollowers:
         self.farewell: Callable[[str], None] = lambda reason: None
 
     def send(self, step: Step) -> None:
+        pass
+
+    def rest(self) -> None:
         pass
 
     def receive(self, step: Step) -> list[mx.array] | None:
@@ -169,7 +179,8 @@ class Leader:
         file_list: FileList | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.finished_step = 0
+        self.sent_step = self.finished_step = 0
+        self.step_tokens = Histogram(ITERATION_TOKENS)
         self._runner = runner
         self._publish = publish
         self._followers = followers or NoFollowers()
@@ -188,6 +199,8 @@ class Leader:
         self._unfinished: dict[int, Step] = {}
         """Steps that were sent and are not over."""
         self._news: list[Progress] = []
+        self._rests = False
+        """The followers know that there is nothing to do."""
         self._freed_buffers = FreedBuffers(mx)
         self._sampler = Sampler()
 
@@ -287,25 +300,41 @@ class Leader:
             self.file_list.write(self.scheduler.prefixes.disk)
 
     def _next_command(self) -> Command:
+        clock.enter(SCHEDULE)
         if not self.idle:
             return self._inbox.get_nowait()
+        if not self._rests:
+            self._followers.rest()
+            self._rests = True
+        clock.enter(IDLE)
         try:
             return self._inbox.get(timeout=IDLE_SECONDS)
         except queue.Empty:
             self._freed_buffers.give_back()
             self._write_list()
             raise
+        finally:
+            clock.enter(SCHEDULE)
 
     def _send_steps(self) -> None:
         while len(self._sent) < self._followers.depth and (step := self.scheduler.next_step()):
             self._unfinished[step.number] = step
+            self._rests = False
+            if clock.recording:
+                clock.describe_step(step.number, _kind(step), len(step.feeds), step.tokens)
             self._followers.send(step)
             self._sent.append(step)
+            self.sent_step = step.number
             faults.at("sent", 0, step.number)
             self._write_log(step)
+        if self.scheduler.begun_news:
+            self._news += self.scheduler.begun_news
+            self.scheduler.begun_news.clear()
 
     def _launch(self, step: Step) -> tuple[Step, list[mx.array]] | None:
         self._freed_buffers.used()
+        clock.enter(COMPUTE)
+        clock.step = step.number
         try:
             faults.at("forward", 0, step.number, (token for feed in step.feeds for token in feed.tokens))
             self._keep_logits(step)
@@ -324,6 +353,7 @@ class Leader:
             self._fail(step, error)
             return None
         finally:
+            clock.enter(SCHEDULE)
             # Not before: a step may begin with what it lets go of for somebody else.
             for operation in step.operations:
                 if isinstance(operation, Evict):
@@ -342,6 +372,8 @@ class Leader:
     def _sample(self, step: Step, outputs: list[mx.array]) -> Flight:
         if not step.logits:
             return self._pool(step, outputs) or Flight(step, outputs, sampled=False)
+        clock.enter(SAMPLING)
+        clock.step = step.number
         faults.at("sample", 0, step.number)
         since, find = time.monotonic(), self.scheduler.sequence
         rows = [None if feed.partial else find(feed.sequence) for feed in step.feeds]
@@ -350,6 +382,7 @@ class Leader:
         scores = self._score(rows, outputs[0], tokens)
         mx.async_eval(tokens, scores.arrays if scores else [])
         self._graph_tokens.note(step, tokens)
+        clock.enter(SCHEDULE)
         return Flight(step, [tokens], sampled=True, scores=scores)
 
     def _pool(self, step: Step, outputs: list[mx.array]) -> Flight | None:
@@ -394,6 +427,8 @@ class Leader:
     def _bring_home(self) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
+        clock.enter(COMPUTE)
+        clock.step = flight.step.number
         try:
             with self._followers.waiting(flight.step, over=True):
                 mx.eval(flight.outputs, flight.scores.arrays if flight.scores else [])
@@ -403,12 +438,17 @@ class Leader:
                 raise
             self._fail(flight.step, error)
             return
+        finally:
+            clock.enter(SCHEDULE)
         del self._unfinished[flight.step.number]
         sampled = cast(list[int], flight.outputs[0].tolist()) if flight.sampled else ()
         rows = zip(flight.step.feeds, sampled, strict=False)
         tokens = {feed.sequence: token for feed, token in rows if not feed.partial}
         self.finished_step = flight.step.number
         beats.finished(flight.step.number)
+        # Every row of a decode is fed one token: nobody has to look at each.
+        if fed := len(flight.step.feeds) if flight.step.decode else flight.step.tokens:
+            self.step_tokens.observe(fed)
         if flight.embedded:
             values = tuple(cast(list[float], flight.outputs[0].tolist()))
             self._news += self.scheduler.finish_embedding(flight.step.sequences[0], values)
@@ -438,6 +478,9 @@ class Leader:
 
     def _write_log(self, step: Step) -> None:
         if self._step_log:
-            kind = "decode" if step.decode else "prefill" if step.feeds else "operations"
-            entry = {"step": step.number, "kind": kind, "sequences": step.sequences, "tokens": step.tokens}
+            entry = {"step": step.number, "kind": _kind(step), "sequences": step.sequences, "tokens": step.tokens}
             self._step_log.write(f"{json.dumps(entry | {'time': time.time()})}\n".encode())
+
+
+def _kind(step: Step) -> str:
+    return "decode" if step.decode else "prefill" if step.feeds else "operations"

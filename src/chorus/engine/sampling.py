@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from chorus.messages.engine import Sampling, TokenLogprobs
-from chorus.platform import device
+from chorus.platform.accelerator import device
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 XTC_SALT = 0x58544321

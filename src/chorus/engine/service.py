@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import threading
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import grpc.aio
 
+from chorus.engine.figures import at_rest
 from chorus.engine.leader import Cancel, ClearCache, Command, Submit
+from chorus.engine.ranks.tracing import CannotTrace
 from chorus.messages.calls import why_failed
 from chorus.messages.engine import (
     Finish,
@@ -27,8 +31,8 @@ from chorus.messages.engine import (
 from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
-from chorus.platform.paths import check_socket_path
 from chorus.platform.process import beats
+from chorus.platform.storage.paths import check_socket_path
 from chorus.text.grammar.client import Constraint
 
 log = logging.getLogger("chorus.engine")
@@ -37,6 +41,10 @@ MAX_MESSAGE = 64 << 20
 LEAVE_SECONDS = 2.0
 MAX_UNREAD_EVENTS = 10_000
 """A front end that reads nothing for this many steps is taken for dead."""
+WATCH_SECONDS = 1.0
+"""How often whoever watches is told what is counted."""
+REST_SECONDS = 10.0
+"""How often while nothing happens: a front end that nobody asks for anything shall sleep."""
 CLEAR_SECONDS = 30.0
 """The leader takes a command between two steps; one that is stuck for longer is somebody else's to notice."""
 
@@ -56,6 +64,11 @@ class EngineFace(Protocol):
         ...
 
     def describe(self) -> wire.Description: ...
+    def figures(self) -> wire.Figures: ...
+    def trace(self, steps: int, seconds: float) -> AsyncGenerator[wire.TraceReply, None]:
+        """Raises CannotTrace."""
+        ...
+
     async def open_grammar(
         self, grammar: Grammar, stop_tokens: frozenset[int], answered: tuple[int, ...]
     ) -> Constraint | None:
@@ -87,9 +100,21 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._numbers = itertools.count(1)
         self._sessions: dict[int, OpenSession] = {}
         self._ending = ""
+        self._ended = asyncio.Event()
 
     async def Describe(self, request: wire.DescribeRequest, context: grpc.aio.ServicerContext) -> wire.Description:
         return self._engine.describe()
+
+    async def Watch(self, request: wire.WatchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[wire.Figures]:
+        told, told_at = wire.Figures(), -math.inf
+        while not self._ended.is_set():
+            figures, now = self._engine.figures(), time.monotonic()
+            if not at_rest(figures, told) or now - told_at >= REST_SECONDS:
+                told, told_at = figures, now
+                yield figures
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), WATCH_SECONDS)
+        yield self._engine.figures()
 
     async def Session(
         self, requests: AsyncIterator[wire.Command], context: grpc.aio.ServicerContext
@@ -149,6 +174,16 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             late = f"the cache was not cleared within {CLEAR_SECONDS:g} s: it is when the step under way is over"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
         return wire.ClearCacheReply(entries=entries, bytes=size)
+
+    async def Trace(
+        self, request: wire.TraceRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[wire.TraceReply]:
+        try:
+            async with contextlib.aclosing(self._engine.trace(request.steps, request.seconds)) as replies:
+                async for reply in replies:
+                    yield reply
+        except CannotTrace as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def _open(self, context: grpc.aio.ServicerContext) -> OpenSession:
         if self._ending:
@@ -233,6 +268,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     def close_all(self, reason: str) -> None:
         """For good: whoever comes later hears the same, and the first reason stands."""
         self._ending = self._ending or reason
+        self._ended.set()
         for session in self._sessions.values():
             self._close(session, self._ending)
 

@@ -8,10 +8,10 @@ from typing import Any
 from chorus.localai.errors import BadRequest
 from chorus.localai.requests import json_field, template_arguments
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving import measure
-from chorus.serving.measure import Amounts
-from chorus.serving.request import FieldNames, GenerationRequest
-from chorus.serving.tools import NO_TOOLS, Tool, ToolChoice, Tools
+from chorus.serving.requests import measure
+from chorus.serving.requests.measure import Amounts
+from chorus.serving.requests.request import FieldNames, GenerationRequest
+from chorus.serving.requests.tools import NO_TOOLS, Tool, ToolChoice, Tools
 
 FIELDS = FieldNames(
     prompt="Messages",

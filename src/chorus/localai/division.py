@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chorus.config.file import ConfigError
-from chorus.deploy.by_hand import with_proportions
+from chorus.deploy.hostfile.serve import with_proportions
 from chorus.deploy.preshard import with_own_division
 from chorus.localai.errors import LoadFailed
 from chorus.localai.plan import LoadPlan

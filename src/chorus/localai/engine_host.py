@@ -14,7 +14,7 @@ from typing import TypeVar
 import grpc
 
 from chorus.config.sections import RecoveryConfig
-from chorus.deploy.supervisor import Counts, ProcessGroup, Program
+from chorus.deploy.supervisor import Counts, ProcessGroup, Program, ToldLosses
 from chorus.localai.errors import LoadFailed, NotServing
 from chorus.messages.engine import Pooling
 from chorus.messages.proto import engine_pb2 as pb
@@ -22,8 +22,10 @@ from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.restarts import RestartPolicy, describe_exit
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
-from chorus.serving.engine_client import EngineClient
+from chorus.serving.engine_link.client import EngineClient
 from chorus.serving.errors import EngineLost
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +67,24 @@ class EngineHost:
     """Owns the processes. `start` returns when the model serves; a later loss is mended in the background."""
 
     def __init__(
-        self, launcher: Launcher, policy: RestartPolicy | None = None, recovery: RecoveryConfig | None = None
+        self,
+        launcher: Launcher,
+        policy: RestartPolicy | None = None,
+        recovery: RecoveryConfig | None = None,
+        model: str = "",
     ) -> None:
+        """`model` is what is served, for those who read of its losses."""
         self.state = HostState.STARTING
         self.detail = "starting"
         self._lifeline = Lifeline()
         launch = launcher(self._lifeline.path.parent)
-        self.client = EngineClient(launch.address, recovery=recovery)
+        self.client = EngineClient(launch.address, recovery=recovery, model=model)
         self._start_seconds = launch.start_seconds
         self._group = ProcessGroup("ranks", launch.programs, self._lifeline, STOP_SECONDS, launch.timing)
+        self.model = model
+        self._told = ToldLosses(self._group, model)
         self._policy = policy or RestartPolicy(refused_within_seconds=REFUSED_WITHIN_SECONDS)
+        self._has_served = False
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -127,9 +137,12 @@ class EngineHost:
             )
             if pause is None:
                 again = f" ({restarts.lost} times started again)" if restarts.lost else ""
+                if self._has_served:  # a load that fails is told by whoever asked for it
+                    tell(events.MODEL_FAILED, model=self.model, why=f"{reason}{again}")
                 return await self._enter(HostState.FAILED, f"{reason}{again}")
-            what = "starting it" if self._group.goes_on else "forming the group"
-            log.warning("%s; %s again%s", reason, what, f" in {pause:g} s" if pause else "")
+            what = "it" if self._group.goes_on else f"the {self._group.name}"
+            log.warning("%s; starting %s again%s", reason, what, f" in {pause:g} s" if pause else "")
+            self._told.lost(name, reason, what)
             await self._enter(HostState.RECOVERING, reason)
             await asyncio.sleep(pause)
 
@@ -146,6 +159,8 @@ class EngineHost:
                 return False, "", f"{told} (engine.start_timeout_seconds is a part of it): {self.detail}"
             served = ready.done() and not ended.done()
             if served:
+                self._has_served = True
+                self._told.serves()
                 await self._enter(HostState.READY, "ready")
             name, code = await ended
             return served, name, self._group_reason(name, code)

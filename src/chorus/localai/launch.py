@@ -23,7 +23,7 @@ from chorus.localai.server import ServerSettings, serve
 from chorus.localai.settings import without_effect
 from chorus.models import LocalModel
 from chorus.models.resolve import name_elsewhere
-from chorus.platform.mlx_import import require_mlx
+from chorus.platform.accelerator.mlx_import import require_mlx
 from chorus.platform.process import logs
 from chorus.security.key_rules import needs_keys
 from chorus.transport.channel import is_private

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ from chorus.messages.proto import engine_pb2
 from chorus.messages.proto import localai_pb2 as wire
 from chorus.models import LocalModel, ModelError, resolve
 from chorus.models.servable import check_servable
-from chorus.serving.engine_client import EngineClient
-from chorus.serving.model import Capacity, ServedModel
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.engine_link.client import EngineClient
+from chorus.serving.models.model import Capacity, ServedModel
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 from chorus.text.errors import TokenizerError
 from chorus.text.parsers import ParserFamily, choose
 
@@ -57,6 +60,8 @@ class Models:
         self._turn = asyncio.Lock()
         self._loading: asyncio.Task[LoadedModel] | None = None
         self._request = b""
+        self._name = ""
+        """Of what is being loaded: as it was asked for, until it is found."""
         self.current: LoadedModel | None = None
         self.failure: str | None = None
         """Why the last load failed, if it did."""
@@ -71,16 +76,19 @@ class Models:
         async with self._turn:
             if self.current and key == self._request and self.current.host.state is not HostState.FAILED:
                 return
-            await self._drop()
+            await self._drop(f"LocalAI asks for {request.Model}")
+            self._name = request.Model
             self._loading = asyncio.create_task(self._load(request), name="load")
             try:
                 self.current = await self._loading
             except LoadFailed as error:
                 self.failure = str(error)
+                tell(events.MODEL_FAILED, model=self._name, why=str(error))
                 raise
             except asyncio.CancelledError:
                 if (this := asyncio.current_task()) and this.cancelling():
                     raise
+                tell(events.MODEL_UNLOADED, model=self._name, why="it was freed while it was loading")
                 raise LoadFailed(f"{request.Model} was freed while it was loading") from None
             finally:
                 self._loading = None
@@ -90,14 +98,15 @@ class Models:
         if self._loading:
             self._loading.cancel()
         async with self._turn:
-            await self._drop()
+            await self._drop("LocalAI freed it, or has ended")
             self.failure = None
 
-    async def _drop(self) -> None:
+    async def _drop(self, why: str) -> None:
         if self.current:
             gone, self.current = self.current, None
             await gone.host.stop()
             log.info("freed %s", gone.plan.identity)
+            tell(events.MODEL_UNLOADED, model=gone.host.model, why=why)
 
     async def _load(self, request: wire.ModelOptions) -> LoadedModel:
         # Files are read and perhaps downloaded here: on a thread, so that Health answers meanwhile.
@@ -105,8 +114,13 @@ class Models:
         for note in plan.notes:
             log.warning("%s", note)
         model = await asyncio.to_thread(_find, plan.model, request.ModelFile)
+        self._name = model.id
         plan = await asyncio.to_thread(divided, plan, model)
-        host = EngineHost(lambda folder: self._launch(plan, model, folder), recovery=plan.settings.recovery)
+        began, ranks = time.monotonic(), len(plan.ranks) or plan.settings.engine.ranks
+        tell(events.MODEL_LOADING, model=model.id, ranks=ranks)
+        host = EngineHost(
+            lambda folder: self._launch(plan, model, folder), recovery=plan.settings.recovery, model=model.id
+        )
 
         async def capacity() -> Capacity:
             return Capacity(description.context_length, description.vocabulary)
@@ -119,6 +133,7 @@ class Models:
             await host.stop()
             raise
         log.info("loaded %s over %s", plan.identity, _shape(description))
+        tell(events.MODEL_READY, model=model.id, seconds=time.monotonic() - began)
         _note_context(request.ContextSize, plan, description.context_length)
         return LoadedModel(plan, model.path, served, host, await capacity())
 

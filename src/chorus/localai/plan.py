@@ -15,7 +15,7 @@ from chorus.config.hostfile import TUNNELS_FILE, rdma_refusal
 from chorus.config.settings import Settings
 from chorus.config.sources import LoadedSettings, load
 from chorus.config.strategies import WITHOUT_FIGURES
-from chorus.deploy.rendezvous import NoAddress, rank_addresses
+from chorus.deploy.hostfile.rendezvous import NoAddress, rank_addresses
 from chorus.localai.errors import LoadFailed
 from chorus.localai.options import FixedSampling, parse_options
 from chorus.messages.proto import localai_pb2 as wire

@@ -18,15 +18,15 @@ from chorus.localai.requests import (
     wanted_logprobs,
 )
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving import measure
 from chorus.serving.errors import ContextExceeded
 from chorus.serving.generation import Generation
-from chorus.serving.measure import Unsupported
 from chorus.serving.prepare import check_token
 from chorus.serving.prepare import prepare as prepare_generation
 from chorus.serving.prompt.conversation import NoCalls, conversation_tokens
-from chorus.serving.request import GenerationRequest
-from chorus.serving.sharing import conversation_of, scope_of
+from chorus.serving.requests import measure
+from chorus.serving.requests.measure import Unsupported
+from chorus.serving.requests.request import GenerationRequest
+from chorus.serving.requests.sharing import conversation_of, scope_of
 from chorus.text.errors import TextError
 
 

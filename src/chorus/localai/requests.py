@@ -12,11 +12,11 @@ from chorus.localai.options import FixedSampling
 from chorus.messages.engine import Sampling
 from chorus.messages.grammar import Grammar
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving import measure
-from chorus.serving.grammar import rules, sent_as
-from chorus.serving.measure import Amounts
-from chorus.serving.sampling import XTC_THRESHOLD, draw_seed
-from chorus.serving.sharing import LONGEST_NAME
+from chorus.serving.requests import measure
+from chorus.serving.requests.grammar import rules, sent_as
+from chorus.serving.requests.measure import Amounts
+from chorus.serving.requests.sampling import XTC_THRESHOLD, draw_seed
+from chorus.serving.requests.sharing import LONGEST_NAME
 
 MOST_TOP_LOGPROBS = 20
 NOTHING_USUAL = DefaultSampling()

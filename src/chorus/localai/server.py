@@ -19,7 +19,8 @@ from chorus.localai.parent_watch import parent_gone, watch_seconds
 from chorus.localai.plan import Tree
 from chorus.localai.service import BackendService
 from chorus.messages.proto import localai_pb2_grpc
-from chorus.platform.paths import check_socket_path
+from chorus.platform.storage.paths import check_socket_path
+from chorus.telemetry import telling
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +65,18 @@ async def serve(settings: ServerSettings, launch: EngineLauncher, environment: M
     watches: list[asyncio.Task[Any]] = [asyncio.create_task(stopping.wait())]
     if (seconds := watch_seconds(environment)) is not None:
         watches.append(asyncio.create_task(parent_gone(seconds, parent)))
-    await server.start()
-    log.info("the LocalAI backend listens on %s", settings.address)
-    try:
-        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for watch in watches:
-            watch.cancel()
-        await server.stop(GOODBYE_SECONDS)
-        await models.free()
-        log.info("the LocalAI backend has stopped")
+    telling.keep_journal(settings.address)
+    with telling.from_begin_to_end(settings.address, "what LocalAI loads"):
+        await server.start()
+        log.info("the LocalAI backend listens on %s", settings.address)
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await server.stop(GOODBYE_SECONDS)
+            await models.free()
+            log.info("the LocalAI backend has stopped")
 
 
 def _note_workers(environment: Mapping[str, str]) -> None:

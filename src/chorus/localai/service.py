@@ -17,11 +17,11 @@ from chorus.localai.prepare import check_tokens, embedding_tokens, is_chat, prep
 from chorus.localai.replies import ReplyWriter, whole
 from chorus.messages.proto import engine_pb2, localai_pb2_grpc
 from chorus.messages.proto import localai_pb2 as wire
-from chorus.serving import measure
-from chorus.serving.embedding import NoEmbeddings, embedding_of, finish
 from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected
 from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation
-from chorus.serving.measure import BadField
+from chorus.serving.models.embedding import NoEmbeddings, embedding_of, finish
+from chorus.serving.requests import measure
+from chorus.serving.requests.measure import BadField
 from chorus.serving.workers import Busy
 
 log = logging.getLogger(__name__)

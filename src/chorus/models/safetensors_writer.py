@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chorus.platform import disk
+from chorus.platform.storage import disk
 
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 _ALIGNMENT = 8

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from chorus.models.errors import ModelError
 from chorus.models.tensors import read_json
-from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
-from chorus.platform.paths import models_dir
+from chorus.models.values import Progress, ProgressCallback, ignore_progress
+from chorus.platform.storage.paths import models_dir
 
 ORIGIN_FILE = "chorus.json"
 LOCK_WAIT_S = 1800.0
@@ -65,6 +65,11 @@ class Store:
     @classmethod
     def default(cls) -> Store:
         return cls(models_dir())
+
+    @property
+    def aside(self) -> Path:
+        """Where what is being imported lies until it is whole."""
+        return self.root / _ASIDE
 
     def entries(self) -> list[Entry]:
         if not self.root.is_dir():
@@ -127,7 +132,7 @@ class Store:
     @contextmanager
     def _aside(self, name: str) -> Iterator[Path]:
         """A folder on the same file system as the store, gone afterwards unless it was renamed."""
-        parent = self.root / _ASIDE
+        parent = self.aside
         parent.mkdir(parents=True, exist_ok=True)
         # A name cannot hold "@", so what stands before it says whose leftover this would be.
         aside = Path(tempfile.mkdtemp(prefix=f"{name}@", dir=parent))
@@ -138,7 +143,7 @@ class Store:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _clean_leftovers(self) -> None:
-        for leftover in (self.root / _ASIDE).glob("*@*"):
+        for leftover in self.aside.glob("*@*"):
             with self._open_lock(leftover.name.partition("@")[0]) as lock:
                 if _try_lock(lock):
                     shutil.rmtree(leftover, ignore_errors=True)
@@ -154,7 +159,7 @@ class Store:
                         f"Another process has been busy with {name} for {wait_s:.0f} s; "
                         "wait until it is done, or end it, and try again."
                     )
-                progress(PullProgress(f"waiting for another process to store {name}", 0, None))
+                progress(Progress(f"waiting for another process to store {name}", 0, None))
                 time.sleep(_LOCK_POLL_S)
             yield
 

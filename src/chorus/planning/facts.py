@@ -14,12 +14,12 @@ from chorus.models.description import context_length, stated_context, text_confi
 from chorus.models.errors import ModelError
 from chorus.models.layer_names import embeds_tokens, is_foreign, is_tied, layer_count, layers_of_names, place_of
 from chorus.models.parts import remote_tensors
-from chorus.models.resolve import resolve, split_hub_id
+from chorus.models.resolve import fetch_named, resolve, split_hub_id, stored_model
 from chorus.models.tensors import TensorInfo, read_json, tensor_index
-from chorus.models.values import PullProgress
+from chorus.models.values import Progress
 from chorus.planning.cache_sizes import CacheFacts, cache_of_layer
-from chorus.platform.dtype import DtypePolicy
-from chorus.platform.products import PACK_GROUP, READ_COPIES, SCALE_COPIES, held_bits
+from chorus.platform.accelerator.dtype import DtypePolicy
+from chorus.platform.cpu.products import PACK_GROUP, READ_COPIES, SCALE_COPIES, held_bits
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _USUAL_GROUP = 64
@@ -170,7 +170,7 @@ def read_facts(path: Path, name: str | None = None) -> ModelFacts:
     return facts_of(read_json(path / "config.json"), tensor_index(path), name or path.name)
 
 
-def find_facts(name: str, progress: Callable[[PullProgress], None] | None = None) -> ModelFacts:
+def find_facts(name: str, progress: Callable[[Progress], None] | None = None) -> ModelFacts:
     """The facts of the model that `name` means. Of a hub model that is not in the cache, only headers are fetched."""
     if Path(name).expanduser().is_dir() or split_hub_id(name) is None:
         model = resolve(name, progress=progress)
@@ -179,6 +179,20 @@ def find_facts(name: str, progress: Callable[[PullProgress], None] | None = None
         model = resolve(name, progress=progress, offline=True)
     except ModelError:
         model = resolve(name, progress=progress, weights=False)
+        return facts_of(read_json(model.path / "config.json"), remote_tensors(model), model.id)
+    return read_facts(model.path, model.id)
+
+
+def named_facts(name: str) -> ModelFacts:
+    """The same by a name that a client said, never of a folder or file of that name. What the hub alone has is
+    described, and its headers are read; nothing else is fetched.
+    """
+    try:
+        model = stored_model(name)
+    except ModelError:
+        if split_hub_id(name) is None:
+            raise
+        model = fetch_named(name, weights=False)
         return facts_of(read_json(model.path / "config.json"), remote_tensors(model), model.id)
     return read_facts(model.path, model.id)
 

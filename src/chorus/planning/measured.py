@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from chorus.platform.files import write_if_possible
-from chorus.platform.paths import cache_dir
+from chorus.platform.storage.files import write_if_possible
+from chorus.platform.storage.paths import cache_dir
 
 FILE_NAME = "sums.json"
 KEPT = 64

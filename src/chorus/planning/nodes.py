@@ -10,8 +10,8 @@ from chorus.config.file import ConfigError
 from chorus.config.older_projects import LOCAL_NAMES
 from chorus.config.sections import Capabilities, DeviceConfig
 from chorus.planning.costs import ETHERNET, LOOPBACK, METAL_SUM_SECONDS, Links, LinkSpeed, Machine
-from chorus.platform import mac_memory
-from chorus.platform.device import Backend
+from chorus.platform.accelerator.device import Backend
+from chorus.platform.memory import mac
 
 GPU_CORE_FLOPS = 0.28e12
 GPU_CORE_BANDWIDTH = 10e9
@@ -95,7 +95,7 @@ def usable_memory(backend: Backend, total: int, fraction: float) -> int:
     """What a rank may take of a machine of which only the size is known."""
     if backend != "metal":
         return int(total * fraction)
-    return mac_memory.budget(total, mac_memory.stock_working_set(total), fraction).room
+    return mac.budget(total, mac.stock_working_set(total), fraction).room
 
 
 def rates_of(offers: Capabilities) -> tuple[float, float, str]:

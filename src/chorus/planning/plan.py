@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from chorus.errors import ChorusError
 from chorus.planning.costs import Prediction, Workload
-from chorus.platform.dtype import Form, policy_name
+from chorus.platform.accelerator.dtype import Form, policy_name
 
 Parallel = Literal["single", "pipeline", "tensor", "hybrid"]
 

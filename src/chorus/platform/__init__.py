@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from chorus.platform import blas as blas_library
-from chorus.platform import cores, device, system
-from chorus.platform.blas import Blas
-from chorus.platform.device import Backend
-from chorus.platform.filelimit import keep_file_limit
-from chorus.platform.scratch import use_own_scratch
+from chorus.platform import system
+from chorus.platform.accelerator import device
+from chorus.platform.accelerator.device import Backend
+from chorus.platform.cpu import blas as blas_library
+from chorus.platform.cpu import cores
+from chorus.platform.cpu.blas import Blas
+from chorus.platform.cpu.scratch import use_own_scratch
+from chorus.platform.storage.filelimit import keep_file_limit
 
 __all__ = ["Prepared", "keep_file_limit", "prepare"]
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorus.errors import ChorusError
-from chorus.platform import network, paths, system
-from chorus.platform.filelimit import MAC_FILES, PLENTY
-from chorus.platform.files import write_whole
+from chorus.platform import system
+from chorus.platform.network import failures
+from chorus.platform.storage import paths
+from chorus.platform.storage.filelimit import MAC_FILES, PLENTY
+from chorus.platform.storage.files import write_whole
 
 LABEL = "dev.chorus.agent"
 UNIT = "chorus-agent.service"
@@ -142,7 +144,7 @@ def _install_on_mac(command: Sequence[str], environment: Mapping[str, str], daem
         say("it runs from the boot on, as this user, whether or not anybody is logged in")
     else:
         say("it runs while this user is logged in. macOS 15 and newer ask once whether it may use the local network:")
-        say(f"{network.LOCAL_NETWORK}. Without the permission, connections fail with 'No route to host'.")
+        say(f"{failures.LOCAL_NETWORK}. Without the permission, connections fail with 'No route to host'.")
 
 
 def _uninstall_from_mac(say: Say) -> None:

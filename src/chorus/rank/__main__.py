@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chorus import platform
 from chorus.errors import ChorusError
-from chorus.platform.mlx_import import explain
+from chorus.platform.accelerator.mlx_import import explain
 from chorus.platform.process import beats, lifeline, logs
 from chorus.platform.process.exits import cannot_start
 from chorus.platform.process.losses import cause_of, exit_code

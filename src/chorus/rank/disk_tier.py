@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx_lm
 
 from chorus import __version__
-from chorus.platform import paths
+from chorus.platform.storage import paths
 from chorus.rank.cache import caches, segment_file
 from chorus.rank.cache.disk import Disk, NoDisk, SegmentDisk
 from chorus.rank.load import LoadedShard

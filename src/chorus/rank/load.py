@@ -19,9 +19,10 @@ from chorus.models.description import vocabulary
 from chorus.models.layer_names import files_for_layers, is_tied, layers_of_names
 from chorus.models.preshard.folder import Division, is_preshard, open_preshard
 from chorus.models.tensors import read_header, weight_files, weight_map
-from chorus.platform import blas, mac_memory, metal
-from chorus.platform.dtype import UNPACKED, DtypePolicy, choose_dtype, on_backend, planned_policy
-from chorus.platform.memory import bound_freed_buffers, device_memory, mac_budget
+from chorus.platform.accelerator.dtype import UNPACKED, DtypePolicy, choose_dtype, on_backend, planned_policy
+from chorus.platform.cpu import blas
+from chorus.platform.memory import mac, metal
+from chorus.platform.memory.amounts import bound_freed_buffers, device_memory, mac_budget
 from chorus.platform.sizes import size
 from chorus.rank.cache.packed import CannotPack, packing_of
 from chorus.rank.cuda import hooks as cuda
@@ -66,7 +67,7 @@ class LoadedShard:
     """The folder that its weights came from."""
     in_kernels: bool
     """Whether the kernels of chorus.rank.products multiply, whose threads were chosen before it was loaded."""
-    budget: mac_memory.Budget | None = None
+    budget: mac.Budget | None = None
     """What this rank may take of a Mac's memory in all; None elsewhere."""
 
     @property
@@ -246,12 +247,10 @@ def _finish(path: Path, lazy: upstream.LazyModel, stage: Stage, numbers: _Number
     return LoadedShard(stage, lazy.config, policy, weight_bytes, path, in_kernels, budget)
 
 
-def _check_room(path: Path, model: nn.Module, budget: mac_memory.Budget) -> None:
+def _check_room(path: Path, model: nn.Module, budget: mac.Budget) -> None:
     needed = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     if needed > budget.room:
-        raise LoadError(
-            f"the weights of {path.name} take {size(needed)} here, and there are {budget}: {mac_memory.REMEDY}"
-        )
+        raise LoadError(f"the weights of {path.name} take {size(needed)} here, and there are {budget}: {mac.REMEDY}")
 
 
 def _check_files(path: Path, mapping: Mapping[str, str], own: range, total: int) -> None:

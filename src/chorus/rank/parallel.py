@@ -55,6 +55,8 @@ class LeadingSide(Protocol):
 
 class FollowingSide(Protocol):
     runner: Runner
+    computes_on: bool
+    """Whether a step may still be computed when `run` has returned."""
 
     @property
     def traffic(self) -> Traffic: ...
@@ -157,6 +159,8 @@ class PipelineFollower:
         self.runner = Runner(part.shard.stage, part.disk)
         self._rank = part.rank
         self._link = part.link
+        # Where tokens stay inside the graph arrays do too: what is sent is computed later.
+        self.computes_on = part.link.tokens is not None
         tokens = part.token_path
         self._relay = TokenRelay(tokens.receive_tokens) if tokens and part.shard.stage.is_first else None
 
@@ -243,6 +247,8 @@ class TensorLeader:
 
 class TensorFollower:
     """Runs the same forwards as the leader on its own slices; tokens arrive inside the graph."""
+
+    computes_on = True
 
     def __init__(self, part: TensorPart) -> None:
         self.runner = Runner(part.shard.stage, part.disk)

@@ -28,7 +28,7 @@ from chorus.messages.rank import (
     Step,
     Store,
 )
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank.cache import caches
 from chorus.rank.cache.batch import Batch, known
 from chorus.rank.cache.caches import CacheError

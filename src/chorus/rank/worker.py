@@ -23,26 +23,29 @@ import mlx.core as mx
 from chorus import __version__
 from chorus.messages.calls import why_failed
 from chorus.messages.load import Greeting, Loaded, LoadProgress, LoadRequest, Status
-from chorus.messages.proto import rank_pb2, rank_pb2_grpc
+from chorus.messages.proto import rank_pb2, rank_pb2_grpc, trace_pb2
 from chorus.messages.protocol import PROTOCOL
 from chorus.messages.rank import Step, step_from_wire
 from chorus.planning.split import SplitError
-from chorus.platform import device, faults, rank_threads
-from chorus.platform.files import write_whole
-from chorus.platform.freed_buffers import FreedBuffers, give_back_freed
-from chorus.platform.mac_memory import Budget
-from chorus.platform.memory import left_for_cache, resident_memory
-from chorus.platform.metal import GpuLost, gpu_lost, held_memory
+from chorus.platform import faults, rank_threads
+from chorus.platform.accelerator import device
+from chorus.platform.memory.amounts import left_for_cache, resident_memory
+from chorus.platform.memory.freed_buffers import FreedBuffers, give_back_freed
+from chorus.platform.memory.mac import Budget
+from chorus.platform.memory.metal import GpuLost, gpu_lost, held_memory
 from chorus.platform.process import beats
 from chorus.platform.process.beats import Phase
 from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE
 from chorus.platform.process.losses import Cause, cause_of, exit_code, last_loss
 from chorus.platform.process.timing import WatchTimes
+from chorus.platform.storage.files import write_whole
 from chorus.rank.join import connect
 from chorus.rank.load import LoadError
 from chorus.rank.model_finder import ModelFinder, leaders_path
 from chorus.rank.parallel import FollowingSide, Part, rejoin, take_part
 from chorus.security.names import located
+from chorus.telemetry.phases import COMPUTE, IDLE, LEADER, MOST_SPANS, SCHEDULE, WAIT, clock
+from chorus.telemetry.trace.wire import MOST_SECONDS, recording_to_wire
 from chorus.transport import catalog
 from chorus.transport.channel import open_server
 from chorus.transport.grpc_link import session_of, tensor_service
@@ -76,6 +79,13 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """The leader has nothing to do: nobody waits for anybody until it sends a step again."""
+
+    session: int
+
+
+@dataclass(frozen=True)
 class Forget:
     """The leader of a session is gone: its sequences are nobody's. Its word may come when another one leads."""
 
@@ -95,7 +105,7 @@ class Stop:
     pass
 
 
-Command = Load | Run | Forget | Unload | Stop
+Command = Load | Run | Rest | Forget | Unload | Stop
 
 
 class RankService(rank_pb2_grpc.RankServicer):
@@ -158,7 +168,8 @@ class RankService(rank_pb2_grpc.RankServicer):
         def read() -> None:
             try:
                 for message in requests:
-                    self._commands.put(Run(session, step_from_wire(message), answers))
+                    command = Rest(session) if message.rest else Run(session, step_from_wire(message), answers)
+                    self._commands.put(command)
             except grpc.RpcError as error:
                 log.info("the leader is gone: %s", why_failed(error))
             finally:
@@ -175,7 +186,13 @@ class RankService(rank_pb2_grpc.RankServicer):
         try:
             return answers.get(timeout=tick_seconds)
         except queue.Empty:
-            return Status(number=0, tick=True, disk_bytes=self._disk_bytes())
+            return Status(
+                number=0,
+                tick=True,
+                disk_bytes=self._disk_bytes(),
+                phase_seconds=tuple(clock.seconds()),
+                waited_seconds=tuple(clock.waited()),
+            )
 
     def Unload(self, request: rank_pb2.UnloadRequest, context: grpc.ServicerContext) -> rank_pb2.UnloadReply:
         done = threading.Event()
@@ -186,12 +203,29 @@ class RankService(rank_pb2_grpc.RankServicer):
         return rank_pb2.UnloadReply()
 
     def Leave(self, request: rank_pb2.LeaveRequest, context: grpc.ServicerContext) -> rank_pb2.LeaveReply:
-        if not request.session or request.session != self._session():
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"rank {self._rank} follows another leader now")
+        self._refuse_others(request.session, context)
         log.critical("the leader says that rank %d hangs; leaving from here:", self._rank)
         faulthandler.dump_traceback()
         # The main thread is stuck in a step, where nothing reaches it.
         os._exit(EXIT_FAULT)
+
+    def Time(self, request: rank_pb2.TimeRequest, context: grpc.ServicerContext) -> rank_pb2.TimeReply:
+        return rank_pb2.TimeReply(seconds=time.monotonic())
+
+    def Record(self, request: rank_pb2.RecordRequest, context: grpc.ServicerContext) -> rank_pb2.RecordReply:
+        self._refuse_others(request.session, context)
+        clock.record(min(request.seconds, MOST_SECONDS), min(request.most_spans, MOST_SPANS))
+        return rank_pb2.RecordReply()
+
+    def TakeRecording(
+        self, request: rank_pb2.TakeRecordingRequest, context: grpc.ServicerContext
+    ) -> trace_pb2.Recording:
+        self._refuse_others(request.session, context)
+        return recording_to_wire(clock.take())
+
+    def _refuse_others(self, session: int, context: grpc.ServicerContext) -> None:
+        if not session or session != self._session():
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"rank {self._rank} follows another leader now")
 
 
 class _Memory:
@@ -203,11 +237,14 @@ class _Memory:
         """Of the model that is loaded, on a Mac."""
         self._seen_at = -MEMORY_SECONDS
 
-    def look_again(self) -> None:
-        if time.monotonic() - self._seen_at >= MEMORY_SECONDS:
+    def look_again(self) -> bool:
+        """Whether it was time to."""
+        due = time.monotonic() - self._seen_at >= MEMORY_SECONDS
+        if due:
             self.resident, self.free = resident_memory(mx), left_for_cache(mx, self.budget)
             self._seen_at = time.monotonic()
             beats.holds(held_memory(mx))
+        return due
 
 
 class Worker:
@@ -250,6 +287,8 @@ class Worker:
         self._in_collective = False
         self._leave_at: float | None = None
         self._freed_buffers = FreedBuffers(mx)
+        self._between = IDLE
+        """The phase that it is in while no command comes."""
         self._lost: Exception | None = None
         """By which the GPU was lost."""
 
@@ -271,16 +310,20 @@ class Worker:
             except queue.Empty:
                 code = EXIT_LEADER_GONE
                 break
+            self._between = IDLE
             match command:
                 case Load(request, answers):
                     with beats.during(Phase.LOADING):
                         self._load(request, answers)
                 case Run(session, step, answers):
                     answers.put(self._run(session, step))
+                    self._between = COMPUTE if self._part and self._part.computes_on else WAIT
                     if self._lost:
                         log.critical("%s", GpuLost(self._lost))
                         code = exit_code(cause_of(self._lost))
                         break
+                case Rest():
+                    pass
                 case Forget(session) if session != self._session:
                     log.info("a leader of before is gone too; nothing of it was left")
                 case Forget():
@@ -303,6 +346,8 @@ class Worker:
         return code
 
     def _next_command(self) -> Command:
+        if self._commands.empty():
+            clock.enter(self._between, LEADER)
         if self._freed_buffers.any:
             try:
                 return self._commands.get(timeout=IDLE_SECONDS)
@@ -377,6 +422,8 @@ class Worker:
         return take_part(self._rank, path, request, self._inbox, progress, self._security)
 
     def _run(self, session: int, step: Step) -> Status:
+        clock.enter(COMPUTE)
+        clock.step = step.number
         if session != self._session:
             return Status(number=step.number, error=f"rank {self._rank} follows another leader now")
         if self._part is None:
@@ -398,10 +445,12 @@ class Worker:
             cause = Cause.OUTSIDE if isinstance(error, LinkLost) else cause_of(error)
             told = f"rank {self._rank} failed at step {step.number}: {error}"
             return Status(number=step.number, error=told, cause=cause)
+        clock.enter(SCHEDULE)
         beats.finished(step.number)
         traffic, runner = self._part.traffic, self._part.runner
         news = runner.disk.news()
-        self._memory.look_again()
+        # As seldom as the memory is looked at: a step has better things to do.
+        tells = self._memory.look_again()
         return Status(
             number=step.number,
             memory_bytes=self._memory.resident,
@@ -416,6 +465,8 @@ class Worker:
             free_bytes=self._memory.free,
             tensor_bytes=traffic.tensor_bytes,
             sent_bytes=traffic.sent_bytes,
+            phase_seconds=tuple(clock.seconds()) if tells else (),
+            waited_seconds=tuple(clock.waited()) if tells else (),
         )
 
     def _tell_load(self, answers: queue.SimpleQueue[LoadProgress | Exception], done: int, total: int) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
-from chorus.platform.files import Version, version
+from chorus.platform.storage.files import Version, version
 from chorus.security.expelled import Expelled
 from chorus.security.lines import Lines
 from chorus.security.member import Member, NotTrusted
@@ -108,6 +108,11 @@ class Identity:
     @property
     def ran_out(self) -> bool:
         return datetime.datetime.now(datetime.UTC) >= self._certificate().not_valid_after_utc
+
+    @property
+    def left_seconds(self) -> float:
+        """How long the certificate is still good; below 0, since when it is not."""
+        return (self._certificate().not_valid_after_utc - datetime.datetime.now(datetime.UTC)).total_seconds()
 
     def is_due(self, name: str) -> bool:
         """Whether it is time for a new certificate, or for one under another name."""

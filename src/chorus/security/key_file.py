@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from chorus.errors import ChorusError
-from chorus.platform.files import Version, version, write_whole
-from chorus.platform.paths import private_folder
+from chorus.platform.storage.files import Version, version, write_whole
+from chorus.platform.storage.paths import private_folder
 from chorus.security.key_rules import USE, ApiKey, Scopes, key_hash, new_key
 
 log = logging.getLogger(__name__)

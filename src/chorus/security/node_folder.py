@@ -7,9 +7,8 @@ import socket
 from pathlib import Path
 
 from chorus.errors import ChorusError
-from chorus.platform.files import write_whole
-from chorus.platform.paths import private_folder as private_folder
-from chorus.platform.paths import state_dir as state_dir
+from chorus.platform.storage.files import write_whole
+from chorus.platform.storage.paths import private_folder, state_dir
 
 DOOR_PORT = 50150
 """Where an agent lets others in; its control port is the next one, its ranks' ports follow."""

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from chorus.errors import ChorusError
-from chorus.platform.files import Version, version
+from chorus.platform.storage.files import Version, version
 
 log = logging.getLogger(__name__)
 

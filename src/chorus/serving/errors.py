@@ -92,7 +92,7 @@ def doing(row: ModelRow) -> str:
 
 _WORDS = {
     ModelState.UNLOADED: "waiting for",
-    ModelState.WAITING: "waiting for room for",
+    ModelState.WAITING: "waiting for",
     ModelState.READY: "ready:",
     ModelState.DRAINING: "waiting for the last requests of",
     ModelState.FAILED: "waiting for another attempt to load",

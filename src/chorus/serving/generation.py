@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from chorus.messages.engine import Finish, Request, Timing, TokenLogprobs
-from chorus.serving.engine_client import EngineClient, EngineStream
+from chorus.serving.engine_link.client import EngineClient, EngineStream
+from chorus.serving.engine_link.standing import Standing, together
 from chorus.serving.errors import EngineError
+from chorus.telemetry.metrics.answers import AnswerMeter, RequestMeter
 from chorus.text.parsers.toolkit.pieces import Content, OutputParser, Piece, Reasoning, ToolCallStart
 from chorus.text.stops import NO_STOPS, Stops
 from chorus.text.tokenizer import Tokenizer
@@ -91,10 +93,15 @@ class Generation(AsyncIterator[Event]):
         prompts the choices answer, equally many each.
         """
         self.prompts = tuple(choice.request.prompt for choice in choices[:: len(choices) // prompts])
+        self.meter = RequestMeter(client.counts, [choice.request for choice in choices], len(choices) // prompts)
         self._streams = [client.generate(choice.request) for choice in choices]
         self._answers = [
-            _answer(number, stream, choice, _Text(tokenizer, stops, show_special), _Reader(choice.parser, most_calls))
-            for number, (choice, stream) in enumerate(zip(choices, self._streams, strict=True))
+            _answer(
+                number, stream, choice, _Text(tokenizer, stops, show_special), _Reader(choice.parser, most_calls), meter
+            )
+            for number, (choice, stream, meter) in enumerate(
+                zip(choices, self._streams, self.meter.answers, strict=True)
+            )
         ]
         self._unfinished = len(choices)
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,6 +116,10 @@ class Generation(AsyncIterator[Event]):
 
     def __anext__(self) -> Awaitable[Event]:
         return self._answers[0].__anext__() if len(self._answers) == 1 else self._next_of_many()
+
+    def standing(self) -> Standing:
+        """How far all choices are together."""
+        return together([stream.standing() for stream in self._streams], self.choices_per_prompt)
 
     async def accepted(self) -> None:
         """Submits all and waits until the engine has taken them; where it refuses one, the others are given up."""
@@ -150,7 +161,7 @@ class Generation(AsyncIterator[Event]):
 
 
 async def _answer(
-    number: int, stream: EngineStream, choice: Choice, text: _Text, reader: _Reader
+    number: int, stream: EngineStream, choice: Choice, text: _Text, reader: _Reader, meter: AnswerMeter
 ) -> AsyncGenerator[Event]:
     clock, prompt_tokens = _Clock(), len(choice.request.prompt)
     finished: Finish | None = None
@@ -158,10 +169,12 @@ async def _answer(
     tokens: list[int] = []
     pieces: list[Piece] = []
     async for progress in stream:
-        if progress.tokens:
-            clock.tick()
         shown, used = text.push(progress.tokens)
+        if used:
+            meter.tokens(used, clock.tick())
         finished, timing = progress.finish, progress.timing
+        if timing:
+            meter.prompt_read(timing)
         if finished and not text.stopped:
             shown += text.flush()
         if used or shown:
@@ -180,6 +193,7 @@ async def _answer(
         reason = "length" if finished is Finish.LENGTH else "stop"
         # A stop token is counted by the engine and by nobody else.
         generated = max(text.used, timing.generated_tokens if timing else 0)
+    meter.end(reason, generated, timing)
     timing = timing or clock.timing(prompt_tokens, text.used)
     # What a parser holds back may yet become markup: where the limit cut the answer off, it is the beginning of a mark
     # or of a call, and nothing for people.
@@ -290,10 +304,11 @@ class _Clock:
         self._first: float | None = None
         self._last = self._submitted
 
-    def tick(self) -> None:
+    def tick(self) -> float:
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last
+        return self._last
 
     def timing(self, prompt_tokens: int, generated: int) -> Timing:
         first = self._last if self._first is None else self._first

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from chorus.messages.engine import Request
 from chorus.messages.grammar import Grammar
-from chorus.serving import measure
 from chorus.serving.errors import ContextExceeded
 from chorus.serving.generation import Choice, Generation, Keep
-from chorus.serving.measure import InvalidValue
-from chorus.serving.model import Capacity, ModelLimits, ServedModel
+from chorus.serving.models.model import Capacity, ModelLimits, ServedModel
 from chorus.serving.prompt.answer_format import call_id
 from chorus.serving.prompt.conversation import answer_grammar, conversation_size, conversation_tokens
 from chorus.serving.prompt.remembered import answer_message
 from chorus.serving.prompt.tokens import Prompt
-from chorus.serving.request import GenerationRequest
-from chorus.serving.sampling import draw_seed
+from chorus.serving.requests import measure
+from chorus.serving.requests.measure import InvalidValue
+from chorus.serving.requests.request import GenerationRequest
+from chorus.serving.requests.sampling import draw_seed
 from chorus.text.errors import TextError
 from chorus.text.parsers.toolkit.pieces import Piece
 from chorus.text.stops import Stops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from chorus.transport import catalog
 
 

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Literal
 
 from chorus.errors import ChorusError
-from chorus.platform.rdma import RdmaPort
+from chorus.platform.network.rdma import RdmaPort
 from chorus.transport.meeting import DeviceMatrix
 
 MESH_RANKS = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from chorus.errors import ChorusError
-from chorus.platform.paths import check_socket_path
+from chorus.platform.storage.paths import check_socket_path
 from chorus.security.guard import MemberGuard
 from chorus.security.member import NotTrusted
 from chorus.security.names import server_name, split_member

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from chorus.platform.disk import nameless_file
 from chorus.platform.process.timing import WatchTimes
+from chorus.platform.storage.disk import nameless_file
+from chorus.telemetry.phases import TRANSPORT, WAIT, clock
 from chorus.transport import cables, catalog, frames
-from chorus.transport.grpc_link import FrameSender, sender_to_next
+from chorus.transport.grpc_link import FrameSender, sender_to_next, take_frame
 from chorus.transport.links import Inbox, TokenPath, Traffic
 from chorus.transport.meeting import CannotJoin, Connection, DeviceMatrix, Meeting
 
@@ -57,7 +58,8 @@ class CollectiveLink:
 
     def receive(self, step: int) -> list[mx.array]:
         assert self._previous is not None, "the first stage has nobody to receive from"
-        return [self._take(shape, self._previous) for shape in self._inbox.take(step, self._timeout).shapes]
+        announced = take_frame(self._inbox, step, self._timeout, self._previous)
+        return [self._take(shape, self._previous) for shape in announced.shapes]
 
     def send_tokens(self, tokens: mx.array, first_stage: int) -> None:
         """The leader hands what it has sampled to the first stage."""
@@ -71,13 +73,20 @@ class CollectiveLink:
             return
         if not self.look_ahead:
             _finish(array)
+        before = clock.enter(TRANSPORT, to)
+        clock.sent = array.nbytes
         self._start(mx.distributed.send(array, to, group=self._group))
+        clock.enter(before)
 
     def _take(self, shape: frames.Shape, source: int) -> mx.array:
         if not shape.nbytes:
             return mx.zeros(shape.dims, shape.dtype)
+        # It was announced before it was computed: most of this is waiting.
+        before = clock.enter(TRANSPORT if self.look_ahead else WAIT, source)
+        clock.received = shape.nbytes
         array = mx.distributed.recv(shape.dims, shape.dtype, source, group=self._group)
         self._start(array)
+        clock.enter(before)
         return array
 
     def _start(self, array: mx.array) -> None:

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from chorus.messages.calls import why_failed
 from chorus.security.names import located
+from chorus.telemetry.phases import NOBODY, TRANSPORT, WAIT, clock
 from chorus.transport import frames
 from chorus.transport.channel import is_private, open_channel
 from chorus.transport.links import Inbox, LinkLost, TokenPath, Traffic
@@ -65,7 +66,10 @@ class FrameSender:
         security: Security = PRIVATE,
         compression: Compression = "off",
         session: int = 0,
+        rank: int = NOBODY,
     ) -> None:
+        """To that rank, where it is known."""
+        self.rank = rank
         self._next = located("the next stage", address)
         self._timeout = timeout
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
@@ -81,6 +85,14 @@ class FrameSender:
         return self._packer.traffic
 
     def send(self, frame: bytes) -> None:
+        before = clock.enter(TRANSPORT, self.rank)
+        self._queue(frame)
+        clock.enter(before)
+
+    def _queue(self, frame: bytes) -> None:
+        clock.sent = len(frame)
+        if self._outgoing.full():
+            clock.enter(WAIT, self.rank)
         deadline = time.monotonic() + self._timeout
         while not self._call.done():
             try:
@@ -92,8 +104,10 @@ class FrameSender:
         raise LinkLost(f"{self._next} is gone: {why_failed(self._call)}")
 
     def send_arrays(self, step: int, arrays: Sequence[mx.array]) -> None:
+        before = clock.enter(TRANSPORT, self.rank)
         nbytes = sum(array.nbytes for array in arrays)
-        self.send(frames.encode(step, arrays, receipt=self._packer.wants_receipt(nbytes)))
+        self._queue(frames.encode(step, arrays, receipt=self._packer.wants_receipt(nbytes)))
+        clock.enter(before)
 
     def abandon(self) -> None:
         """Wake up whoever sends. May be called from any thread."""
@@ -119,17 +133,42 @@ def sender_to_next(meeting: Meeting) -> FrameSender | None:
     if meeting.next_rank is None:
         return None
     address = meeting.addresses[meeting.next_rank]
-    return FrameSender(address, meeting.step_timeout, meeting.security, meeting.compression, meeting.session)
+    return FrameSender(
+        *(address, meeting.step_timeout, meeting.security, meeting.compression),
+        session=meeting.session,
+        rank=meeting.next_rank,
+    )
+
+
+def take_frame(inbox: Inbox, step: int, timeout: float, rank: int) -> frames.Frame:
+    """What that rank has sent for a step; whoever has to wait for it says so."""
+    if inbox.holds(step):
+        return inbox.take(step, timeout)
+    before = clock.enter(WAIT, rank)
+    frame = inbox.take(step, timeout)
+    clock.enter(before)
+    return frame
 
 
 def open_grpc(meeting: Meeting, inbox: Inbox) -> Connection:
-    return Connection(GrpcLink(sender_to_next(meeting), inbox, meeting.step_timeout, meeting.session), None)
+    sender, previous = sender_to_next(meeting), meeting.previous_rank
+    return Connection(GrpcLink(sender, inbox, meeting.step_timeout, meeting.session, previous), None)
 
 
 class GrpcLink:
     tokens: TokenPath | None = None
+    look_ahead = False
 
-    def __init__(self, sender: FrameSender | None, inbox: Inbox, timeout: float, session: int = 0) -> None:
+    def __init__(
+        self,
+        sender: FrameSender | None,
+        inbox: Inbox,
+        timeout: float,
+        session: int = 0,
+        previous: int | None = None,
+    ) -> None:
+        """`previous` is the rank that tensors come from; None: nobody's, or nobody knows."""
+        self._previous = NOBODY if previous is None else previous
         self._sender = sender
         self._inbox = inbox
         self._timeout = timeout
@@ -145,7 +184,12 @@ class GrpcLink:
         self._sender.send_arrays(step, arrays)
 
     def receive(self, step: int) -> list[mx.array]:
-        return self._inbox.take(step, self._timeout).arrays()
+        frame = take_frame(self._inbox, step, self._timeout, self._previous)
+        before = clock.enter(TRANSPORT, self._previous)
+        arrays = frame.arrays()
+        clock.received = len(frame.payload)
+        clock.enter(before)
+        return arrays
 
     def abandon(self, reason: str) -> None:
         # The inbox outlives this link: another session may have it by now.

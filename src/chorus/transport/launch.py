@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorus.errors import ChorusError
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 
 
 class NotInstalled(ChorusError):

@@ -42,6 +42,11 @@ class Link(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
+    @property
+    def look_ahead(self) -> bool:
+        """Whether arrays stay inside the graph: then `send` returns before they are computed."""
+        ...
+
     def send(self, step: int, arrays: Sequence[mx.array]) -> None:
         """Pass the arrays of a step on to the next stage."""
         ...
@@ -79,6 +84,10 @@ class Inbox:
                 raise LinkLost(f"this stage took no tensors for {timeout:g} s")
             self._frames[frame.step] = frame
             self._changed.notify_all()
+
+    def holds(self, step: int) -> bool:
+        """Whether nobody would wait for it."""
+        return step in self._frames
 
     def take(self, step: int, timeout: float) -> Frame:
         with self._changed:

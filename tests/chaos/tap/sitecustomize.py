@@ -69,4 +69,4 @@ def jumping() -> float:
 
 time.time = jumping
 changed_modules = Path(__file__).parents[2] / "support" / "changed_modules.py"
-runpy.run_path(str(changed_modules))["install"]({"chorus.serving.engine_client": engine_client})
+runpy.run_path(str(changed_modules))["install"]({"chorus.serving.engine_link.client": engine_client})

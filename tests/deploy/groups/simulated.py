@@ -10,6 +10,7 @@ from functools import partial
 
 from chorus.config.served import LoadConfig
 from chorus.deploy.groups.decide import Decision, Standing, decide
+from chorus.deploy.room import HERE, Need, Room
 from chorus.messages.deploy import ModelState
 
 HORIZON_SECONDS = 1e6
@@ -48,7 +49,7 @@ class Simulated:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.standings = {
-            name: Standing(name, needs=amount, pinned=name in self.pinned, lifetime=self.lifetime)
+            name: Standing(name, needs=(Need(amount),), pinned=name in self.pinned, lifetime=self.lifetime)
             for name, amount in self.sizes.items()
         }
 
@@ -73,7 +74,7 @@ class Simulated:
 
     @property
     def free(self) -> int:
-        return self.budget - sum(standing.booked for standing in self.standings.values())
+        return self.budget - sum(standing.booked.get(HERE, 0) for standing in self.standings.values())
 
     def _settle(self) -> None:
         """Do what is decided until there is nothing left to do now."""
@@ -81,7 +82,8 @@ class Simulated:
             self._begin_answers()
             self._end_drained()
             self._look()
-            decided = decide(tuple(self.standings.values()), self.free, self.budget, self.policy, self.now)
+            room = Room({HERE: self.free}, {HERE: self.budget})
+            decided = decide(tuple(self.standings.values()), room, self.policy, self.now)
             self.decisions.append((self.now, decided))
             if not self._act(decided):
                 if decided.look_at is not None:
@@ -93,7 +95,7 @@ class Simulated:
     def _act(self, decided: Decision) -> bool:
         for name in decided.load:
             self.loads += 1
-            self.change(name, state=ModelState.LOADING, booked=self.sizes[name], wanted_since=None)
+            self.change(name, state=ModelState.LOADING, booked={HERE: self.sizes[name]}, wanted_since=None)
             self.most_booked = max(self.most_booked, self.budget - self.free)
             self.after(self.load_seconds, partial(self._loaded, name))
         for name in (*decided.make_room, *decided.go_idle):
@@ -131,7 +133,7 @@ class Simulated:
     def _end_drained(self) -> None:
         for name, standing in self.standings.items():
             if standing.state is ModelState.DRAINING and not self._running(name):
-                self.change(name, state=ModelState.UNLOADED, booked=0)
+                self.change(name, state=ModelState.UNLOADED, booked={})
 
     def _look(self) -> None:
         for name in self.standings:

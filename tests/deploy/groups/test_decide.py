@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from chorus.config.served import LoadConfig
 from chorus.deploy.groups.decide import REST_SECONDS, Decision, Standing, decide
+from chorus.deploy.room import HERE, Need, Room, unmet, with_more
 from chorus.messages.deploy import ModelState
 from tests.deploy.groups.simulated import Ask, Simulated
 from tests.many.arrivals import loads_in_order
@@ -23,17 +25,18 @@ GIB = 1 << 30
 
 
 def decided(*models: Standing, budget: int = 10, policy: LoadConfig = SWAP, now: float = NOW) -> Decision:
-    return decide(models, budget - sum(model.booked for model in models), budget, policy, now)
+    free = budget - sum(model.booked.get(HERE, 0) for model in models)
+    return decide(models, Room({HERE: free}, {HERE: budget}), policy, now)
 
 
 def asked(name: str, needs: int, seconds: float = 1.0, **more: Any) -> Standing:
-    return Standing(name, needs=needs, waiting=1, waiting_since=NOW - seconds, **more)
+    return Standing(name, needs=(Need(needs),), waiting=1, waiting_since=NOW - seconds, **more)
 
 
 def ready(name: str, booked: int, **more: Any) -> Standing:
     """Loaded long ago, and idle for a minute unless it is said otherwise."""
     usual = {"ready_since": NOW - 500, "idle_since": NOW - 60}
-    return Standing(name, ModelState.READY, needs=booked, booked=booked, **{**usual, **more})
+    return Standing(name, ModelState.READY, needs=(Need(booked),), booked={HERE: booked}, **{**usual, **more})
 
 
 def test_what_fits_is_loaded_at_once_the_longest_waiting_first() -> None:
@@ -86,7 +89,7 @@ def test_others_stay_where_the_settings_say_so(on_full: Any, refused: bool) -> N
 
 
 def test_a_model_that_is_to_be_there_at_the_start_drives_nobody_out() -> None:
-    wished = Standing("x", needs=5, wanted_since=NOW, gently=True)
+    wished = Standing("x", needs=(Need(5),), wanted_since=NOW, gently=True)
     assert list(decided(ready("a", 8), wished).refuse) == ["x"]
     assert decided(ready("a", 8), replace(wished, gently=False)).make_room == ("a",)
 
@@ -116,6 +119,109 @@ def test_one_that_drains_comes_back_where_that_is_better_for_all() -> None:
     assert decided(for_room).keep == ("a",)
     found = decided(for_room, asked("x", 10))
     assert (found.keep, found.make_room, list(found.wait)) == ((), (), ["x"])
+
+
+def over(machines: dict[str, int], *models: Standing, policy: LoadConfig = SWAP) -> Decision:
+    """Of machines that have so much, nobody else being there."""
+    return decide(models, room_beside(machines, models), policy, NOW)
+
+
+def room_beside(machines: dict[str, int], models: Sequence[Standing]) -> Room:
+    held = [{machine: -amount for machine, amount in model.booked.items()} for model in models]
+    return Room(with_more(machines, held), machines)
+
+
+def needing(name: str, *needs: Need, **more: Any) -> Standing:
+    return replace(asked(name, 0, **more), needs=needs)
+
+
+def holding(name: str, **booked: int) -> Standing:
+    """The longer idle, the earlier its name."""
+    return replace(ready(name, 0, idle_since=NOW - 600 + ord(name[0])), needs=(Need(0),), booked=booked)
+
+
+ON_TWO = frozenset({"two"})
+
+
+def test_only_those_make_room_that_hold_something_where_it_is_missing() -> None:
+    machines = {HERE: 10, "one": 10, "two": 10}
+    a, b, c = holding("a", here=1, one=9), holding("b", here=1, two=4), holding("c", here=1, two=5)
+    assert over(machines, a, b, c, needing("x", Need(1), Need(5, ON_TWO))).make_room == ("b",)
+    assert over(machines, a, b, c, needing("x", Need(1), Need(6, ON_TWO))).make_room == ("c",)
+    assert over(machines, a, b, c, needing("x", Need(1), Need(7, ON_TWO))).make_room == ("b", "c")
+    assert over(machines, a, b, c, needing("x", Need(1), Need(1, ON_TWO))).load == ("x",)
+
+
+def test_what_is_left_of_other_machines_helps_nobody_and_the_refusal_names_the_one() -> None:
+    machines = {HERE: 10 * GIB, "two": 10 * GIB}
+    pinned = replace(holding("p", two=6 * GIB), pinned=True)
+    refused = over(machines, pinned, holding("a", here=9 * GIB), needing("x", Need(5 * GIB, ON_TWO))).refuse
+    assert refused == {
+        "x": "no room for x: it needs 5.0 GiB on two, and 4.0 GiB of 10.0 GiB are left, taken by p 6.0 GiB (pinned); "
+        "unload one of them, choose a smaller context, or load it anyway with --force"
+    }
+
+
+def test_two_that_need_the_same_machine_do_not_both_count_on_what_is_left_there() -> None:
+    machines = {HERE: 10, "two": 10}
+    first, second = needing("x", Need(6, ON_TWO), seconds=9), needing("y", Need(6, ON_TWO))
+    found = over(machines, first, second)
+    assert (found.load, list(found.wait) + list(found.refuse)) == (("x",), ["y"])
+    both = over(machines, needing("x", Need(12), seconds=9), needing("y", Need(9)))
+    assert both.load == ("x",), "of 20 in all, 8 are left"
+
+
+def test_a_machine_of_which_nothing_is_known_holds_nobody_up() -> None:
+    assert over({HERE: 10}, needing("x", Need(5), Need(99, ON_TWO))).load == ("x",)
+
+
+def test_nobody_is_refused_for_what_one_holds_of_which_it_is_not_known_yet_where_it_will_be() -> None:
+    machines = {HERE: 10, "two": 10}
+    loads = replace(holding("a", here=10), needs=(Need(10),), state=ModelState.LOADING)
+    room = Room({HERE: 10, "two": 0}, machines)  # it was counted there
+    found = decide((loads, needing("x", Need(8, ON_TWO))), room, SWAP, NOW)
+    assert (found.refuse, list(found.wait)) == ({}, ["x"])
+
+
+MACHINES = (HERE, "one", "two")
+PARTS = st.dictionaries(st.sampled_from(MACHINES), st.integers(1, 9))
+NEEDS = st.lists(
+    st.builds(Need, st.integers(1, 25), st.none() | st.frozensets(st.sampled_from(MACHINES), min_size=1)), min_size=1
+)
+
+
+@st.composite
+def loaded(draw: st.DrawFn, name: str) -> Standing:
+    since = st.sampled_from([NOW, NOW - 1, NOW - 29, NOW - 30, NOW - 500])
+    return replace(
+        ready(name, 0, ready_since=draw(since), idle_since=draw(since), running=draw(st.integers(0, 1))),
+        booked=draw(PARTS),
+        pinned=draw(st.booleans()),
+    )
+
+
+@given(st.tuples(*map(loaded, "abcde")), st.dictionaries(st.sampled_from(MACHINES), st.integers(0, 9)), NEEDS)
+def test_whoever_makes_room_is_needed_for_it_and_may_be_taken(
+    models: tuple[Standing, ...], free: dict[str, int], needs: list[Need]
+) -> None:
+    free = {machine: free.get(machine, 0) for machine in MACHINES}
+    room = Room(free, with_more(free, [model.booked for model in models]))
+    found = decide((*models, needing("x", *needs)), room, SWAP, NOW)
+    going = [model for model in models if model.id in found.make_room]
+    may_go = [model for model in models if not model.pinned and model.spared_until(SWAP) <= NOW]
+
+    def fits_without(gone: list[Standing]) -> bool:
+        return not unmet(needs, with_more(free, [model.booked for model in gone]))
+
+    assert all(model in may_go for model in going)
+    assert all(not fits_without([other for other in going if other is not model]) for model in going)
+    if going:
+        assert fits_without(going)
+        assert not found.load
+    else:
+        assert bool(found.load) == fits_without([])
+        assert found.load or not fits_without(may_go), "those who may go would have made room"
+    assert bool(found.refuse) == (not fits_without([model for model in models if not model.pinned]))
 
 
 def test_what_has_failed_is_tried_again_after_its_pause() -> None:

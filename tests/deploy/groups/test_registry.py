@@ -12,14 +12,15 @@ import pytest
 from chorus.config.front_end import ModelSettings
 from chorus.config.served import LoadConfig, ModelConfig
 from chorus.deploy.groups import registry as module
-from chorus.deploy.groups.booking import Needs
+from chorus.deploy.groups.booking import Needs, OneMachine
 from chorus.deploy.groups.group import Loadable, Report
 from chorus.deploy.groups.registry import Attendance, Model, NoSuchModel, Refused, Registry
-from chorus.deploy.supervisor import GaveUp
+from chorus.deploy.room import HERE, Need
+from chorus.deploy.supervisor import GaveUp, TooLittleRoom
 from chorus.messages.deploy import Demand, ModelState
 from chorus.messages.deploy import Report as Told
-from chorus.models import ModelError, PullProgress
-from chorus.platform.ledger import Ledger
+from chorus.models import ModelError, Progress
+from chorus.platform.memory.ledger import Ledger
 
 DEADLINE = 20.0
 MB = 1 << 20
@@ -32,19 +33,29 @@ class Scripted:
 
     def __init__(self, loadable: Loadable, booked: int, label: str, changed: Callable[[], None]) -> None:
         self.id = loadable.settings.id
-        self.booked = booked
+        self.given = booked
+        self.booked: dict[str, int] = {}
         self.changed = changed
         self.detail, self.ready, self.progress = "loading", False, 0.5
         self.loaded_bytes, self.total_bytes = 1, 2
+        self.nodes: tuple[str, ...] = ()
+        self.last = False
+        self.gone = asyncio.Event()
+        """Set: its processes end at once when it is told to."""
+        self.gone.set()
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         Scripted.started.append(self)
 
     async def run(self) -> None:
         await self.over
+        await self.gone.wait()
 
     def end(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
+
+    def will_end(self) -> None:
+        self.last = True
 
     def serves(self) -> None:
         self.detail, self.ready = "ready", True
@@ -52,6 +63,9 @@ class Scripted:
 
     def gives_up(self, why: str) -> None:
         self.over.set_exception(GaveUp(why))
+
+    def does_not_fit(self, why: str, *missing: Need) -> None:
+        self.over.set_exception(TooLittleRoom(why, missing))
 
 
 class Maker:
@@ -61,6 +75,9 @@ class Maker:
         self.sizes = sizes
         self.looks: list[str] = []
         self.cleared: list[int] = []
+        self.hub = asyncio.Event()
+        """Answers once this is set."""
+        self.hub.set()
 
     def expected(self, entry: ModelConfig, number: int) -> ModelSettings:
         name = entry.source
@@ -69,8 +86,9 @@ class Maker:
 
     async def find(self, entry: ModelConfig, number: int, report: Report) -> Loadable:
         self.looks.append(entry.source)
-        report(PullProgress("downloading", 1, 4))
+        report(Progress("downloading", 1, 4))
         await asyncio.sleep(0)
+        await self.hub.wait()
         if entry.source not in self.sizes:
             raise ModelError(f"there is no {entry.source}")
         needs = Needs(1, self.sizes[entry.source] * MB, 0)
@@ -138,7 +156,7 @@ def owning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
         async def run() -> None:
             maker = Maker(**(sizes or {"a": 6, "b": 6, "c": 3}))
             ledger = Ledger(tmp_path / "ledger.json", budget * MB)
-            registry = Registry(maker, policy or LoadConfig(), ledger, pauses=(0.05, 0.1), **more)
+            registry = Registry(maker, policy or LoadConfig(), OneMachine(ledger), pauses=(0.05, 0.1), **more)
             models = [registry.add(entry) for entry in entries or [ModelConfig(source=name) for name in maker.sizes]]
             owned = Owned(registry, maker, ledger, models)
             running = asyncio.create_task(registry.run())
@@ -162,7 +180,7 @@ def test_a_model_is_looked_for_booked_and_loaded_when_it_is_asked_for(owning: Ca
         owned.reports(Demand("a", waiting=1))
         group = await owned.group("a")
         assert owned.state("a") is ModelState.LOADING
-        assert [booking.amount for booking in owned.ledger.bookings()] == [6 * MB] == [group.booked]
+        assert [booking.amount for booking in owned.ledger.bookings()] == [6 * MB] == [group.given]
         group.serves()
         await owned.until("a", ModelState.READY)
         row = owned.registry.table.models[0]
@@ -271,6 +289,54 @@ def test_a_group_that_gives_up_fails_alone_and_is_tried_again_on_demand(owning: 
     owning(act)
 
 
+def test_a_model_whose_plan_does_not_fit_takes_the_place_of_another(owning: Callable[..., None]) -> None:
+    """Over nodes: the sum of what is left would do, and yet no machine has room for its part."""
+
+    async def act(owned: Owned) -> None:
+        await owned.load("a")
+        owned.reports(Demand("c", waiting=1))
+        (await owned.group("c")).does_not_fit("needs 2 MiB more memory on mini", Need(2 * MB))
+        await owned.until("a", ModelState.DRAINING)
+        owned.reports(Demand("c", waiting=1))
+        await owned.until("a", ModelState.UNLOADED)
+        (await owned.group("c")).serves()
+        await owned.until("c", ModelState.READY)
+
+    owning(act, policy=LoadConfig(min_loaded_seconds=0))
+
+
+def test_a_model_whose_plan_does_not_fit_and_for_whom_nobody_goes_is_refused_with_the_plans_words(
+    owning: Callable[..., None],
+) -> None:
+    async def act(owned: Owned) -> None:
+        await owned.load("a")
+        await owned.registry.load("c")
+        (await owned.group("c")).does_not_fit("needs 2 MiB more memory on mini", Need(2 * MB))
+        await owned.until("c", ModelState.FAILED)
+        detail = next(row.detail for row in owned.registry.table.models if row.id == "c")
+        assert detail == (
+            "no room for c: needs 2 MiB more memory on mini (4 MiB of 10 MiB are left, taken by a 6 MiB (pinned))"
+        )
+        assert owned.state("a") is ModelState.READY
+        # What has become of the nodes meanwhile nobody knows: it is planned again when it is asked for again.
+        await owned.registry.load("c")
+        (await owned.group("c")).serves()
+        await owned.until("c", ModelState.READY)
+
+    owning(act, entries=(ModelConfig(source="a", pin=True), ModelConfig(source="c")))
+
+
+def test_a_group_that_books_itself_is_shown_with_its_machines_and_what_it_holds(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        group = await owned.load("c")
+        group.nodes, group.booked = ("studio", "mini"), {HERE: 2 * MB, "mini": 3 * MB}
+        group.changed()
+        row = next(row for row in owned.registry.table.models if row.id == "c")
+        assert (row.nodes, row.ranks, row.booked_bytes) == (("studio", "mini"), 2, 5 * MB)
+
+    owning(act)
+
+
 def test_a_model_that_cannot_be_found_fails_with_its_reason(owning: Callable[..., None]) -> None:
     async def act(owned: Owned) -> None:
         owned.reports(Demand("nobody", waiting=1))
@@ -295,14 +361,14 @@ def test_the_only_model_ends_the_server_when_it_gives_up(owning: Callable[..., N
 def test_the_only_model_is_booked_what_it_needs_whether_that_fits_or_not(owning: Callable[..., None]) -> None:
     async def act(owned: Owned) -> None:
         owned.registry.want_first(owned.models.values())
-        assert (await owned.group("a")).booked == 6 * MB
+        assert (await owned.group("a")).given == 6 * MB
 
     owning(act, alone=True, entries=(ModelConfig(source="a"),))
     Scripted.started.clear()
 
     async def full(owned: Owned) -> None:
         owned.registry.want_first(owned.models.values())
-        assert (await owned.group("a")).booked == 6 * MB
+        assert (await owned.group("a")).given == 6 * MB
 
     owning(full, alone=True, entries=(ModelConfig(source="a"),), budget=5)
 
@@ -328,7 +394,7 @@ def test_a_command_is_refused_with_the_figures_unless_it_insists(owning: Callabl
         with pytest.raises(Refused, match=r"it needs 6 MiB, and 4 MiB of 10 MiB are left, taken by a 6 MiB \(pinned\)"):
             await refused_once_found(owned, "b")
         await owned.registry.load("b", force=True)
-        assert (await owned.group("b")).booked == 6 * MB
+        assert (await owned.group("b")).given == 6 * MB
 
     pinned = ModelConfig(source="a", pin=True)
     owning(act, entries=(pinned, ModelConfig(source="b")))
@@ -362,6 +428,60 @@ def test_an_idle_model_goes_and_the_last_request_says_when(owning: Callable[...,
     owning(act)
 
 
+async def drained(owned: Owned) -> Scripted:
+    """A group that goes since nobody has asked for it; its front end does not know yet, and its end takes a while."""
+    group = await owned.load("a")
+    group.gone.clear()
+    owned.reports(Demand("a", served=1, keep_alive_seconds=0))
+    await owned.until("a", ModelState.DRAINING)
+    return group
+
+
+def test_one_that_drains_and_is_asked_for_again_before_it_was_ended_stays(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        group = await drained(owned)
+        owned.reports(Demand("a", served=1, waiting=1))
+        await owned.until("a", ModelState.READY)
+        await some_steps()
+        assert not group.over.done()
+        group.gone.set()
+
+    owning(act)
+
+
+@pytest.mark.parametrize("commanded", [False, True])
+def test_one_that_was_ended_is_not_ready_again_but_loaded_anew(owning: Callable[..., None], commanded: bool) -> None:
+    async def act(owned: Owned) -> None:
+        group = await drained(owned)
+        owned.reports(Demand("a", served=1))
+        async with asyncio.timeout(DEADLINE):
+            await group.over
+        if commanded:
+            assert "loaded again once its processes have ended" in (await owned.registry.load("a"))[1]
+        else:
+            owned.reports(Demand("a", served=1, waiting=1))
+        await some_steps()
+        assert owned.state("a") is ModelState.DRAINING
+        group.gone.set()
+        again = await owned.group("a")
+        again.serves()
+        await owned.until("a", ModelState.READY)
+        assert Scripted.started == [group, again]
+
+    owning(act)
+
+
+def test_all_who_ask_for_what_is_refused_are_told(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        await owned.load("a")
+        with pytest.raises(Refused):
+            await refused_once_found(owned, "b")
+        told = await asyncio.gather(*(owned.registry.load("b") for _ in range(3)), return_exceptions=True)
+        assert ["it needs 6 MiB" in str(each) for each in told if isinstance(each, Refused)] == [True] * 3
+
+    owning(act, entries=(ModelConfig(source="a", pin=True), ModelConfig(source="b")))
+
+
 def test_a_pinned_model_stays_whatever_a_request_says(owning: Callable[..., None]) -> None:
     async def act(owned: Owned) -> None:
         group = await owned.load("a")
@@ -383,6 +503,51 @@ def test_a_load_can_be_called_off(owning: Callable[..., None]) -> None:
             await group.over
         await owned.until("a", ModelState.UNLOADED)
         assert (await owned.registry.unload("a"))[1] == "a is not loaded"
+
+    owning(act)
+
+
+def test_a_load_that_was_called_off_can_be_asked_for_again(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        await owned.registry.load("a")
+        group = await owned.group("a")
+        group.gone.clear()
+        await owned.registry.unload("a")
+        group.serves()
+        assert owned.state("a") is ModelState.LOADING, "it ends"
+        await owned.registry.load("a")
+        group.gone.set()
+        assert await owned.group("a") is not group
+
+    owning(act)
+
+
+def test_a_server_that_ends_loads_and_swaps_nothing_and_its_groups_know(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        serves = await owned.load("a")
+        owned.registry.will_end()
+        assert serves.last
+        owned.reports(Demand("b", waiting=1), Demand("c", waiting=1))
+        with pytest.raises(Refused, match="the server ends: nothing is loaded any more"):
+            await owned.registry.load("c")
+        await some_steps()
+        assert Scripted.started == [serves]
+        assert (owned.state("a"), owned.maker.looks) == (ModelState.READY, ["a"])
+
+    owning(act, policy=LoadConfig(min_loaded_seconds=0))
+
+
+def test_a_server_that_ends_looks_for_nothing_any_more(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        owned.maker.hub = asyncio.Event()  # it does not answer
+        await owned.registry.load("a")
+        await owned.until("a", ModelState.WAITING)
+        work = owned.models["a"].work
+        assert work is not None
+        owned.registry.will_end()
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.wait([work])
+        assert Scripted.started == []
 
     owning(act)
 

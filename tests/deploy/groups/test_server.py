@@ -53,6 +53,8 @@ class FrontEnd:
         self.demands: dict[str, Demand] = {}
         self.table = Table(0, ())
         self._call = stub.Attend()
+        self._writing = asyncio.Lock()
+        """Both the story and the reader tell, and gRPC takes one message at a time."""
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -62,7 +64,8 @@ class FrontEnd:
 
     async def tell(self, **demands: Demand) -> None:
         self.demands |= demands
-        await self._call.write(report_to_wire(self.table.version, self.demands.values()))
+        async with self._writing:
+            await self._call.write(report_to_wire(self.table.version, self.demands.values()))
 
     def row(self, name: str) -> ModelRow:
         return next(row for row in self.table.models if row.id == name)

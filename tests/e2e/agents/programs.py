@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chorus.platform.paths import cache_dir
+from chorus.platform.storage.paths import cache_dir
 
 PACKAGES = ("@anthropic-ai/claude-code@2.1.325", "opencode-ai@1.18.33")
 INSTALL_SECONDS = 300

@@ -265,7 +265,7 @@ def test_a_reader_that_stops_reading_holds_nobody_up() -> None:
 
 
 def test_a_small_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    from chorus.platform.files import write_whole
+    from chorus.platform.storage.files import write_whole
 
     file = tmp_path / "state.json"
     write_whole(file, b"before", 0o600)

@@ -82,10 +82,14 @@ class Cables:
             space = f"{MARK}{host}"
             must("ip", "link", "set", end, "netns", space)
             if slow:
-                words = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "100ms"]
-                must("tc", "-n", space, "qdisc", "add", "dev", end, *words)
+                self.slow_down(host, subnet)
             must("ip", "-n", space, "addr", "add", f"10.{subnet}.{host}/24", "dev", end)
             must("ip", "-n", space, "link", "set", end, "up")
+
+    def slow_down(self, host: int, subnet: str) -> None:
+        """From now on 20 Mbit/s leave this end, as of a bad cable."""
+        words = ["root", "tbf", "rate", "20mbit", "burst", "64kb", "latency", "100ms"]
+        must("tc", "-n", f"{MARK}{host}", "qdisc", "add", "dev", end_of(subnet, host), *words)
 
     def cut(self, host: int, *subnets: str) -> None:
         """Nothing passes any more, and nobody is told."""

@@ -51,6 +51,8 @@ class Host:
     number: int
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    clock_ahead: float = 0.0
+    """By how many seconds the monotonic clock of whatever is started here is ahead of this machine's."""
 
     @property
     def namespace(self) -> str:
@@ -92,7 +94,8 @@ class Host:
         given = [f"{name}={value}" for name, value in {**variables, **environment}.items()]
         gid = pwd.getpwnam(self.user).pw_gid
         change = ["setpriv", f"--reuid={self.uid}", f"--regid={gid}", "--clear-groups"]
-        return ["ip", "netns", "exec", self.namespace, *change, "env", "-i", *given, *words]
+        clock = ["unshare", "--time", f"--monotonic={self.clock_ahead:g}"] if self.clock_ahead else []
+        return ["ip", "netns", "exec", self.namespace, *clock, *change, "env", "-i", *given, *words]
 
     def chorus(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         return self.run(str(self.python), "-m", "chorus.cli", *words, timeout=timeout, PYTHONPATH=str(self.source))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,10 @@ def test_up_serves_over_three_hosts_and_down_leaves_nothing(hosts: list[Host], m
         "host2": ["agent"],
         "host3": ["agent"],
     }
+    doctor = first.chorus("doctor", "--cluster", "-c", str(config), "--json")
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    about = {finding["where"] for finding in json.loads(doctor.stdout)["findings"]}
+    assert about >= {"host2", "host3", "this machine → host2", "this machine → host3"}
     logs = first.chorus("logs", "host2", "-c", str(config))
     assert "holds layers 8-19" in logs.stdout, logs.stdout + logs.stderr
     own = first.chorus("logs", "coordinator", "-c", str(config), "--lines", "200")
@@ -141,6 +147,15 @@ def test_without_multicast_the_nodes_are_told_the_coordinator(hosts: list[Host],
 def serve_by_token(
     hosts: list[Host], model: str, join_words: list[str], token_words: list[str], serve_words: list[str]
 ) -> None:
+    with served_by_token(hosts, model, join_words, token_words, serve_words):
+        pass
+
+
+@contextmanager
+def served_by_token(
+    hosts: list[Host], model: str, join_words: list[str], token_words: list[str], serve_words: list[str]
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The server's address, which has answered once, and its process; everything ends in order afterwards."""
     first = hosts[0]
     ports = [host.listening() for host in hosts]
     token = first.chorus("token", "new", *token_words).stdout.strip()
@@ -178,6 +193,7 @@ def serve_by_token(
     assert isinstance(found, re.Match), shown()
     assert "Paris" in ask(first, found[1])
     assert token not in shown()
+    yield found[1], server
     for process in (server, *agents):
         process.terminate()
     for process in (server, *agents):

@@ -106,6 +106,9 @@ SAMPLES: Sequence[Sample] = (
     Sample("/tokenize", {"prompt": "hello", "return_token_strs": True}),
     Sample("/tokenize", {"messages": HELLO, "tools": clients.OPENCODE["tools"]}),
     Sample("/detokenize", {"tokens": [1, 2, 3, 400]}),
+    Sample("/requests/cancel", {"id": "5f0c2a9e"}),
+    Sample("/models/pull", {"model": "acme/none", "wait": False}),
+    Sample("/cluster/plan", {"add": ["laptop=16GB:10", "24GB"]}),
 )
 GETS = (
     "/",
@@ -120,7 +123,9 @@ GETS = (
     "/openapi.json",
     "/metrics",
     "/events",
+    "/static/app/main.js",
     "/requests",
+    "/models/pulls",
 )
 
 # Put around what must stand in JSON exactly so, though no Python value is written like that.

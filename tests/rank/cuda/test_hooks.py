@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank.cuda import hooks
 from chorus.rank.cuda.attention import Attention
 from chorus.rank.cuda.products import LEAST_ROWS, RowsTogether

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank.cuda.attention import TOLERANCE, Attention
 from chorus.rank.cuda.kernel import MOST_QUERIES, Shape, _kernel, attend, parts_of
 

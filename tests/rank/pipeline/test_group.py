@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from chorus import __version__
-from chorus.engine.followers import CannotForm
-from chorus.engine.group import check_sums
+from chorus.engine.lifecycle.group import check_sums
+from chorus.engine.ranks.followers import CannotForm
 from chorus.messages.proto import engine_pb2 as wire
 from chorus.messages.proto import engine_pb2_grpc
 from chorus.messages.protocol import PROTOCOL

@@ -11,9 +11,9 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.lifecycle.group import form_group
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request, Sampling
 from chorus.rank.cache import caches
 from chorus.rank.pipeline.stage import Stage, layer_count

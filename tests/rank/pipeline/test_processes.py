@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from chorus.config.engine import EngineSpec
-from chorus.engine.group import form_group
 from chorus.engine.leader import Leader
-from chorus.engine.scheduler import Scheduler, SchedulerLimits
+from chorus.engine.lifecycle.group import form_group
+from chorus.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from chorus.messages.engine import Progress, Request, Sampling
 from chorus.messages.rank import Leave, Step
 from chorus.rank.load import LoadError, stored_layers

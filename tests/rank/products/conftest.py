@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from chorus.platform import device
-from chorus.platform.products import installed
+from chorus.platform.accelerator import device
+from chorus.platform.cpu.products import installed
 from chorus.rank.products.usable import usable
 
 

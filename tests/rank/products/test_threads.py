@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chorus import platform
-from chorus.platform import blas, trials
+from chorus.platform.cpu import blas, trials
 from chorus.rank.load import load_shard
 from chorus.rank.products import threads
 from chorus.rank.products.threads import kernel_threads, share_threads

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorus.platform.products import REMEDY
+from chorus.platform.cpu.products import REMEDY
 from chorus.rank.load import load_shard
 from chorus.rank.products import kernels, usable
 from tests.support.tiny_model import write_tiny_model

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chorus.engine.followers import CannotForm, Follower
-from chorus.engine.group import _check_dtypes
+from chorus.engine.lifecycle.group import _check_dtypes
+from chorus.engine.ranks.followers import CannotForm, Follower
 from chorus.messages.load import Loaded
 from chorus.planning.layout import Layout
 from tests.support.ranks import Ranks

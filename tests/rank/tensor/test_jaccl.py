@@ -13,8 +13,8 @@ import pytest
 
 from chorus.config.engine import EngineSpec
 from chorus.config.hostfile import HostfileError, parse_hostfile
-from chorus.engine.followers import Follower
-from chorus.engine.group import _load_request
+from chorus.engine.lifecycle.group import _load_request
+from chorus.engine.ranks.followers import Follower
 from chorus.messages.load import LoadRequest
 from chorus.planning.layout import Layout
 from chorus.rank.join import connect

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chorus.platform import mpi
+from chorus.platform.accelerator import mpi
 from tests.rank.tensor.cases import (
     BFLOAT16_TOLERANCE,
     EXACT_TOLERANCE,

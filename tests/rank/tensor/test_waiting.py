@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from chorus.messages.rank import Feed, Step
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank import parallel
 from chorus.rank.parallel import TensorFollower, TensorLeader
 

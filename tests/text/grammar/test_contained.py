@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,8 @@ import pytest
 
 from chorus.config.grammar import TOGETHER, GrammarLimits
 from chorus.messages.grammar import Grammar, GrammarError, GrammarPart, TooManyGrammars
+from chorus.telemetry import journal, telling
+from chorus.telemetry.events import Event
 from chorus.text.grammar import client
 from chorus.text.grammar.client import Constraint
 from chorus.text.grammar.nursery import Nursery
@@ -64,6 +66,42 @@ def follow(constraint: Constraint, token: int) -> None:
 
 def gone(*processes: psutil.Process) -> bool:
     return not psutil.wait_procs(processes, timeout=DEADLINE)[1]
+
+
+@pytest.fixture
+def journalled(tmp_path: Path) -> Iterator[Callable[[], list[Event]]]:
+    """What this process has told so far, as a leader does."""
+    telling.begin(telling.Place(tmp_path / "events", model="tiny"))
+
+    def told() -> list[Event]:
+        telling.end()
+        return journal.read(tmp_path / "events")
+
+    yield told
+    telling.end()
+
+
+def test_a_process_that_is_ended_for_its_limits_is_in_the_journal_and_a_wrong_grammar_is_not(
+    model: Path, letter: int, journalled: Callable[[], list[Event]]
+) -> None:
+    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=24, mask_seconds=0.3)) as host:
+        for wrong in (Grammar("regex", "(("), Grammar("json_schema", '{"type": "nothing"}')):
+            with pytest.raises(GrammarError):
+                host.open(wrong, STOPS)
+        host.open(LETTERS, STOPS).close()
+        with pytest.raises(GrammarError):
+            host.open(GROWING, STOPS)
+        constraint, child = born(host)
+        freeze(child)
+        with pytest.raises(GrammarError):
+            follow(constraint, letter)
+        constraint.close()
+    first, more = journalled()
+    assert (first.kind, first.level, first.model) == ("grammar_ended", "warning", "tiny")
+    assert first.text.startswith("tiny: the process of a request's grammar was ended: it needs more than 24 MB")
+    assert "6000011" not in first.text
+    assert "grammar_mask_seconds" in more.text
+    assert more.text.endswith("(1 more like it)")
 
 
 @pytest.mark.parametrize(

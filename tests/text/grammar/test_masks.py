@@ -15,7 +15,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import AutoTokenizer
 
 from chorus.messages.grammar import Grammar
-from chorus.serving import grammar as grammars
+from chorus.serving.requests import grammar as grammars
 from chorus.text.grammar.vocabulary import Spelled
 from tests.support.grammars import GrammarHost
 from tests.text.grammar.conftest import STOPS, VOCABULARY

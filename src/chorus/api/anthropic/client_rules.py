@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from chorus.api.anthropic.request import InputMessage, TextBlock
-from chorus.serving.tools import Tool
+from chorus.serving.requests.tools import Tool
 
 _BILLING = "x-anthropic-billing-header:"
 

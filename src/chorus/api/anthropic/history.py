@@ -16,7 +16,7 @@ from chorus.api.anthropic.request import (
     ToolUseBlock,
 )
 from chorus.config.sections import Limits
-from chorus.serving import measure
+from chorus.serving.requests import measure
 
 Message = dict[str, Any]
 

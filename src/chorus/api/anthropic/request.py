@@ -22,7 +22,7 @@ from chorus.api.sharing import SharingFields
 from chorus.config.sampling import Temperature, TopK, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
-from chorus.serving.tools import Tool, ToolChoice
+from chorus.serving.requests.tools import Tool, ToolChoice
 
 
 class CacheControl(StrictModel):

@@ -24,9 +24,9 @@ from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
 from chorus.serving.generation import Generation
 from chorus.serving.prepare import conversation_prompt
-from chorus.serving.request import FieldNames, GenerationRequest
-from chorus.serving.sampling import choose_sampling
-from chorus.serving.tools import checked_tools
+from chorus.serving.requests.request import FieldNames, GenerationRequest
+from chorus.serving.requests.sampling import choose_sampling
+from chorus.serving.requests.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:

@@ -14,7 +14,7 @@ from chorus.api.respond import WholeAnswer, sse
 from chorus.api.usage import Outcome, performance_body, usage_body
 from chorus.messages.engine import TokenLogprobs
 from chorus.serving.generation import AnswerDelta, AnswerEnd
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 
 DONE = b"data: [DONE]\n\n"
 # No client shows it, no proxy drops it.

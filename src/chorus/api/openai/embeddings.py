@@ -22,8 +22,9 @@ from chorus.api.served import Served
 from chorus.api.server.gate import record_of
 from chorus.api.server.lifetime import Interrupted
 from chorus.api.service import Service
-from chorus.serving.embedding import Embedding, NoEmbeddings, embedding_of, finish
+from chorus.api.tracing import traced
 from chorus.serving.errors import EngineLost
+from chorus.serving.models.embedding import Embedding, NoEmbeddings, embedding_of, finish
 from chorus.serving.prepare import text_tokens
 
 
@@ -75,23 +76,28 @@ def router(service: Service) -> APIRouter:
         if len(inputs) > limits.max_inputs:
             raise invalid(f"input: at most {limits.max_inputs} texts are accepted.", "input")
         patience, timeout = service.settings.load_patience_seconds, limits.request_timeout_seconds
-        try:
-            async with service.lifetimes.begin(request.receive):
-                vectors: list[list[float]] = []
-                while not vectors:
-                    async with model.used(patience, body.keep_alive) as served:
-                        prompts = await _prompts(inputs, served)
-                        try:
-                            vectors = [
-                                await _embed(served, prompt, embedding, body.dimensions, timeout) for prompt in prompts
-                            ]
-                        except EngineLost:
-                            # One that was unloaded meanwhile is waited for again.
-                            if model.keeps(served):
-                                raise
-        except Interrupted as interruption:
-            raise interruption.as_error() from None
-        record.log_fields["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
+        with traced(service.traces, request.scope, settings, "embeddings", {}) as trace:
+            try:
+                async with service.lifetimes.begin(request.receive):
+                    vectors: list[list[float]] = []
+                    while not vectors:
+                        async with model.used(patience, body.keep_alive) as served:
+                            prompts = await _prompts(inputs, served)
+                            try:
+                                vectors = [
+                                    await _embed(served, prompt, embedding, body.dimensions, timeout)
+                                    for prompt in prompts
+                                ]
+                            except EngineLost:
+                                # One that was unloaded meanwhile is waited for again.
+                                if model.keeps(served):
+                                    raise
+            except Interrupted as interruption:
+                raise interruption.as_error() from None
+            record.log_fields["prompt_tokens"] = total = sum(len(prompt) for prompt in prompts)
+            served.client.counts.embedded([len(prompt) for prompt in prompts], record.elapsed())
+            if trace:
+                trace.read(total)
         encode = packed if body.encoding_format == "base64" else list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)

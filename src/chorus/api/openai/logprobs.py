@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chorus.messages.engine import TokenLogprobs
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 
 
 def logprob_entries(tokenizer: ServedTokenizer, tokens: Iterable[tuple[int, TokenLogprobs]]) -> list[dict[str, Any]]:

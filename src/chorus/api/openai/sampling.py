@@ -27,8 +27,8 @@ from chorus.config.sampling import SamplingOptions, Share
 from chorus.config.sections import Limits
 from chorus.messages.engine import MAX_TOP_LOGPROBS
 from chorus.messages.grammar import Grammar, GrammarError
-from chorus.serving import grammar as grammars
-from chorus.serving import measure
+from chorus.serving.requests import grammar as grammars
+from chorus.serving.requests import measure
 
 ALL_TOKENS = 2**31 - 1
 

@@ -21,6 +21,8 @@ log = logging.getLogger("chorus.api.access")
 _HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SCOPE_KEY = "chorus.record"
+_UNREAD = ("/health", "/metrics", "/static/")
+_WATCHED = ("/cluster/status", "/requests")
 _LONGEST_PATH = 200
 
 # For an API that is no place for pages; a route that does serve one sets its own.
@@ -47,6 +49,8 @@ class Record:
     """The id of the key that was shown; empty where none is needed."""
     may_admin: bool = False
     """Whether it may do what concerns everybody who is served. Guards give rights; a new record has none."""
+    trace: str = ""
+    """Names the span of its trace, where there is one."""
     models: tuple[str, ...] | None = ()
     """The models it is for, each by any of its names; None: all."""
 
@@ -98,6 +102,8 @@ class Gate:
                 record.status = record.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[_HEADER] = record.request_id
+                if record.trace:
+                    headers["traceresponse"] = record.trace
                 for name, value in _SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -145,5 +151,6 @@ def _write_line(scope: Scope, record: Record) -> None:
         **({"key": record.owner} if record.owner else {}),
         **record.log_fields,
     }
-    quiet = path.startswith("/health")
+    # Whoever watches asks every second.
+    quiet = path.startswith(_UNREAD) or (scope["method"] == "GET" and path.startswith(_WATCHED))
     log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})

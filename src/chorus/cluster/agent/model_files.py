@@ -23,7 +23,7 @@ from chorus.errors import ChorusError
 from chorus.models import ModelError, fetch_files
 from chorus.models.resolve import is_name, split_hub_id, stored_model
 from chorus.models.store import Store
-from chorus.platform.paths import cache_dir
+from chorus.platform.storage.paths import cache_dir
 from chorus.security.identity import Identity
 
 log = logging.getLogger("chorus.agent")

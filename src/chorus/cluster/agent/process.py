@@ -31,14 +31,14 @@ from chorus.cluster.discovery import Announcer, address_changes, own_addresses
 from chorus.cluster.logs import copied_output, device_log
 from chorus.cluster.transfer.share import FILES, FileServer
 from chorus.errors import ChorusError
-from chorus.platform import network
-from chorus.platform.filelimit import raise_file_limit
-from chorus.platform.files import write_if_possible
-from chorus.platform.ledger import own_file
-from chorus.platform.mlx_import import require_mlx
+from chorus.platform.accelerator.mlx_import import require_mlx
+from chorus.platform.memory.ledger import own_file
+from chorus.platform.network import failures
 from chorus.platform.process.looks import Looks
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
+from chorus.platform.storage.filelimit import raise_file_limit
+from chorus.platform.storage.files import write_if_possible
 from chorus.security import enrol, handshake
 from chorus.security.authority import Authority, NoAuthority
 from chorus.security.enrol import Card
@@ -131,6 +131,7 @@ class Agent:
             cleanup.enter_context(copied_output(output) if options.lock else _logged_to(output))
             announcer = Announcer(self.node_id, self._door.port, options.host) if options.announce else None
             ranks = Ranks(options.host, self._rank_ports(), output, own_file(options.state))
+            await ranks.look()
             work = asyncio.create_task(self._live(ranks, announcer, output))
             watching = asyncio.create_task(ranks.watch())
             stopped = asyncio.create_task(self._stopping.wait())
@@ -297,7 +298,7 @@ class Agent:
                     agent_peers.stay(address, identity, self._card(), self._halt)
                     tries = 0
             except (OSError, handshake.JoinRefused) as error:
-                why = network.reason(error) if isinstance(error, OSError) else str(error)
+                why = failures.reason(error) if isinstance(error, OSError) else str(error)
                 if why != told:
                     told = why
                     log.warning("cannot reach %s:%d yet: %s (still trying; is a firewall in between?)", *address, why)

@@ -17,15 +17,16 @@ from chorus.cluster.profile.machine import usable_here
 from chorus.errors import ChorusError
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.awake import Awake
-from chorus.platform.ledger import Booking, Ledger, LedgerError
-from chorus.platform.memory import booked_environment
-from chorus.platform.ports import free_port
+from chorus.platform.memory.amounts import booked_environment
+from chorus.platform.memory.ledger import Booking, Ledger, LedgerError
+from chorus.platform.network.ports import free_port
 from chorus.platform.process import signals
 from chorus.platform.process.beats import Monitor
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.losses import Loss, loss_of_exit
 from chorus.platform.process.output import RotatingLog
 from chorus.platform.process.restarts import RestartPolicy, python
+from chorus.platform.process.threads import to_the_end
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.platform.process.watcher import Watched, Watcher
 
@@ -157,20 +158,28 @@ class Ranks:
         timing: WatchTimes = DEFAULTS,
         needs: int = 0,
         more: bool = True,
+        most: int = 0,
     ) -> Rank:
         """Run `python -m chorus.rank` with a port of ours; `arguments` come after those that every rank gets. It is
         booked first (ledger.py): raises NoRoom.
         """
         await self.end(session, number)
         owner = _owner(session, number)
-        booking = await asyncio.to_thread(self._ledger.grant, owner, needs, model, more)
         try:
+            booking = await to_the_end(self._ledger.grant, owner, needs, model, more, most)
             return await self._start(session, number, model, arguments, environment, port, timing, booking)
         except BaseException:
             await self._release(owner)
             raise
         finally:
+            await self.look()
+
+    async def look(self) -> None:
+        """See what the ledger has left, for those who are told it."""
+        try:
             self.unbooked = await asyncio.to_thread(self._ledger.free)
+        except LedgerError as error:
+            log.error("%s", error)
 
     async def _start(
         self,
@@ -235,8 +244,10 @@ class Ranks:
         running = [rank for rank in chosen if rank.process.returncode is None]
         for rank in running:
             signals.send(rank.process, signal.SIGTERM)
-        if running:
-            waits = [asyncio.create_task(rank.ended.wait()) for rank in running]
+        # Also those that have ended by themselves: what is booked for them is not free before.
+        leaving = [rank for rank in chosen if not rank.ended.is_set()]
+        if leaving:
+            waits = [asyncio.create_task(rank.ended.wait()) for rank in leaving]
             await asyncio.wait(waits, timeout=GRACE_SECONDS)
             for rank in running:
                 if rank.process.returncode is None:
@@ -361,6 +372,7 @@ class Ranks:
             await asyncio.to_thread(self._ledger.release, owner)
         except LedgerError as error:
             log.error("%s", error)
+        await self.look()
 
     def _drop_old(self) -> None:
         ended = [key for key, rank in self._ranks.items() if rank.ended.is_set()]

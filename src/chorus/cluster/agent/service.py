@@ -29,12 +29,15 @@ from chorus.config.hostfile import split_address
 from chorus.errors import CannotListen
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.messages.proto import agent_pb2_grpc
-from chorus.platform import cores, device, rdma
-from chorus.platform.ledger import LedgerError, NoRoom
-from chorus.platform.links import Address
-from chorus.platform.memory import available_memory, total_memory
-from chorus.platform.paths import cache_dir
+from chorus.platform import system
+from chorus.platform.accelerator import device
+from chorus.platform.cpu import cores
+from chorus.platform.memory.amounts import available_memory, total_memory
+from chorus.platform.memory.ledger import LedgerError, NoRoom
+from chorus.platform.network import rdma
+from chorus.platform.network.links import Address
 from chorus.platform.process.timing import WatchTimes
+from chorus.platform.storage.paths import cache_dir
 from chorus.security.expelled import BadList
 from chorus.security.guard import caller
 from chorus.security.identity import Identity, make_request, own_key
@@ -83,6 +86,7 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         """Our request for a new certificate, made once."""
         self._ended = asyncio.Event()
         self._disk = Disk(cache_dir())
+        self._began = time.monotonic()
 
     def close(self) -> None:
         """Lets heartbeats and followed logs end, so that the server can."""
@@ -93,6 +97,8 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         node = self._node()
         if request.cables:
             tell_cables(node, await asyncio.to_thread(rdma.look))
+        if request.software:
+            await asyncio.to_thread(tell_software, node)
         return node
 
     async def Profile(self, request: wire.ProfileRequest, context: grpc.aio.ServicerContext) -> wire.ProfileReply:
@@ -146,12 +152,11 @@ class AgentService(agent_pb2_grpc.AgentServicer):
                 replace(WatchTimes.told(context.invocation_metadata()), silence_seconds=request.silence_seconds),
                 request.needs,
                 request.more,
+                request.most,
             )
         except (model_files.NoModel, NoPort, NoRoom, LedgerError, OSError) as error:
             log.error("rank %d of %s: %s", request.rank, request.model, error)
-            lacks_model = isinstance(error, model_files.NoModel)
-            code = grpc.StatusCode.NOT_FOUND if lacks_model else grpc.StatusCode.FAILED_PRECONDITION
-            await context.abort(code, str(error))
+            await context.abort(_REFUSALS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION), str(error))
             raise
         started = wire.Started(port=rank.port, pid=rank.process.pid, model_path=str(path))
         yield wire.SpawnProgress(detail="started", started=started)
@@ -285,6 +290,8 @@ class AgentService(agent_pb2_grpc.AgentServicer):
             log_file=str(self._facts.log_file.absolute()),
             addresses=[wire.NodeAddress(**vars(address)) for address in self._facts.addresses],
             certificate_request=self._renewal() if self._identity.is_due(self._facts.name) else b"",
+            up_seconds=time.monotonic() - self._began,
+            clock=time.time(),
         )
 
     def _renewal(self) -> bytes:
@@ -293,9 +300,22 @@ class AgentService(agent_pb2_grpc.AgentServicer):
         return self._request
 
 
+_REFUSALS = {
+    model_files.NoModel: grpc.StatusCode.NOT_FOUND,
+    NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""What a coordinator can do something about when a rank is not started."""
+
+
 def tell_cables(node: wire.Node, seen: rdma.Rdma) -> None:
     node.rdma_ports.extend(wire.RdmaPort(**asdict(port)) for port in rdma.ports(seen))
     node.meeting_addresses.extend(rdma.meeting_addresses(seen))
+
+
+def tell_software(node: wire.Node) -> None:
+    """As its next rank would find it: an update counts from then on, and this agent may be older."""
+    node.mlx, node.mlx_lm = device.installed("mlx") or "", device.installed("mlx-lm") or ""
+    node.system = system.description()
 
 
 class Disk:

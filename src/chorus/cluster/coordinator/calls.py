@@ -9,11 +9,13 @@ from pathlib import Path
 import grpc.aio
 
 from chorus.cluster.agent import peers
+from chorus.cluster.agent.peers import Met
 from chorus.errors import ChorusError
 from chorus.messages.calls import own_words, why_failed
 from chorus.messages.proto import agent_pb2_grpc
 from chorus.security.authority import Authority
 from chorus.security.handshake import JoinRefused
+from chorus.security.identity import Identity
 from chorus.security.names import server_name
 from chorus.security.node_folder import own_name, state_dir
 
@@ -36,6 +38,13 @@ async def agent_at(address: tuple[str, int], state: Path | None = None) -> Async
         met = await peers.ask(address, identity)
     except (OSError, JoinRefused) as error:
         raise CannotCall(f"{address[0]}:{address[1]} does not answer: {error}; is its agent running?") from error
+    async with agent_of(met, identity) as stub:
+        yield stub
+
+
+@contextlib.asynccontextmanager
+async def agent_of(met: Met, identity: Identity) -> AsyncIterator[agent_pb2_grpc.AgentStub]:
+    """The agent of a node whose card we have."""
     target = f"{met.ip}:{met.card.control_port}"
     options = [("grpc.ssl_target_name_override", server_name(met.member.node_id))]
     async with grpc.aio.secure_channel(target, identity.channel_credentials(), options) as channel:

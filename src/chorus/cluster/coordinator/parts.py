@@ -16,8 +16,9 @@ from dataclasses import replace
 from chorus.cluster.transfer.fetch import fetch
 from chorus.cluster.transfer.share import FileServer, SharedFile, SharedModel, TransferFailed, share_folder
 from chorus.cluster.transfer.sources import FileSource, lacking
-from chorus.models import LocalModel, PullProgress
+from chorus.models import LocalModel, Progress
 from chorus.models.parts import hub_version, missing_weights
+from chorus.platform.progress import Steady
 from chorus.security.identity import Identity
 
 log = logging.getLogger("chorus.coordinator")
@@ -83,7 +84,7 @@ class OwnParts:
         def progress(count: int) -> None:
             nonlocal done
             done += count
-            tell(PullProgress("copying the model", done, total))
+            tell(Progress("copying the model", done, total))
 
         folder, share = self.share.folder, self.share.digest
         try:
@@ -93,13 +94,13 @@ class OwnParts:
             return
         self._absent -= {file.name for file in there}
 
-    def _progress(self, stopped: threading.Event) -> Callable[[PullProgress], None]:
-        loop = asyncio.get_running_loop()
+    def _progress(self, stopped: threading.Event) -> Callable[[Progress], None]:
+        loop, steady = asyncio.get_running_loop(), Steady()
 
-        def progress(seen: PullProgress) -> None:
+        def progress(seen: Progress) -> None:
             if stopped.is_set():
                 raise _Stopped
-            loop.call_soon_threadsafe(self._report, f"{seen.label} {seen.done / max(seen.total or 0, 1):.0%}")
+            loop.call_soon_threadsafe(self._report, steady.text(seen))
 
         return progress
 

@@ -22,6 +22,7 @@ from chorus import __version__
 from chorus.cluster.agent import peers as agent_peers
 from chorus.cluster.agent.peers import Met, Registry
 from chorus.cluster.discovery import Announcement, Listener
+from chorus.cluster.profile.assumed import AssumedLink
 from chorus.cluster.profile.links import LinkError, measure_member
 from chorus.errors import ChorusError
 from chorus.messages.calls import why_failed
@@ -36,6 +37,8 @@ from chorus.security.handshake import JoinRefused
 from chorus.security.identity import Identity
 from chorus.security.member import NotTrusted
 from chorus.security.names import member_address, server_name
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger("chorus.coordinator")
 
@@ -137,12 +140,14 @@ class Nodes:
         self._seen_at: dict[Address, str] = {}
         """Which node last answered at an address."""
         self._problems: dict[Address, str] = {}
+        self.assumed: dict[tuple[str, str], AssumedLink] = {}
+        """What models were divided by, of each link that their ranks use, by the ids of its ends."""
         self._changed = asyncio.Condition()
         self._last_change = time.monotonic()
         self._following: asyncio.Task[None] | None = None
-        self.last_worked: Callable[[str], float] = lambda node_id: 0.0
-        """When, by our clock, something was last finished that the node of this id had a part in; whoever uses nodes
-        knows."""
+        self.users: set[Callable[[str], float]] = set()
+        """Whoever uses nodes tells when, by our clock, something was last finished that the node of an id had a part
+        in."""
         self._asking = asyncio.Semaphore(MAX_ASKED)
         # Candidates that fall silent hold their threads for seconds: nothing else may wait for those.
         self._diallers = ThreadPoolExecutor(DIALLERS, thread_name_prefix="let-in")
@@ -169,7 +174,8 @@ class Nodes:
         return sorted(self._nodes.values(), key=lambda node: node.node_id)
 
     def find(self, name: str) -> ConnectedNode | None:
-        return next((node for node in self._nodes.values() if name in (node.name, node.node_id)), None)
+        # A copy: who counts memory asks from another thread.
+        return next((node for node in tuple(self._nodes.values()) if name in (node.name, node.node_id)), None)
 
     async def gather(self, count: int | None, names: Iterable[str], timeout: float) -> list[ConnectedNode]:
         """Wait for the named nodes, for every peer of the command line, for so many in all; names give the order."""
@@ -311,13 +317,11 @@ class Nodes:
             if member.node_id == self.own_node_id:
                 self._problems[address] = _OURSELVES
             elif other := self._nodes.get(member.node_id):
-                self._problems[address] = f"{member.name} is already connected at {other.address[0]}:{other.address[1]}"
+                self._problems[address] = f"{member.name} {ALREADY_AT} {other.address[0]}:{other.address[1]}"
             elif problem := misfit(member.name, met.card.protocol, met.card.version, __version__, "the coordinator"):
                 self._tell(address, problem)
             else:
-                for each in addresses:
-                    self._problems.pop(each, None)
-                await self._stay(address, met)
+                await self._stay(address, met, addresses)
                 return True
         except (OSError, grpc.aio.AioRpcError) as error:
             self._tell(address, _reason(error))
@@ -385,7 +389,7 @@ class Nodes:
             return True
         return False
 
-    async def _stay(self, address: Address, met: Met) -> None:
+    async def _stay(self, address: Address, met: Met, addresses: tuple[Address, ...]) -> None:
         target, member = f"{met.ip}:{met.card.control_port}", met.member
         credentials = self._identity.channel_credentials()
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", server_name(member.node_id))]
@@ -399,13 +403,19 @@ class Nodes:
             if member.node_id in self._nodes:
                 return  # found at another address in this very moment
             self._nodes[member.node_id] = node
+            # Not before: a node that is ending may still open its door, and is neither there nor without a problem.
+            for each in addresses:
+                self._problems.pop(each, None)
             log.info("%s is there, at %s:%d", member.name, *node.address)
+            tell(events.NODE_JOINED, node=member.name, address="{}:{}".format(*node.address))
             await self._notify()
             measuring = asyncio.create_task(self._measure(node))
             try:
                 await self._listen(node)
             except (OSError, grpc.aio.AioRpcError) as error:
                 self._tell(address, _reason(error))
+                expelled = isinstance(error, NotTrusted)
+                tell(events.NODE_EXPELLED if expelled else events.NODE_LOST, node=member.name, why=_reason(error))
             finally:
                 measuring.cancel()
                 del self._nodes[member.node_id]
@@ -436,7 +446,7 @@ class Nodes:
                     await node.stub.Expel(wire.ExpelRequest(signed_list=signed), timeout=CALL_SECONDS)
                     told = signed
                 reading = reading or asyncio.create_task(beats.read())
-                worked, looks = self.last_worked(node.node_id), Looks(time.monotonic(), LOOK_SECONDS)
+                worked, looks = self._last_worked(node.node_id), Looks(time.monotonic(), LOOK_SECONDS)
                 # An expelled node must not keep us waiting for its next word.
                 if not (await asyncio.wait([reading], timeout=LOOK_SECONDS))[0]:
                     now, patience = time.monotonic(), self.timing.agent_silence_seconds
@@ -454,6 +464,7 @@ class Nodes:
                 draining = node.state.draining
                 node.state, node.heard_at, node.heard = beat.node, time.time(), time.monotonic()
                 if beat.node.draining != draining:
+                    tell(events.NODE_DRAINS if beat.node.draining else events.NODE_RETURNS, node=node.name)
                     await self._notify()
                 if (request := beat.node.certificate_request) and request != refused:
                     refused = b"" if await self._renew(node, request) else request
@@ -461,6 +472,9 @@ class Nodes:
             if reading:
                 reading.cancel()
             beats.cancel()
+
+    def _last_worked(self, node_id: str) -> float:
+        return max((worked(node_id) for worked in self.users), default=0.0)
 
     async def _renew(self, node: ConnectedNode, request: bytes) -> bool:
         try:
@@ -487,6 +501,8 @@ class Nodes:
             log.warning("%s:%d: %s", *address, problem)
 
 
+ALREADY_AT = "is already connected at"
+"""What is told of a second address of a node, which is nobody's problem."""
 _OURSELVES = "this machine"
 _HERE = ("this machine", 0)
 

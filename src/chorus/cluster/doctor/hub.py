@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import httpx
 
-from chorus.platform import network
+from chorus.platform.network import failures
 
 USUAL = "https://huggingface.co"
 SECONDS = 4.0
@@ -52,5 +52,5 @@ class Asked:
 def _reason(error: BaseException) -> str:
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
-    told = network.reason(error) if isinstance(error, OSError) else str(error)
+    told = failures.reason(error) if isinstance(error, OSError) else str(error)
     return re.sub(r"^\[Errno -?\d+\] ", "", told) or type(error).__name__

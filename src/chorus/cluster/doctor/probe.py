@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from chorus.errors import ChorusError
-from chorus.platform import mpi, prepare
-from chorus.platform.blas import set_threads
-from chorus.platform.memory import device_memory
+from chorus.platform import prepare
+from chorus.platform.accelerator import mpi
+from chorus.platform.cpu.blas import set_threads
+from chorus.platform.memory.amounts import device_memory
 from chorus.transport import catalog
 
 _ROWS, _INNER, _COLUMNS = 128, 1024, 1024

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from chorus.cluster.doctor.checks import Finding, Status
-from chorus.platform.rdma import FIRST_MACOS, Rdma, interface_of
+from chorus.cluster.doctor.finding import Check, Finding, Status, look
+from chorus.platform.network.rdma import FIRST_MACOS, Rdma, interface_of
 from chorus.platform.system import MAC
 from chorus.transport import catalog
 from chorus.transport.cables import FAST_SYNC, JACCL_FIRST
@@ -36,26 +36,36 @@ class WantedRdma:
         return tuple(dict.fromkeys(name for names in several for name in names))
 
 
+@dataclass(frozen=True)
+class RdmaFacts:
+    seen: Rdma
+    wanted: WantedRdma | None = None
+    """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of this shell."""
+
+
 def rdma_findings(
     seen: Rdma, wanted: WantedRdma | None = None, variables: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Without a wish for it nothing here is a fault: only what is there is said, and what would be to do."""
-    found = [availability(seen, wanted is not None)]
-    if seen.system == MAC and seen.devices and not seen.only_slow_ports:
-        needed = wanted.names if wanted else ()
-        found += [port(seen, device, device in needed) for device in seen.devices]
-        found += bridge(seen)
-    if wanted is not None:
-        found += [*named_devices(seen, wanted), *meeting(seen, wanted)]
-    return [*found, *inherited(variables or {})]
+    return look(CHECKS, RdmaFacts(seen, wanted, variables or {}))
 
 
-def availability(seen: Rdma, wanted: bool) -> Finding:
+def availability(facts: RdmaFacts) -> Finding:
+    seen, wanted = facts.seen, facts.wanted is not None
     value, fix = _obstacle(seen) or ("", "")
     if not value:
         return Finding("RDMA", f"enabled, with {', '.join(seen.devices or ())}")
-    status: Status = "missing" if wanted else "ok"
+    status: Status = "error" if wanted else "ok"
     return Finding("RDMA", value if wanted else f"not available: {value}", status, fix)
+
+
+def ports(facts: RdmaFacts) -> Iterator[Finding]:
+    seen = facts.seen
+    if seen.system == MAC and seen.devices and not seen.only_slow_ports:
+        needed = facts.wanted.names if facts.wanted else ()
+        for device in seen.devices:
+            yield port(seen, device, device in needed)
 
 
 def port(seen: Rdma, device: str, needed: bool) -> Finding:
@@ -79,8 +89,11 @@ def port(seen: Rdma, device: str, needed: bool) -> Finding:
     return Finding(device, shown, "warn", fix) if needed else Finding(device, f"{shown}: nothing connected to it")
 
 
-def bridge(seen: Rdma) -> Iterator[Finding]:
+def bridge(facts: RdmaFacts) -> Iterator[Finding]:
     """A port inside a bridge has no address of its own, without which RDMA does not begin."""
+    seen = facts.seen
+    if seen.system != MAC or seen.only_slow_ports:
+        return
     own = {interface_of(device) for device in seen.devices or ()}
     for name, members in seen.bridges.items():
         if shared := [member for member in members if member in own]:
@@ -91,8 +104,10 @@ def bridge(seen: Rdma) -> Iterator[Finding]:
             yield Finding("Thunderbolt bridge", f"{name} holds {', '.join(shared)}", "warn", fix)
 
 
-def named_devices(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
-    name = f"{_TRANSPORT.name} devices"
+def named_devices(facts: RdmaFacts) -> Iterator[Finding]:
+    name, seen, wanted = f"{_TRANSPORT.name} devices", facts.seen, facts.wanted
+    if wanted is None:
+        return
     if wanted.rank is None:
         fix = "say which with `chorus doctor --rank N`, or set MLX_RANK"
         yield Finding(name, "the hostfile names none of this machine's addresses", "warn", fix)
@@ -101,30 +116,34 @@ def named_devices(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
         fix = (
             f"give a hostfile with `rdma` for each host: mlx.distributed_config --backend {_TRANSPORT.name} writes one"
         )
-        yield Finding(name, f"none are named for rank {wanted.rank}", "missing", fix)
+        yield Finding(name, f"none are named for rank {wanted.rank}", "error", fix)
         return
     missing = [device for device in wanted.names if device not in (seen.devices or ())]
     if missing:
         here = ", ".join(seen.devices or ()) or "none"
         value = f"{', '.join(missing)}, named for rank {wanted.rank}, not on this machine (here: {here})"
-        yield Finding(name, value, "missing", f"correct row {wanted.rank} of the hostfile, or the rank")
+        yield Finding(name, value, "error", f"correct row {wanted.rank} of the hostfile, or the rank")
         return
     yield Finding(name, f"rank {wanted.rank} uses {', '.join(wanted.names)}")
 
 
-def meeting(seen: Rdma, wanted: WantedRdma) -> Iterator[Finding]:
+def meeting(facts: RdmaFacts) -> Iterator[Finding]:
+    wanted = facts.wanted
+    if wanted is None:
+        return
     if wanted.coordinator is None:
         fix = "set MLX_JACCL_COORDINATOR to an address and port of rank 0, e.g. 192.168.1.10:32323"
-        yield Finding(f"{_TRANSPORT.name} coordinator", "not given, and the hostfile has no addresses", "missing", fix)
-    elif interface := _thunderbolt_to(seen, wanted.coordinator):
+        yield Finding(f"{_TRANSPORT.name} coordinator", "not given, and the hostfile has no addresses", "error", fix)
+    elif interface := _thunderbolt_to(facts.seen, wanted.coordinator):
         fix = "meet on Ethernet or Wi-Fi: IP beside RDMA on one cable was seen to break RDMA's beginning"
         yield Finding(f"{_TRANSPORT.name} coordinator", f"{wanted.coordinator}, over {interface}", "warn", fix)
     else:
         yield Finding(f"{_TRANSPORT.name} coordinator", wanted.coordinator)
 
 
-def inherited(variables: Mapping[str, str]) -> Iterator[Finding]:
+def inherited(facts: RdmaFacts) -> Iterator[Finding]:
     """Variables of this shell that MLX would read."""
+    variables = facts.variables
     if variables.get(FAST_SYNC, "0") not in ("", "0"):
         fix = f"unset {FAST_SYNC}: MLX calls it unreliable, and a GPU that it locks up stays so until a restart"
         yield Finding(FAST_SYNC, variables[FAST_SYNC], "warn", fix)
@@ -174,3 +193,21 @@ def _obstacle(seen: Rdma) -> tuple[str, str] | None:
             return "enabled, but no devices", _TRANSPORT.without_hardware
         return f"{tool} shows no devices", _ENABLE
     return None
+
+
+CHECKS: tuple[Check[RdmaFacts], ...] = (
+    Check(
+        "RDMA",
+        f"{_TRANSPORT.name} is asked for and this machine has no RDMA: the system, its version, the switch, the ports",
+        availability,
+    ),
+    Check("RDMA ports", "a port that is down, without an IPv4 address of its own, or with too slow a cable", ports),
+    Check("Thunderbolt bridge", "RDMA ports inside a bridge, where they have no address of their own", bridge),
+    Check(
+        f"{_TRANSPORT.name} devices",
+        "devices that the hostfile names and this machine lacks; none; or no known rank",
+        named_devices,
+    ),
+    Check(f"{_TRANSPORT.name} coordinator", "no place for ranks to meet, or one on a Thunderbolt cable", meeting),
+    Check("variables", "variables of this shell that lock GPUs up, or that ranks ignore", inherited),
+)

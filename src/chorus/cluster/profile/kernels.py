@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from chorus.cluster.profile.rates import Rates
-from chorus.platform import mpi, prepare
-from chorus.platform.memory import own_device_memory
+from chorus.platform import prepare
+from chorus.platform.accelerator import mpi
+from chorus.platform.memory.amounts import own_device_memory
 from chorus.platform.process.measuring import seconds_of, tell
 from chorus.transport import catalog
 

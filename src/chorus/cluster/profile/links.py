@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 from chorus.cluster.transfer.share import FILES, PROBE_BYTES
 from chorus.errors import ChorusError
+from chorus.messages.proto import agent_pb2 as wire
+from chorus.platform.network.links import KINDS, Address, Kind
 from chorus.security import handshake
 from chorus.security.identity import Identity, NotTrusted
 from chorus.security.meet import meet
@@ -44,6 +47,29 @@ class Probe:
     round_trip: float = 0.0
     bandwidth: float | None = None
     """Bytes per second; None where nobody measured."""
+
+
+def bits(bandwidth: float) -> str:
+    """A bandwidth as cables are sold."""
+    rate = bandwidth * 8
+    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
+
+
+def address_of(entry: wire.NodeAddress) -> Address:
+    """As a node told it."""
+    kind: Kind = next((kind for kind in KINDS if kind == entry.kind), "")
+    return Address(entry.ip[:64], entry.interface[:64], kind, entry.bits_per_second)
+
+
+def probe_of(entry: wire.ProbedAddress) -> Probe:
+    """As the node told it that tried."""
+    bandwidth = entry.bytes_per_second
+    return Probe(
+        entry.problem[:200],
+        entry.own_ip[:64],
+        entry.round_trip_seconds if math.isfinite(entry.round_trip_seconds) else 0.0,
+        bandwidth if math.isfinite(bandwidth) and bandwidth > 0 else None,
+    )
 
 
 def reach_member(addresses: Sequence[Door], node_id: str, identity: Identity) -> list[Probe]:

@@ -17,11 +17,13 @@ import chorus
 from chorus.cluster.profile.rates import Rates
 from chorus.errors import ChorusError
 from chorus.planning.costs import Machine
-from chorus.platform import cores, device, memory, products
-from chorus.platform.chip import chip, gpu_cores
-from chorus.platform.device import Backend
-from chorus.platform.files import write_if_possible
-from chorus.platform.paths import cache_dir, models_dir
+from chorus.platform.accelerator import device
+from chorus.platform.accelerator.chip import chip, gpu_cores
+from chorus.platform.accelerator.device import Backend
+from chorus.platform.cpu import cores, products
+from chorus.platform.memory import amounts
+from chorus.platform.storage.files import write_if_possible
+from chorus.platform.storage.paths import cache_dir, models_dir
 
 log = logging.getLogger("chorus.profile")
 T = TypeVar("T")
@@ -51,7 +53,7 @@ class Profile:
 
     def usable_memory(self, fraction: float) -> int:
         """Bytes that a rank may take: a fraction of what is there, and no more than is free now."""
-        return memory.usable_memory(self.backend, self.memory_available, self.working_set, fraction)
+        return amounts.usable_memory(self.backend, self.memory_available, self.working_set, fraction)
 
 
 def profile(threads: int | None = None, *, refresh: bool = False) -> Profile:
@@ -74,7 +76,7 @@ def known_profile(threads: int) -> Profile | None:
 def usable_here(fraction: float) -> int:
     """What models may take of this machine, as far as is known without measuring anything."""
     known = known_profile(cores.threads_per_rank(cores.usable_cores(), 1))
-    return known.usable_memory(fraction) if known else memory.usable_unmeasured(device.backend(), fraction)
+    return known.usable_memory(fraction) if known else amounts.usable_unmeasured(device.backend(), fraction)
 
 
 def _described(threads: int, rates: Rates) -> Profile:
@@ -85,12 +87,12 @@ def _described(threads: int, rates: Rates) -> Profile:
         backend=device.backend(),
         cpu_cores=cores.usable_cores(),
         gpu_cores=gpu_cores(),
-        memory_total=memory.total_memory(),
-        memory_available=memory.available_memory(),
+        memory_total=amounts.total_memory(),
+        memory_available=amounts.available_memory(),
         disk_free=shutil.disk_usage(existing).free,
         threads=threads,
         rates=rates,
-        working_set=memory.working_set(device.backend(), rates.device_memory),
+        working_set=amounts.working_set(device.backend(), rates.device_memory),
     )
 
 

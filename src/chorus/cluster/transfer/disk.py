@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from chorus.platform import disk
+from chorus.platform.storage import disk
 
 RANGE_BYTES = 32 << 20
 BLOCK_BYTES = 4 << 20

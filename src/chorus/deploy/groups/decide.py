@@ -1,10 +1,10 @@
 """Which models are loaded, which make room, and which are refused: decided from values, without a process or a clock.
 
 What fits is loaded at once, the longest waiting first. Where something does not fit, others make room for it, those
-that are idle before those that are busy. A busy one does so only after it has served for `min_loaded_seconds`, and an
-idle one has a moment's rest before it does, so that two models that are asked for in turn do not chase each other.
-Whoever has waited for `min_loaded_seconds` is not passed by anybody who came later, however small: so everybody's turn
-comes.
+that are idle before those that are busy, and none that could as well stay. A busy one does so only after it has served
+for `min_loaded_seconds`, and an idle one has a moment's rest before it does, so that two models that are asked for in
+turn do not chase each other. Whoever has waited for `min_loaded_seconds` is not passed by anybody who came later,
+however small: so everybody's turn comes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from chorus.config.served import LoadConfig
+from chorus.deploy.room import Bytes, Need, Room, spread, unmet, with_more
 from chorus.messages.deploy import ModelState
 from chorus.platform.sizes import size
 
@@ -26,9 +27,9 @@ class Standing:
 
     id: str
     state: ModelState = ModelState.UNLOADED
-    needs: int | None = None
-    """The least that it can be loaded with, in bytes of this machine; None: nobody has looked yet."""
-    booked: int = 0
+    needs: tuple[Need, ...] | None = None
+    """The least that it can be loaded with; None: nobody has looked yet."""
+    booked: Bytes = field(default_factory=dict)
     waiting: int = 0
     waiting_since: float = 0.0
     running: int = 0
@@ -50,12 +51,18 @@ class Standing:
     """Of one that drains: for another's sake; otherwise since it was idle."""
     ends: bool = False
     """Of one that drains: it was told to, and nothing brings it back."""
+    unfit: str = ""
+    """Why there was no plan for it, though all that is left would do: `needs` is more since then."""
 
     @property
     def asked_since(self) -> float | None:
         """Since when somebody wants it; None: nobody does."""
         moments = [self.wanted_since, self.waiting_since if self.waiting else None]
         return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def drains(self) -> bool:
+        return self.state is ModelState.DRAINING
 
     @property
     def idle(self) -> bool:
@@ -96,27 +103,32 @@ class Decision:
 
 
 @dataclass
-class _Room:
+class _Left:
     """What is left of the memory while one model after the other is given its part."""
 
-    free: int
-    coming: int
+    free: dict[str, int]
+    coming: dict[str, int]
     """What those that drain now will leave."""
 
-    def take(self, amount: int) -> None:
-        self.coming -= max(0, amount - self.free)
-        self.free = max(0, self.free - amount)
+    def take(self, needs: Sequence[Need]) -> None:
+        for machine, amount in spread(needs, self.all).items():
+            self.coming[machine] -= max(0, amount - self.free[machine])
+            self.free[machine] = max(0, self.free[machine] - amount)
+
+    def comes(self, models: Iterable[Standing]) -> None:
+        self.coming = with_more(self.coming, (model.booked for model in models))
 
     @property
-    def all(self) -> int:
-        return self.free + self.coming
+    def all(self) -> dict[str, int]:
+        return with_more(self.free, [self.coming])
 
 
-def decide(models: Sequence[Standing], free: int, budget: int, policy: LoadConfig, now: float) -> Decision:
-    """What to do now. `free` is what can be booked, of a `budget` that others may have a part of."""
+def decide(models: Sequence[Standing], room: Room, policy: LoadConfig, now: float) -> Decision:
+    """What to do now."""
     asked = sorted((model for model in models if _can_begin(model, now)), key=lambda model: model.asked_since or 0.0)
-    draining = [model for model in models if model.state is ModelState.DRAINING]
-    room = _Room(free, sum(model.booked for model in draining))
+    draining = [model for model in models if model.drains]
+    left = _Left(dict(room.free), dict.fromkeys(room.free, 0))
+    left.comes(draining)
     find, load, victims = [], [], list[Standing]()
     refuse: dict[str, str] = {}
     wait: dict[str, str] = {}
@@ -124,27 +136,31 @@ def decide(models: Sequence[Standing], free: int, budget: int, policy: LoadConfi
     for model in asked:
         if model.needs is None:
             find.append(model.id)
-        elif model.forced or model.needs <= room.free:
+        elif model.forced or not unmet(model.needs, left.free):
             load.append(model.id)
-            room.take(model.needs)
-        elif model.needs <= room.all:
+            left.take(model.needs)
+        elif not unmet(model.needs, left.all):
             wait[model.id] = f"waits until {_names(draining or victims)} made room"
-            room.take(model.needs)
+            left.take(model.needs)
         else:
-            most = free + sum(other.booked for other in models if other in draining or _could_go(other))
-            if model.needs > most or policy.on_full == "refuse" or (model.gently and not model.waiting):
-                refuse[model.id] = _refusal(model, models, free, budget)
+            never = unmet(model.needs, _most(models, room))
+            if never or policy.on_full == "refuse" or (model.gently and not model.waiting):
+                lacking = never or unmet(model.needs, room.free) or unmet(model.needs, left.all)
+                refuse[model.id] = _refusal(model, lacking[0], models, room)
                 continue
             others = [other for other in models if other not in victims and _could_go(other)]
-            missing = model.needs - room.all
-            wait[model.id] = f"waits for room: {size(model.needs)} are needed and {size(free)} are left"
+            need = (unmet(model.needs, room.free) or unmet(model.needs, left.all))[0]
+            wait[model.id] = (
+                f"waits for room: {size(need.amount)} are needed{_where(need, room)} and "
+                f"{size(need.left(room.free))} are left"
+            )
             ripe = [other for other in others if _is_ripe(other, policy, now)]
             looks += [other.spared_until(policy) for other in others if other.state is ModelState.READY]
-            if policy.on_full == "swap" and (chosen := _victims(ripe, missing)):
+            if policy.on_full == "swap" and (chosen := _victims(ripe, model.needs, left.all)):
                 victims += chosen
-                room.coming += sum(other.booked for other in chosen)
+                left.comes(chosen)
                 wait[model.id] = f"waits until {_names(chosen)} made room"
-                room.take(model.needs)
+                left.take(model.needs)
                 continue
             if policy.on_full == "swap":
                 passed_until = (model.asked_since or 0.0) + policy.min_loaded_seconds
@@ -177,26 +193,43 @@ def _could_go(model: Standing) -> bool:
     return not model.pinned and model.state in (ModelState.READY, ModelState.LOADING)
 
 
+def _most(models: Sequence[Standing], room: Room) -> Bytes:
+    """What could ever be left; nobody knows before it is loaded where one will be that is still being spread."""
+    if any(model.state is ModelState.LOADING and _chooses(model, room) for model in models):
+        return room.budget
+    return with_more(room.free, (model.booked for model in models if model.drains or _could_go(model)))
+
+
+def _chooses(model: Standing, room: Room) -> bool:
+    """Whether it may be on one machine or on another."""
+    return any(sum(map(need.counts, room.free)) > 1 for need in model.needs or ())
+
+
 def _is_ripe(model: Standing, policy: LoadConfig, now: float) -> bool:
     return model.state is ModelState.READY and model.spared_until(policy) <= now
 
 
-def _victims(ripe: Iterable[Standing], missing: int) -> list[Standing]:
-    """The longest idle first, then those that have served longest; none where all together would not do."""
+def _victims(ripe: Iterable[Standing], needs: Sequence[Need], left: Bytes) -> list[Standing]:
+    """Of those that hold something where it is missing the longest idle first, then those that have served longest,
+    without those that turn out not to be needed; none where all together would not do.
+    """
     chosen: list[Standing] = []
     for model in sorted(
         ripe, key=lambda model: (not model.idle, model.idle_since if model.idle else model.ready_since)
     ):
-        if missing > sum(other.booked for other in chosen):
+        if any(need.left(model.booked) for need in unmet(needs, _after(chosen, left))):
             chosen.append(model)
-    total = sum(model.booked for model in chosen)
-    if total < missing:
+    if unmet(needs, _after(chosen, left)):
         return []
     for model in tuple(chosen):
-        if total - model.booked >= missing:
-            chosen.remove(model)
-            total -= model.booked
+        others = [other for other in chosen if other is not model]
+        if not unmet(needs, _after(others, left)):
+            chosen = others
     return chosen
+
+
+def _after(gone: Iterable[Standing], left: Bytes) -> dict[str, int]:
+    return with_more(left, (model.booked for model in gone))
 
 
 def _comes_back(model: Standing, needs_room: bool) -> bool:
@@ -205,17 +238,26 @@ def _comes_back(model: Standing, needs_room: bool) -> bool:
     return not needs_room if model.makes_room else model.waiting > 0 and not needs_room
 
 
-def _refusal(model: Standing, models: Sequence[Standing], free: int, budget: int) -> str:
-    held = [other for other in models if other.booked]
-    ours = sum(other.booked for other in held)
-    parts = [f"{other.id} {size(other.booked)}{' (pinned)' if other.pinned else ''}" for other in held]
-    if (elsewhere := budget - free - ours) > 0:
+def _refusal(model: Standing, need: Need, models: Sequence[Standing], room: Room) -> str:
+    free, budget = need.left(room.free), need.left(room.budget)
+    held = [(other, amount) for other in models if (amount := need.left(other.booked))]
+    parts = [f"{other.id} {size(amount)}{' (pinned)' if other.pinned else ''}" for other, amount in held]
+    if (elsewhere := budget - free - sum(amount for _, amount in held)) > 0:
         parts.append(f"other servers {size(elsewhere)}")
     taken = f", taken by {', '.join(parts)}" if parts else ""
+    figures = f"{size(free)} of {size(budget)} are left{taken}"
+    if model.unfit:  # its plan says what would help, and cannot be forced
+        return f"no room for {model.id}: {model.unfit} ({figures})"
     return (
-        f"no room for {model.id}: it needs {size(model.needs or 0)}, and {size(free)} of {size(budget)} are left{taken}"
+        f"no room for {model.id}: it needs {size(need.amount)}{_where(need, room)}, and {figures}"
         "; unload one of them, choose a smaller context, or load it anyway with --force"
     )
+
+
+def _where(need: Need, room: Room) -> str:
+    """Of which machines, where others have memory too."""
+    machines = [machine for machine in room.budget if need.counts(machine)]
+    return "" if len(machines) == len(room.budget) else f" on {', '.join(machines)}"
 
 
 def _names(models: Iterable[Standing]) -> str:

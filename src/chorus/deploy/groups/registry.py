@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 
 from chorus.config.front_end import ModelSettings
 from chorus.config.served import LoadConfig, ModelConfig
+from chorus.deploy.groups.booking import Books
 from chorus.deploy.groups.decide import Decision, Standing, decide
 from chorus.deploy.groups.group import Group, Loadable, Maker
+from chorus.deploy.groups.pulls import Pulls
+from chorus.deploy.room import HERE, Bytes, Need, Room, without
+from chorus.deploy.supervisor import TooLittleRoom
 from chorus.errors import ChorusError
 from chorus.messages.deploy import Demand, ModelRow, ModelState, Report, Table, nearest_name
-from chorus.models import PullProgress
-from chorus.platform.ledger import Ledger, LedgerError, NoRoom
+from chorus.models import Progress
+from chorus.platform.memory.ledger import LedgerError, NoRoom
 from chorus.platform.process.restarts import RestartPolicy
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger("chorus.models")
 
@@ -77,8 +83,11 @@ class Model:
     group: Group | None = None
     work: asyncio.Task[None] | None = None
     """Looks for it, or keeps its group."""
-    booked: int = 0
+    booked: Bytes = field(default_factory=dict)
+    """What was booked for it, or promised to it."""
     loads: int = 0
+    began: float = 0.0
+    """When its last load did."""
     loaded_at: float = 0.0
     ready_since: float = 0.0
     idle_since: float = 0.0
@@ -92,8 +101,15 @@ class Model:
     """The version of the table from which on it drains."""
     makes_room: bool = False
     ends: bool = False
+    ending: bool = False
+    """Whether its group was told to end: nothing brings that back."""
+    tried_with: Bytes = field(default_factory=dict)
+    """What was left when it was last loaded."""
+    short: tuple[Need, ...] = ()
+    """What must be left before it is tried again, where its plan did not fit; `unfit` says why."""
+    unfit: str = ""
     found_by_name: bool = False
-    pulled: PullProgress | None = None
+    pulled: Progress | None = None
     told: str = field(init=False, default="")
     """Its settings as front ends are told them."""
 
@@ -111,10 +127,22 @@ class Model:
         return self.settings.id
 
     @property
-    def needs(self) -> int | None:
+    def needs(self) -> tuple[Need, ...] | None:
         if self.loadable is None:
             return None
-        return self.loadable.needs.least if self.loadable.needs else 0
+        return (*self.loadable.needs.wanted, *self.short) if self.loadable.needs else ()
+
+    @property
+    def held(self) -> Bytes:
+        """What is booked for it, by its group where that books itself."""
+        return (self.group.booked if self.group else {}) or self.booked
+
+    @property
+    def why_it_goes(self) -> str:
+        """Of one whose group ends in order."""
+        if self.state is not ModelState.DRAINING:
+            return "its load was ended" if self.state is ModelState.LOADING else "the server stops"
+        return "its room is needed" if self.makes_room else "asked to" if self.ends else "nobody asks for it"
 
     def stays(self) -> float | None:
         """How long it stays when it is idle."""
@@ -130,7 +158,7 @@ class Registry:
         self,
         maker: Maker,
         policy: LoadConfig,
-        ledger: Ledger | None = None,
+        ledger: Books | None = None,
         *,
         alone: bool = False,
         find_stored: Callable[[str], ModelConfig | None] | None = None,
@@ -153,6 +181,8 @@ class Registry:
         self._fatal: ChorusError | None = None
         self._deciding = asyncio.Lock()
         self._look_at: float | None = None
+        self._ends = False
+        self.pulls = Pulls(self._changed)
 
     # Which models there are
 
@@ -171,6 +201,14 @@ class Registry:
         model = self._models[settings.id] = Model(entry, number, settings, lifetime, loadable)
         self._changed()
         return model
+
+    @property
+    def preloaded(self) -> tuple[Model, ...]:
+        """Those to be loaded when the server starts: as they say, or the first and the pinned ones."""
+        if self._alone:
+            return self.models
+        usual = {model.id for model in self.models if model is self.models[0] or model.entry.pin}
+        return tuple(m for m in self.models if (m.id in usual if m.entry.preload is None else m.entry.preload))
 
     def want_first(self, entries: Iterable[Model]) -> None:
         """Load these when the server starts, as far as they fit beside each other."""
@@ -226,16 +264,20 @@ class Registry:
     async def load(self, name: str, force: bool = False) -> tuple[str, str]:
         """Which model is loaded, and what was decided; raises NoSuchModel, Refused."""
         model = await self.find(name)
-        if model.state in (ModelState.LOADING, ModelState.READY):
+        if self._ends:
+            raise Refused("the server ends: nothing is loaded any more")
+        if model.state in (ModelState.LOADING, ModelState.READY) and not model.ending:
             return model.id, f"{model.id} is {model.state.name.lower()}"
-        if model.state is ModelState.DRAINING and not model.makes_room:
+        if model.state is ModelState.DRAINING and not model.makes_room and not model.ending:
             self._enter(model, ModelState.READY, "ready")
             return model.id, f"{model.id} is ready"
         model.wanted_since, model.gently, model.forced = time.monotonic(), False, force
         model.retry_at = 0.0
-        refused = (await self._step()).refuse.get(model.id)
-        if refused:
-            raise Refused(refused)
+        if model.ending:
+            return model.id, f"{model.id} is loaded again once its processes have ended"
+        await self._step()
+        if model.state is ModelState.FAILED:  # decided now, or by a step that was under way
+            raise Refused(model.detail)
         return model.id, f"{model.id}: {model.detail or model.state.name.lower()}"
 
     async def unload(self, name: str) -> tuple[str, str]:
@@ -248,8 +290,8 @@ class Registry:
             self._drain(model, ends=True)
         elif model.state is ModelState.DRAINING:
             model.ends = True
-        elif model.state is ModelState.LOADING and model.group:
-            model.group.end()
+        elif model.state is ModelState.LOADING:
+            self._end(model)
             return model.id, f"the load of {model.id} is ended"
         else:
             return model.id, f"{model.id} is not loaded"
@@ -263,7 +305,7 @@ class Registry:
     def table(self) -> Table:
         if self._table is None:
             now = time.monotonic()
-            self._table = Table(self._version, tuple(self._row(model, now) for model in self.models))
+            self._table = Table(self._version, tuple(self._row(model, now) for model in self.models), self.pulls.rows)
         return self._table
 
     @asynccontextmanager
@@ -327,6 +369,15 @@ class Registry:
                 async with asyncio.timeout(wait):
                     await self._poked.wait()
 
+    def will_end(self) -> None:
+        """The server ends: nothing is looked for, loaded or swapped any more, and what is lost stays lost."""
+        self._ends = True
+        for model in self.models:
+            if model.group:
+                model.group.will_end()
+            elif model.work:
+                model.work.cancel()
+
     async def stop(self) -> None:
         """End all groups."""
         works = [model.work for model in self.models if model.work]
@@ -346,30 +397,35 @@ class Registry:
     async def _step(self) -> Decision:
         """Decide once and do it."""
         async with self._deciding:
-            free, budget = await self._room()
+            room = await self._room()
+            if self._ends:
+                return Decision()
             now = time.monotonic()
-            looks = [self._end_drained(now)]
-            decision = decide([self._standing(model, now) for model in self.models], free, budget, self._policy, now)
+            decision = decide([self._standing(model, now) for model in self.models], room, self._policy, now)
+            left = room.free
+            for model in map(self._models.__getitem__, decision.load):
+                model.tried_with, left = left, without(left, model.needs or ())
             self._act(decision, now)
-            looks += [decision.look_at, now + FULL_SECONDS if decision.wait else None]
+            # Only now: one of them may be wanted again.
+            looks = [self._end_drained(now), decision.look_at, now + FULL_SECONDS if decision.wait else None]
             self._look_at = min((moment for moment in looks if moment is not None), default=None)
             return decision
 
-    async def _room(self) -> tuple[int, int]:
-        """What can be booked, and of how much; looked at only where somebody wants a part."""
+    async def _room(self) -> Room:
+        """Looked at only where somebody wants a part."""
         if (
             self._ledger is None
             or self._alone
             or not any(model.needs and self._is_asked(model) for model in self.models)
         ):
-            return 0, 0
+            return Room()
         try:
-            return await asyncio.to_thread(lambda ledger: (ledger.free(), ledger.budget()), self._ledger)
+            return await asyncio.to_thread(self._ledger.room)
         except LedgerError as error:
             for model in self.models:
                 if model.needs and model.work is None and self._is_asked(model):
                     self._fail(model, str(error))
-            return 0, 0
+            return Room()
 
     def _standing(self, model: Model, now: float) -> Standing:
         demand = self._demand(model)
@@ -377,7 +433,7 @@ class Registry:
             model.id,
             model.state,
             model.needs,
-            model.booked,
+            model.held,
             demand.waiting,
             now - demand.oldest_seconds,
             demand.running,
@@ -390,7 +446,8 @@ class Registry:
             model.forced or self._alone,
             model.retry_at,
             model.makes_room,
-            model.ends,
+            model.ends or model.ending,
+            model.unfit,
         )
 
     def _act(self, decision: Decision, now: float) -> None:
@@ -400,9 +457,11 @@ class Registry:
                 model.work = asyncio.create_task(self._find_files(model))
         for model in map(self._models.__getitem__, decision.load):
             if model.work is None:
+                model.ending = False
                 self._enter(model, ModelState.LOADING, "starting the engine")
                 model.work = asyncio.create_task(self._live(model))
         for model in map(self._models.__getitem__, decision.make_room):
+            tell(events.MODEL_SWAPPED, model=model.id, other=" and ".join(decision.wait))
             self._drain(model, makes_room=True)
         for model in map(self._models.__getitem__, decision.go_idle):
             log.info("%s is unloaded: nobody has asked for it for %.0f s", model.id, now - model.idle_since)
@@ -433,13 +492,19 @@ class Registry:
                 continue
             late = [each for each in self._attending if each.may_route_by_less(model.drained_at, now)]
             if not late:
-                model.group.end()
+                self._end(model)
             elif any(each.report is None for each in late):
                 look_at = now + NEWCOMER_SECONDS
         return look_at
 
+    def _end(self, model: Model) -> None:
+        """Of one that is loaded, or whose room is just being booked."""
+        model.ending = True
+        if model.group:
+            model.group.end()
+
     async def _find_files(self, model: Model) -> None:
-        def report(progress: PullProgress) -> None:
+        def report(progress: Progress) -> None:
             model.pulled, model.detail = progress, progress.label
             self._changed()
 
@@ -464,12 +529,23 @@ class Registry:
         try:
             await self._book(model, model.loadable)
             model.group = Group(
-                model.loadable, model.booked, "" if self._alone else model.id, lambda: self._watched(model)
+                model.loadable, model.booked.get(HERE, 0), "" if self._alone else model.id, lambda: self._watched(model)
             )
+            if model.ending:
+                model.group.end()
             model.loads += 1
+            model.began = time.monotonic()
+            tell(events.MODEL_LOADING, model=model.id, ranks=model.loadable.ranks)
             await model.group.run()
         except NoRoom:
             log.info("%s waits: another server has taken the room", model.id)
+        except TooLittleRoom as error:
+            if self._alone or model.forced:
+                failure = error
+            else:
+                log.info("%s does not fit as it is now: %s", model.id, error)
+                model.short = tuple(need.more_than(model.tried_with) for need in error.missing)
+                model.unfit = str(error)
         except ChorusError as error:
             failure = error
         except Exception as error:
@@ -478,10 +554,14 @@ class Registry:
         finally:
             await self._release(model)
             self._maker.clear(model.number)
-            model.group, model.work = None, None
+            if model.group and not failure and not model.unfit:
+                tell(events.MODEL_UNLOADED, model=model.id, why=model.why_it_goes)
+            model.group, model.work, model.ending = None, None, False
             model.idle_since, model.loaded_at, model.keep_alive = time.monotonic(), 0.0, None
             if failure:
                 self._fail(model, str(failure), failure)
+            elif model.unfit and self._is_asked(model):
+                self._enter(model, ModelState.WAITING, model.unfit)
             else:
                 self._enter(model, ModelState.UNLOADED)
             self._poked.set()
@@ -489,12 +569,15 @@ class Registry:
     def _watched(self, model: Model) -> None:
         group = model.group
         assert group is not None
-        model.detail = group.detail
-        if group.ready and model.state is ModelState.LOADING:
+        if model.state is ModelState.LOADING:
+            model.detail = group.detail
+        if group.ready and model.state is ModelState.LOADING and not model.ending:
             model.ready_since = model.idle_since = time.monotonic()
             model.loaded_at, model.failures = time.time(), 0
             model.wanted_since, model.forced = None, False
+            model.short, model.unfit = (), ""
             self._enter(model, ModelState.READY, group.detail)
+            tell(events.MODEL_READY, model=model.id, seconds=model.ready_since - model.began)
             self._poked.set()
         self._changed()
 
@@ -505,11 +588,12 @@ class Registry:
             return
 
         def book() -> int:
-            amount = needs.of(ledger.free(), self._alone)
+            amount = needs.of(ledger.room().free, self._alone)
             return ledger.book(model.id, amount, model.id, force=model.forced or self._alone).amount
 
         try:
-            model.booked = await asyncio.to_thread(book)
+            booked = await asyncio.to_thread(book)
+            model.booked = {HERE: booked, **needs.booked_elsewhere(booked)}
         except LedgerError as error:
             if not self._alone:
                 raise
@@ -521,7 +605,7 @@ class Registry:
                 await asyncio.to_thread(self._ledger.release, model.id)
             except LedgerError as error:
                 log.warning("%s", error)
-        model.booked = 0
+        model.booked = {}
 
     def _fail(self, model: Model, why: str, error: ChorusError | None = None, refused: bool = False) -> None:
         """It is tried again when it is asked for: after a refusal soon, after a failure ever later."""
@@ -530,9 +614,11 @@ class Registry:
         pause = self._pauses[0] if refused else self._pauses[min(model.failures, len(self._pauses) - 1)]
         model.failures += not refused
         model.wanted_since, model.forced = None, False
+        model.short, model.unfit = (), ""
         model.retry_at = time.monotonic() + pause
         if not self._alone:
             log.warning("%s", why if model.id in why else f"{model.id}: {why}")
+        tell(events.MODEL_REFUSED if refused else events.MODEL_FAILED, model=model.id, why=why)
         self._enter(model, ModelState.FAILED, why)
 
     def _enter(self, model: Model, state: ModelState, detail: str = "") -> None:
@@ -553,6 +639,7 @@ class Registry:
         group, pulled, loadable = model.group, model.pulled, model.loadable
         goes_at = self._standing(model, now).goes_at
         done, total = (group.loaded_bytes, group.total_bytes) if group else (0, 0)
+        nodes = group.nodes if group else ()
         if pulled:
             done, total = pulled.done, pulled.total or 0
         return ModelRow(
@@ -563,9 +650,9 @@ class Registry:
             group.progress if group else done / total if total else 0.0,
             done,
             total,
-            model.booked or model.needs or 0,
-            loadable.ranks if loadable else 0,
-            loadable.nodes if loadable else (),
+            sum(model.held.values()) or (loadable.needs.least if loadable and loadable.needs else 0),
+            len(nodes) or (loadable.ranks if loadable else 0),
+            nodes or (loadable.nodes if loadable else ()),
             model.entry.pin,
             time.time() + goes_at - now if goes_at is not None else 0.0,
             model.loaded_at,

@@ -1,1 +1,1 @@
-"""A model over the nodes of a cluster."""
+"""Models over the nodes of a cluster."""

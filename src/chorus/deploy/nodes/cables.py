@@ -14,8 +14,8 @@ from chorus.cluster.coordinator.process import ConnectedNode
 from chorus.config.engine import EngineSpec
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.platform import rdma
-from chorus.platform.ports import free_port
+from chorus.platform.network import rdma
+from chorus.platform.network.ports import free_port
 from chorus.transport import catalog
 from chorus.transport.auto import auto_over_machines
 from chorus.transport.cables import Cabled, Device, NotCabled, meeting_address

@@ -22,16 +22,24 @@ from chorus.cluster.transfer.share import SharedFile
 from chorus.cluster.transfer.sources import FileSource
 from chorus.deploy.nodes.links import NoWay, Routes
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
+from chorus.deploy.room import HERE, Bytes, Need
 from chorus.deploy.supervisor import CannotStartNow, GaveUp, ProcessGroup, Program
 from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
-from chorus.models import ModelError
+from chorus.models import ModelError, Progress
+from chorus.platform.memory.amounts import booked_environment
+from chorus.platform.memory.ledger import Ledger, LedgerError, NoRoom
 from chorus.platform.process import signals
+from chorus.platform.process.beats import Beat
 from chorus.platform.process.exits import EXIT_CANNOT_START, EXIT_RANK_LOST
 from chorus.platform.process.lifeline import Lifeline
 from chorus.platform.process.losses import Cause, Loss, loss_of_exit, loss_told
 from chorus.platform.process.restarts import Life, Restarts, describe_exit
+from chorus.platform.process.threads import to_the_end
+from chorus.platform.progress import Steady
 from chorus.security.names import member_address, split_member
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 
 log = logging.getLogger("chorus.coordinator")
 
@@ -55,6 +63,30 @@ class RankOrder:
     """What its part takes in all, as planned; 0: nobody knows."""
     more: bool = True
     """Its cache can use more than that."""
+    most: int = 0
+    """How much would be enough; 0: nobody knows."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank takes of its machine's memory, as planned."""
+
+    needs: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which nodes a group is to use, besides this machine."""
+
+    count: int | None = None
+    """None: those that are named, or all that are found."""
+    names: tuple[str, ...] = ()
+    """In rank order, where that matters."""
+    only: bool = False
+    """No other node may take the place of a named one."""
+    met: bool = False
+    """All nodes were waited for before: who is there now is used."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +104,8 @@ class Deployment:
     """Ranks form no group inside MLX: each can be started again alone."""
     less: str = ""
     """What there is less of than was asked for."""
+    here: Share = Share()
+    """What rank 0 takes of this machine."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +120,14 @@ class Served:
     log_level: str = "info"
     parts: OwnParts | None = None
     """What this machine has of the model, where it may lack some of it."""
+    name: str = ""
+    """What people call the model."""
+    here: str = "this machine"
+    """What this machine is called."""
+    ledger: Ledger | None = None
+    """Where rank 0 is booked; None: it is not, since there is no other model beside it."""
+    promised: int = 0
+    """What the whole group was counted for before it knew where its ranks are."""
 
 
 class ClusterGroup(ProcessGroup):
@@ -103,8 +145,7 @@ class ClusterGroup(ProcessGroup):
         served: Served,
         lifeline: Lifeline,
         grace_seconds: float,
-        expected: int | None,
-        names: Sequence[str],
+        wanted: Wanted,
         start_timeout: float,
         report: Callable[[str], None] = lambda detail: None,
         offer: Callable[[list[ConnectedNode], list[ConnectedNode], str], Awaitable[Offer | None]] | None = None,
@@ -114,8 +155,7 @@ class ClusterGroup(ProcessGroup):
         self._nodes = nodes
         self._deploy = deploy
         self._served = served
-        self._expected = expected
-        self._names = tuple(names)
+        self._wanted = wanted
         self._timeout = start_timeout
         self._report = report
         self._offer = offer
@@ -140,7 +180,27 @@ class ClusterGroup(ProcessGroup):
         self.notice = ""
         """What is not as it was asked for since a node was lost."""
         self._limit: asyncio.Timeout | None = None
-        nodes.last_worked = self._last_worked
+        self.booked_here = 0
+        nodes.users.add(self._last_worked)
+
+    def close(self) -> None:
+        _answer(self._asked, self._unloaded())
+        self._nodes.users.discard(self._last_worked)
+        super().close()
+
+    @property
+    def model(self) -> str:
+        """What people call it."""
+        return self._served.name
+
+    @property
+    def promised(self) -> int:
+        return self._served.promised
+
+    @property
+    def session(self) -> str:
+        """Its name among the groups that agents know."""
+        return self._session
 
     def program(self, name: str) -> Program:
         known = {program.name: program for program in self._programs}
@@ -170,6 +230,8 @@ class ClusterGroup(ProcessGroup):
 
     async def replan(self) -> str:
         """End the ranks in order and start them as is best for the nodes that are there now; answers who serves."""
+        if self.ends:
+            raise CannotStartNow("the server ends: nothing is planned anew")
         if self._following is None:
             raise CannotStartNow("the ranks are just being started: try again when the model is served")
         if self._asked is None:
@@ -191,8 +253,8 @@ class ClusterGroup(ProcessGroup):
             leader = asyncio.create_task(self._leader_ended())
             asked = asyncio.create_task(self._was_asked.wait())
             try:
-                waits = [leader, asked, self._following, *self._keepers]
-                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                on_purpose = [] if self.ends else [asked, self._following]
+                done, _ = await asyncio.wait([leader, *self._keepers, *on_purpose], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in (leader, asked):
                     task.cancel()
@@ -204,7 +266,8 @@ class ClusterGroup(ProcessGroup):
                 return await self._lost_rank(
                     self._keepers[lost], f"{name} is gone" if lost.cancelled() else lost.result()
                 )
-            await self._start_anew(self._following.result() if self._following in done else "asked to plan anew")
+            if not self.ends:
+                await self._start_anew(self._following.result() if self._following in done else "asked to plan anew")
 
     async def _lost_leader(self, name: str, code: int) -> tuple[str, int]:
         """The others keep their weights for the next leader, unless it is they who may be to blame."""
@@ -231,6 +294,7 @@ class ClusterGroup(ProcessGroup):
     async def _start_anew(self, why: str) -> None:
         """A change on purpose, which is no loss: nobody is blamed and nothing counted."""
         log.info("%s: ending the ranks in order, then planning anew", why)
+        tell(events.REPLANNED, model=self._served.name, why=why)
         asked, self._asked = self._asked, None
         self._was_asked.clear()
         self.note_loss(Loss(Cause.OUTSIDE, why))
@@ -241,7 +305,13 @@ class ClusterGroup(ProcessGroup):
         except (CannotStartNow, GaveUp) as error:
             _answer(asked, error)
             raise
+        except asyncio.CancelledError:
+            _answer(asked, self._unloaded())
+            raise
         _answer(asked, self._members())
+
+    def _unloaded(self) -> CannotStartNow:
+        return CannotStartNow(f"{self._served.name} was unloaded meanwhile")
 
     async def stop(self) -> None:
         tasks = [*self._keepers, *([self._following] if self._following else [])]
@@ -253,6 +323,9 @@ class ClusterGroup(ProcessGroup):
         orders, self._orders = self._orders, ()
         own = wire.KillRequest(session=self._session)
         await asyncio.gather(*(self._kill(order.node, own) for order in orders))
+        if self._served.ledger:
+            await self._release_here(self._served.ledger)
+            await self._nodes.refresh()  # others may wait for what was just given back
 
     @property
     def _apart(self) -> bool:
@@ -267,6 +340,7 @@ class ClusterGroup(ProcessGroup):
         self._deployment = deployment
         self._session, self._orders, self._routes = uuid.uuid4().hex, deployment.orders, deployment.routes
         self._ports = {}
+        await self._book_here(deployment.here)
         own = asyncio.create_task(self._fetch(deployment.own_files))
         try:
             async with asyncio.timeout(self._timeout) as self._limit:
@@ -277,6 +351,10 @@ class ClusterGroup(ProcessGroup):
             await self.stop()
             told = f"the nodes did not start their ranks within {self._timeout:g} s (engine.start_timeout_seconds)"
             raise self._failure(told) from None
+        except _HasNoRoom as error:
+            await self.stop()
+            told, missing = str(error), (Need(1, frozenset({error.node})),)
+            raise (self._failure(told) if self._started_once else DoesNotHold(told, missing)) from None
         except (_CannotSpawn, ModelError) as error:
             lost = await self._nobody_has(deployment)
             await self.stop()
@@ -292,9 +370,65 @@ class ClusterGroup(ProcessGroup):
         """A process for rank 0, which loads with the ranks that are there."""
         assert self._deployment is not None
         addresses = tuple(order.node.rank_address(self._ports[order.rank]) for order in self._orders)
-        self._programs = [self._deployment.leader(addresses)]
+        leader = self._deployment.leader(addresses)
+        if self.booked_here:
+            leader = replace(leader, environment={**leader.environment, **booked_environment(self.booked_here)})
+        self._programs = [leader]
         await super().start()
         self._following = self._following or asyncio.create_task(self._follow())
+
+    async def _book_here(self, share: Share) -> None:
+        """Before anything is fetched or started for it."""
+        served, ledger = self._served, self._served.ledger
+        if ledger is None:
+            return
+
+        def book() -> None:
+            self.booked_here = ledger.grant(
+                self._owner, share.needs, served.name, more=not share.most, most=share.most
+            ).amount
+
+        try:
+            await to_the_end(book)
+        except NoRoom as error:
+            told = f"rank 0 on {served.here}: {error}"
+            missing = (Need(error.asked - error.free, frozenset({HERE})),)
+            raise (self._failure(told) if self._started_once else DoesNotHold(told, missing)) from None
+        except LedgerError as error:
+            raise self._failure(str(error)) from None
+
+    async def _release_here(self, ledger: Ledger) -> None:
+        if self.booked_here:
+            try:
+                await asyncio.to_thread(ledger.release, self._owner)
+            except LedgerError as error:
+                log.warning("%s", error)
+        self.booked_here = 0
+
+    @property
+    def _owner(self) -> str:
+        return f"rank 0 of {self._served.name}"
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return (self._served.here, *(order.node.name for order in self._orders))
+
+    @property
+    def booked(self) -> Bytes:
+        there = {name: rank.booked_bytes for name, rank in self._states()}
+        return {HERE: self.booked_here, **there} if self.booked_here or there else {}
+
+    @property
+    def beats(self) -> tuple[Beat, ...]:
+        there = (Beat(loaded_bytes=rank.loaded_bytes, total_bytes=rank.total_bytes) for _, rank in self._states())
+        return (*super().beats, *there)
+
+    def _states(self) -> Iterator[tuple[str, wire.RankState]]:
+        """Of its ranks on nodes, by the names of those, as they last told."""
+        for order in self._orders:
+            if node := self._nodes.find(order.node.node_id):
+                ours = (rank for rank in node.state.ranks if rank.session == self._session and rank.running)
+                yield from ((node.name, rank) for rank in ours)
 
     def _kill_leader(self) -> None:
         for member in self._running.values():
@@ -320,16 +454,30 @@ class ClusterGroup(ProcessGroup):
         return self._step[1]
 
     async def _begin(self) -> Deployment:
-        self._report("waiting for nodes")
+        wanted = self._wanted
+        self.tell("waiting for nodes")
         try:
-            found = await self._nodes.gather(self._expected, self._names, self._timeout)
+            if wanted.met:
+                await self._nodes.refresh()
+            else:
+                await self._nodes.gather(wanted.count, wanted.names, self._timeout)
         except NodesMissing as error:
             raise GaveUp(str(error)) from None
-        if not found and self._expected != 0:
-            raise GaveUp("every node is draining: bring one back with `chorus drain --undo NODE`")
+        found = self._wanted_nodes()
+        if not found and wanted.count != 0:
+            raise GaveUp(self._nobody())
         # What a coordinator before this one has left there still holds memory, which the planner counts.
         await self._end_abandoned(found)
-        return await self._deploy(found, Fit.AS_ASKED)
+        return await self._deploy(found, Fit.WHOLE if self._served.ledger else Fit.AS_ASKED)
+
+    def _nobody(self) -> str:
+        there = [node.name for node in self._nodes.present]
+        names = [name for name in self._wanted.names if name not in there]
+        if names and len(names) == len(self._wanted.names):
+            return f"none of its nodes is there: {', '.join(names)}"
+        if not there:
+            return "no node is there: is `chorus join` running on one?"
+        return "every node is draining: bring one back with `chorus drain --undo NODE`"
 
     async def _go_on(self) -> Deployment:
         """Around whoever is missing, at once where the others can hold the model; else wait for a node to come."""
@@ -350,14 +498,16 @@ class ClusterGroup(ProcessGroup):
                     return deployment
             if time.monotonic() > deadline:
                 raise CannotStartNow(f"{names_of(wanted)} cannot go on without the others: {why}")
-            self._report(f"waiting for a node: {why}")
+            self.tell(f"waiting for a node: {why}")
             await asyncio.sleep(LOOK_SECONDS)
 
     def _wanted_nodes(self) -> list[ConnectedNode]:
         """Those that a start from scratch would use now."""
-        return self._nodes.usable(self._names)[: self._expected]
+        return self._nodes.usable(self._wanted.names)[: self._wanted.count]
 
     def _spares(self, wanted: Sequence[ConnectedNode]) -> list[ConnectedNode]:
+        if self._wanted.only:
+            return []
         taken = {node.node_id for node in wanted}
         return [node for node in self._nodes.usable(()) if node.node_id not in taken]
 
@@ -366,6 +516,7 @@ class ClusterGroup(ProcessGroup):
         without = f" without {', '.join(missing)}" if missing else ""
         less = f"; {deployment.less}" if deployment.less else ""
         log.warning("continuing with %s%s%s", names_of(nodes), without, less)
+        tell(events.GOES_ON, model=self._served.name, nodes=names_of(nodes), without=without, less=less)
         self.notice = f"going on{without}{less}" if missing or less else ""
 
     def _members(self) -> str:
@@ -462,6 +613,11 @@ class ClusterGroup(ProcessGroup):
         """Bytes that move are a reason to wait on: a large model takes longer to fetch than a rank to start."""
         if self._limit:
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout)
+        self.tell(detail)
+
+    def tell(self, detail: str) -> None:
+        """What is done before its leader can say anything itself."""
+        self.detail = detail
         self._report(detail)
 
     async def _spawn(self, order: RankOrder, sources: tuple[FileSource, ...], loss: Loss | None = None) -> None:
@@ -477,7 +633,8 @@ class ClusterGroup(ProcessGroup):
             try:
                 await parts.fetch(order.files)
             except ModelError as own_error:
-                raise _CannotSpawn(f"{error}; and this machine cannot get them for it: {own_error}") from None
+                told = f"{error}; and this machine cannot get them for it: {own_error}"
+                raise _CannotSpawn(told, order.node.name) from None
         here = FileSource(self._served_from(order.node), names)
         await self._spawn_from(order, (here,), loss)
 
@@ -498,33 +655,40 @@ class ClusterGroup(ProcessGroup):
             port=self._ports.get(order.rank, 0),
             needs=order.needs,
             more=order.more,
+            most=order.most,
         )
+        steady = Steady()
         try:
             async for progress in node.stub.Spawn(request, metadata=self._timing.metadata()):
                 if progress.HasField("started"):
                     self._ports[order.rank] = progress.started.port
                     return
-                share = f"{progress.done_bytes / max(progress.total_bytes, 1):.0%}"
-                self.progressed(f"{node.name}: {progress.detail} {share}")
+                seen = Progress(f"{node.name}: {progress.detail}", progress.done_bytes, progress.total_bytes)
+                self.progressed(steady.text(seen))
         except _GONE as error:
-            lacks = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.NOT_FOUND
-            kind = _LacksModel if lacks else _CannotSpawn
-            raise kind(f"rank {order.rank} on {node.name}: {_details(error)}") from None
-        raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it")
+            code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+            kind = _REFUSALS.get(code, _CannotSpawn)
+            raise kind(f"rank {order.rank} on {node.name}: {_details(error)}", node.name) from None
+        raise _CannotSpawn(f"rank {order.rank} on {node.name}: the agent did not start it", node.name)
 
     async def _keep_rank(self, order: RankOrder) -> str:
         """Start a rank again wherever that can be done alone; answers how it was lost for the group."""
         restarts, started = Restarts(ran=True), time.monotonic()
         while True:
             end = await self._watch(order)
-            if end.code is None or not self._apart or self.life(time.monotonic()).served <= 0:
+            if self.ends or end.code is None or not self._apart or self.life(time.monotonic()).served <= 0:
                 return end.told
             now = time.monotonic()
             pause = restarts.pause(end.code, now, Life(served=now - started, delivered=self.life(now).delivered))
             if pause is None:
                 return end.told
             log.warning("%s: starting it again%s", end.told, f" in {pause:g} s" if pause else "")
+            cause = end.loss.cause if end.loss else ""
+            model, node, rank = self._served.name, order.node.name, order.rank
+            tell(events.RANK_LOST, model=model, node=node, rank=rank, cause=cause, why=end.told, what="it")
             await asyncio.sleep(pause)
+            if self.ends:
+                return end.told
             started = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout):
@@ -607,11 +771,23 @@ def _answer(asked: asyncio.Future[str] | None, answer: str | Exception) -> None:
 
 
 class _CannotSpawn(Exception):
-    pass
+    def __init__(self, told: str, node: str) -> None:
+        super().__init__(told)
+        self.node = node
 
 
 class _LacksModel(_CannotSpawn):
     """The node has no way to get its files by itself."""
+
+
+class _HasNoRoom(_CannotSpawn):
+    """Somebody else has booked what was left there when the plan was made."""
+
+
+_REFUSALS: Mapping[grpc.StatusCode | None, type[_CannotSpawn]] = {
+    grpc.StatusCode.NOT_FOUND: _LacksModel,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: _HasNoRoom,
+}
 
 
 _GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError)

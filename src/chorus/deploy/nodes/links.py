@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +16,12 @@ import grpc.aio
 from chorus.cluster.agent.service import MAX_PROBED
 from chorus.cluster.coordinator.process import ConnectedNode
 from chorus.cluster.discovery import own_addresses
-from chorus.cluster.profile.links import Door, Probe, measure_all, reach_member
+from chorus.cluster.profile.links import Door, Probe, address_of, bits, measure_all, probe_of, reach_member
 from chorus.errors import ChorusError
 from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
 from chorus.planning.layout import Layout, shape
-from chorus.platform.links import KINDS, Address, Kind, slower
+from chorus.platform.network.links import KINDS, Address, Kind, slower
 from chorus.security.identity import Identity
 from chorus.transport import catalog
 
@@ -74,12 +73,6 @@ class Place:
     """All that it says it has, and where it was met."""
     probe: Callable[[str, Sequence[Door], bool], Awaitable[list[Probe]]]
     """Tries addresses of another node from there, or measures them."""
-
-
-def bits(bandwidth: float) -> str:
-    """A bandwidth as cables are sold."""
-    rate = bandwidth * 8
-    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
 
 
 def talking_pairs(transport: str, parallel: str, ranks: int) -> frozenset[Pair]:
@@ -190,10 +183,10 @@ def place_of(node: ConnectedNode) -> Place:
             reply = await node.stub.Probe(request, timeout=PROBE_SECONDS)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             return [Probe(f"{node.name} did not try it: {why_failed(error, 'its agent is gone')}")] * len(doors)
-        found = [_probe_of(entry) for entry in reply.addresses[: len(doors)]]
+        found = [probe_of(entry) for entry in reply.addresses[: len(doors)]]
         return found + [Probe("not tried")] * (len(doors) - len(found))
 
-    told = tuple(_address_of(entry) for entry in node.state.addresses[:MAX_PROBED])
+    told = tuple(address_of(entry) for entry in node.state.addresses[:MAX_PROBED])
     return Place(node.name, node.node_id, node.address[1], _merged(told, [node.address[0]]), probe)
 
 
@@ -202,18 +195,3 @@ def _merged(told: tuple[Address, ...], met: Iterable[str]) -> tuple[Address, ...
     known = {address.ip: address for address in told}
     first = [known.pop(ip, Address(ip)) for ip in dict.fromkeys(met)]
     return (*first, *known.values())
-
-
-def _address_of(entry: wire.NodeAddress) -> Address:
-    kind: Kind = next((kind for kind in KINDS if kind == entry.kind), "")
-    return Address(entry.ip[:64], entry.interface[:64], kind, entry.bits_per_second)
-
-
-def _probe_of(entry: wire.ProbedAddress) -> Probe:
-    bandwidth = entry.bytes_per_second
-    return Probe(
-        entry.problem[:200],
-        entry.own_ip[:64],
-        entry.round_trip_seconds if math.isfinite(entry.round_trip_seconds) else 0.0,
-        bandwidth if math.isfinite(bandwidth) and bandwidth > 0 else None,
-    )

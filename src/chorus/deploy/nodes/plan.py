@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import grpc.aio
@@ -17,6 +18,7 @@ from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.links import Routes
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
+from chorus.deploy.room import HERE, Need
 from chorus.deploy.supervisor import GaveUp
 from chorus.messages.calls import why_failed
 from chorus.messages.proto import agent_pb2 as wire
@@ -29,7 +31,7 @@ from chorus.planning.nodes import LINK_KINDS
 from chorus.planning.plan import DoesNotFit, Plan, PlanError
 from chorus.planning.planner import plan
 from chorus.planning.problem import PlanRequest, WantedParallel
-from chorus.platform import cores
+from chorus.platform.cpu import cores
 from chorus.transport import catalog
 
 log = logging.getLogger("chorus.coordinator")
@@ -38,7 +40,12 @@ PROFILE_SECONDS = 240.0
 CONTEXT = 8192
 LEAST_CONTEXT = 2048
 """A rank that has no room for a request of so many tokens does not load."""
-HERE = "here"
+
+_PLANS_KEPT = 256
+"""Whoever waits for room asks again and again whether there is some."""
+
+Left = Callable[[], int]
+"""What may still be booked of this machine; may wait for a file that is locked."""
 
 
 async def plan_for(
@@ -49,15 +56,17 @@ async def plan_for(
     routes: Routes | None = None,
     fit: Fit = Fit.AS_ASKED,
     here: str = HERE,
+    left: Left | None = None,
 ) -> Plan | None:
     """Over this machine, which is called `here`, and the nodes, in their order: layers, or weights where slices are
-    served. None where it is not ours to plan. Raises DoesNotHold where there is too little room.
+    served. None where it is not ours to plan. Raises DoesNotHold where there is too little room. `left` says how much
+    of this machine is not booked, where that counts.
     """
     ranks = len(nodes) + 1
     if (not nodes and fit is Fit.AS_ASKED) or is_given(spec, ranks) or not _can_plan(spec, facts, ranks):
         return None
     try:
-        machines = await _measured(nodes, spec.memory_fraction)
+        machines = await measured(nodes, spec.memory_fraction, left)
         machines[0] = replace(machines[0], name=name_here(here, nodes))
     except (ProfileError, grpc.aio.AioRpcError) as error:
         told = why_failed(error, "an agent is gone") if isinstance(error, grpc.aio.AioRpcError) else error
@@ -85,16 +94,34 @@ def planned(
     fit: Fit = Fit.AS_ASKED,
 ) -> Plan:
     """With the context that was asked for; where less will do, with the largest half, quarter, … of it that fits."""
-    context = wanted_context(spec, facts)
+    context, request = wanted_context(spec, facts), plan_request(spec, sharding, len(machines))
     while True:
+        made = partial(plan, facts, links=links, work=workload(spec, context), request=request)
         try:
-            return plan(facts, machines, links, workload(spec, context), plan_request(spec, sharding, len(machines)))
+            return made(machines)
         except DoesNotFit as error:
             if fit is not Fit.LESS or context // 2 < LEAST_CONTEXT:
-                raise DoesNotHold(str(error)) from None
+                raise DoesNotHold(str(error), _missing(machines, made, error)) from None
             context //= 2
         except PlanError as error:
             raise GaveUp(str(error)) from None
+
+
+def _missing(
+    machines: Sequence[Machine], made: Callable[[Sequence[Machine]], Plan], error: DoesNotFit
+) -> tuple[Need, ...]:
+    """What would mend it: of which machine, only another plan can tell."""
+    names = [HERE, *(machine.name for machine in machines[1:])]
+
+    @lru_cache(_PLANS_KEPT)
+    def fits(more: tuple[int, ...]) -> bool:
+        try:
+            made([replace(each, memory=each.memory + extra) for each, extra in zip(machines, more, strict=True)])
+        except PlanError:
+            return False
+        return True
+
+    return (Need(error.missing, frozenset(names), lambda more: fits(tuple(more.get(name, 0) for name in names))),)
 
 
 def wanted_context(spec: EngineSpec, facts: ModelFacts) -> int:
@@ -123,6 +150,7 @@ async def offer_of(
     spec: EngineSpec,
     sharding: ShardingConfig,
     held: Mapping[str, int],
+    left: Left | None = None,
 ) -> Offer | None:
     """What the wanted nodes would bring in place of the used ones; None where it is not ours to plan. `held` is what
     is taken by ranks of ours now, by node id and here under HERE: they give it back first.
@@ -130,7 +158,7 @@ async def offer_of(
     if is_given(spec, len(wanted) + 1) or not _can_plan(spec, facts, len(wanted) + 1):
         return None
     try:
-        machines = await _measured(wanted, spec.memory_fraction)
+        machines = await measured(wanted, spec.memory_fraction, left)
     except (ProfileError, grpc.aio.AioRpcError, grpc.aio.UsageError):
         return None
     ids = [HERE, *(node.node_id for node in wanted)]
@@ -178,15 +206,17 @@ def machine_of(told: Mapping[str, Any]) -> Machine:
     return Machine(**{name: value for name, value in told.items() if name in known})
 
 
-async def _measured(nodes: list[ConnectedNode], fraction: float) -> list[Machine]:
+async def measured(nodes: list[ConnectedNode], fraction: float, left: Left | None = None) -> list[Machine]:
+    """This machine and the nodes, each with what may still be booked of it."""
     threads = cores.threads_per_rank(cores.usable_cores(), 1)
     own, *others = await asyncio.gather(
         asyncio.to_thread(profile, threads),
         *(node.stub.Profile(wire.ProfileRequest(memory_fraction=fraction), timeout=PROFILE_SECONDS) for node in nodes),
     )
-    measured = [machine_of(json.loads(reply.node)) for reply in others]
-    named = [replace(machine, name=node.name) for machine, node in zip(measured, nodes, strict=True)]
-    return [node_of(own, HERE, fraction), *named]
+    told = [machine_of(json.loads(reply.node)) for reply in others]
+    named = [replace(machine, name=node.name) for machine, node in zip(told, nodes, strict=True)]
+    here = node_of(own, HERE, fraction)
+    return [replace(here, memory=await asyncio.to_thread(left)) if left else here, *named]
 
 
 def links_between(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from chorus.deploy.supervisor import GaveUp
+from chorus.deploy.supervisor import TooLittleRoom
 
 PAYS = 1.2
 """How many times faster a group must become to be planned anew by itself."""
@@ -22,7 +22,7 @@ class Fit(Enum):
     """The model; a smaller context will do."""
 
 
-class DoesNotHold(GaveUp):
+class DoesNotHold(TooLittleRoom):
     """These nodes have no room for the model: says what is missing."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Shell, last_line, short, write_file
 from chorus.platform.install import install_hint
-from chorus.platform.paths import BROUGHT_UP
+from chorus.platform.storage.paths import BROUGHT_UP
 from chorus.security.node_folder import check_name
 
 MODULES = ("mlx", "mlx_lm", "grpc", "psutil", "cryptography", "zeroconf", "fastapi", "uvicorn", "pydantic_settings")

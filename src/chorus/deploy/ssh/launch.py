@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from chorus.platform.files import write_whole
 from chorus.platform.process.mark import lives, mark
+from chorus.platform.storage.files import write_whole
 
 STOP_SECONDS = 20.0
 END_SECONDS = 5.0

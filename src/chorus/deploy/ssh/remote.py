@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import asyncssh
 
 from chorus.deploy.ssh.shell import COMMAND_SECONDS, CommandResult, HostFailed, Login, in_sh, short
-from chorus.platform import network, system
+from chorus.platform import system
+from chorus.platform.network import failures
 
 CONNECT_SECONDS = 20.0
 
@@ -48,7 +49,7 @@ class SshShell:
                 "Remote Login"
             ) from None
         except OSError as error:
-            raise HostFailed(f"{place}: ssh failed: {network.reason(error)}") from error
+            raise HostFailed(f"{place}: ssh failed: {failures.reason(error)}") from error
         except asyncssh.Error as error:
             raise HostFailed(f"{place}: ssh failed: {error}") from error
         return cls(host, connection)

@@ -7,13 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("cables",)
+    __slots__ = ("cables", "software")
     CABLES_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     cables: bool
-    def __init__(self, cables: _Optional[bool] = ...) -> None: ...
+    software: bool
+    def __init__(self, cables: bool = ..., software: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses", "log_file", "memory_booked", "memory_unbooked")
+    __slots__ = ("version", "host", "device", "memory_total", "memory_available", "cores", "disk_free", "draining", "door_port", "ranks", "backend", "python", "models_folder", "certificate_request", "addresses", "rdma_ports", "meeting_addresses", "log_file", "memory_booked", "memory_unbooked", "clock", "up_seconds", "mlx", "mlx_lm", "system")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +36,11 @@ class Node(_message.Message):
     LOG_FILE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BOOKED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_UNBOOKED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    UP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MLX_FIELD_NUMBER: _ClassVar[int]
+    MLX_LM_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
     version: str
     host: str
     device: str
@@ -54,7 +61,12 @@ class Node(_message.Message):
     log_file: str
     memory_booked: int
     memory_unbooked: int
-    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: _Optional[bool] = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ..., log_file: _Optional[str] = ..., memory_booked: _Optional[int] = ..., memory_unbooked: _Optional[int] = ...) -> None: ...
+    clock: float
+    up_seconds: float
+    mlx: str
+    mlx_lm: str
+    system: str
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., memory_total: _Optional[int] = ..., memory_available: _Optional[int] = ..., cores: _Optional[int] = ..., disk_free: _Optional[int] = ..., draining: bool = ..., door_port: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., backend: _Optional[str] = ..., python: _Optional[str] = ..., models_folder: _Optional[str] = ..., certificate_request: _Optional[bytes] = ..., addresses: _Optional[_Iterable[_Union[NodeAddress, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., meeting_addresses: _Optional[_Iterable[str]] = ..., log_file: _Optional[str] = ..., memory_booked: _Optional[int] = ..., memory_unbooked: _Optional[int] = ..., clock: _Optional[float] = ..., up_seconds: _Optional[float] = ..., mlx: _Optional[str] = ..., mlx_lm: _Optional[str] = ..., system: _Optional[str] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("ip", "interface", "kind", "bits_per_second")
@@ -95,7 +107,7 @@ class ProfileReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., chip: _Optional[str] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds", "port", "needs", "more")
+    __slots__ = ("session", "rank", "model", "share", "files", "sources", "environment", "threads", "log_level", "silence_seconds", "port", "needs", "more", "most")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +128,7 @@ class SpawnRequest(_message.Message):
     PORT_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     model: str
@@ -129,7 +142,8 @@ class SpawnRequest(_message.Message):
     port: int
     needs: int
     more: bool
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., port: _Optional[int] = ..., needs: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+    most: int
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., model: _Optional[str] = ..., share: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ModelFile, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[FileSource, _Mapping]]] = ..., environment: _Optional[_Mapping[str, str]] = ..., threads: _Optional[int] = ..., log_level: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., port: _Optional[int] = ..., needs: _Optional[int] = ..., more: bool = ..., most: _Optional[int] = ...) -> None: ...
 
 class ModelFile(_message.Message):
     __slots__ = ("name", "size", "fingerprint")
@@ -193,7 +207,7 @@ class KillRequest(_message.Message):
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
     session: str
     abandoned: bool
-    def __init__(self, session: _Optional[str] = ..., abandoned: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., abandoned: bool = ...) -> None: ...
 
 class KillReply(_message.Message):
     __slots__ = ("ended",)
@@ -249,7 +263,7 @@ class RankState(_message.Message):
     loss_cause: str
     loss_told: str
     booked_bytes: int
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: _Optional[bool] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., booked_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., port: _Optional[int] = ..., running: bool = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., step_at: _Optional[float] = ..., last_words: _Optional[str] = ..., model: _Optional[str] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., booked_bytes: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("lines", "follow")
@@ -257,7 +271,7 @@ class LogsRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     lines: int
     follow: bool
-    def __init__(self, lines: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lines: _Optional[int] = ..., follow: bool = ...) -> None: ...
 
 class LogChunk(_message.Message):
     __slots__ = ("data",)
@@ -289,7 +303,7 @@ class DrainRequest(_message.Message):
     __slots__ = ("draining",)
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     draining: bool
-    def __init__(self, draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, draining: bool = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
     __slots__ = ("signed_list",)
@@ -319,7 +333,7 @@ class ProbeRequest(_message.Message):
     node_id: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     measure: bool
-    def __init__(self, node_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., measure: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., measure: bool = ...) -> None: ...
 
 class ProbeReply(_message.Message):
     __slots__ = ("addresses",)

@@ -45,12 +45,14 @@ class ReplanReply(_message.Message):
     def __init__(self, told: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("version", "models")
+    __slots__ = ("version", "models", "pulls")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
     version: int
     models: _containers.RepeatedCompositeFieldContainer[Model]
-    def __init__(self, version: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+    pulls: _containers.RepeatedCompositeFieldContainer[PullRow]
+    def __init__(self, version: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., pulls: _Optional[_Iterable[_Union[PullRow, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("id", "state", "settings", "detail", "progress", "loaded_bytes", "total_bytes", "booked_bytes", "ranks", "nodes", "pinned", "until", "loaded_at", "loads")
@@ -82,7 +84,7 @@ class Model(_message.Message):
     until: float
     loaded_at: float
     loads: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., settings: _Optional[str] = ..., detail: _Optional[str] = ..., progress: _Optional[float] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., booked_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ..., pinned: _Optional[bool] = ..., until: _Optional[float] = ..., loaded_at: _Optional[float] = ..., loads: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., settings: _Optional[str] = ..., detail: _Optional[str] = ..., progress: _Optional[float] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., booked_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., nodes: _Optional[_Iterable[str]] = ..., pinned: bool = ..., until: _Optional[float] = ..., loaded_at: _Optional[float] = ..., loads: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("seen", "demands")
@@ -126,7 +128,7 @@ class LoadRequest(_message.Message):
     FORCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     force: bool
-    def __init__(self, name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., force: bool = ...) -> None: ...
 
 class LoadReply(_message.Message):
     __slots__ = ("id", "told")
@@ -149,3 +151,49 @@ class UnloadReply(_message.Message):
     id: str
     told: str
     def __init__(self, id: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PullReply(_message.Message):
+    __slots__ = ("told", "started_at")
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    told: str
+    started_at: float
+    def __init__(self, told: _Optional[str] = ..., started_at: _Optional[float] = ...) -> None: ...
+
+class PullRow(_message.Message):
+    __slots__ = ("name", "detail", "done_bytes", "total_bytes", "ended", "failure", "started_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    detail: str
+    done_bytes: int
+    total_bytes: int
+    ended: bool
+    failure: str
+    started_at: float
+    def __init__(self, name: _Optional[str] = ..., detail: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., ended: bool = ..., failure: _Optional[str] = ..., started_at: _Optional[float] = ...) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("name", "add")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    add: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., add: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PlanReply(_message.Message):
+    __slots__ = ("plans",)
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    plans: str
+    def __init__(self, plans: _Optional[str] = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from chorus.messages.proto import control_pb2 as chorus_dot_messages_dot_proto_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ControlStub:
+class ControlStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -64,9 +64,19 @@ class ControlStub:
                 request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.FromString,
                 _registered_method=True)
+        self.Pull = channel.unary_unary(
+                '/chorus.control.v1.Control/Pull',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.PullRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.PullReply.FromString,
+                _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/chorus.control.v1.Control/Plan',
+                request_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.PlanRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.PlanReply.FromString,
+                _registered_method=True)
 
 
-class ControlServicer:
+class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RestartFrontEnd(self, request, context):
@@ -113,6 +123,21 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pull(self, request, context):
+        """Has a model fetched into the store of this server's machine, by its name in the catalog or at the hub. Answers when
+        that is decided: the table tells how it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Plan(self, request, context):
+        """Who would hold what of a model: over the machines that this server has now, and with some on paper besides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +171,16 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.SerializeToString,
             ),
+            'Pull': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.PullRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.PullReply.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_control__pb2.PlanRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_control__pb2.PlanReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'chorus.control.v1.Control', rpc_method_handlers)
@@ -154,7 +189,7 @@ def add_ControlServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Control:
+class Control(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -309,6 +344,60 @@ class Control:
             '/chorus.control.v1.Control/Unload',
             chorus_dot_messages_dot_proto_dot_control__pb2.UnloadRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_control__pb2.UnloadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.control.v1.Control/Pull',
+            chorus_dot_messages_dot_proto_dot_control__pb2.PullRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.PullReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.control.v1.Control/Plan',
+            chorus_dot_messages_dot_proto_dot_control__pb2.PlanRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_control__pb2.PlanReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from chorus.messages.proto import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -38,6 +39,40 @@ WARMING: EngineState
 READY: EngineState
 BROKEN: EngineState
 RECOVERING: EngineState
+
+class TraceRequest(_message.Message):
+    __slots__ = ("steps", "seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    seconds: float
+    def __init__(self, steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("steps_done", "rank")
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    steps_done: int
+    rank: RankTrace
+    def __init__(self, steps_done: _Optional[int] = ..., rank: _Optional[_Union[RankTrace, _Mapping]] = ...) -> None: ...
+
+class RankTrace(_message.Message):
+    __slots__ = ("rank", "host", "pid", "clock_offset_seconds", "clock_error_seconds", "recording", "missing")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    pid: int
+    clock_offset_seconds: float
+    clock_error_seconds: float
+    recording: _trace_pb2.Recording
+    missing: str
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., clock_offset_seconds: _Optional[float] = ..., clock_error_seconds: _Optional[float] = ..., recording: _Optional[_Union[_trace_pb2.Recording, _Mapping]] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("submit", "cancel")
@@ -170,7 +205,7 @@ class Event(_message.Message):
     def __init__(self, progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("id", "tokens", "finish", "error", "timing", "logprobs", "embedding", "accepted", "field")
+    __slots__ = ("id", "tokens", "finish", "error", "timing", "logprobs", "embedding", "accepted", "field", "begun", "resumed")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +215,8 @@ class Progress(_message.Message):
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     id: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish: Finish
@@ -189,7 +226,9 @@ class Progress(_message.Message):
     embedding: _containers.RepeatedScalarFieldContainer[float]
     accepted: bool
     field: str
-    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., error: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ..., accepted: bool = ..., field: _Optional[str] = ...) -> None: ...
+    begun: bool
+    resumed: bool
+    def __init__(self, id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., error: _Optional[str] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., embedding: _Optional[_Iterable[float]] = ..., accepted: bool = ..., field: _Optional[str] = ..., begun: bool = ..., resumed: bool = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")
@@ -310,7 +349,7 @@ class Loss(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class RankDescription(_message.Message):
-    __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "threads", "form")
+    __slots__ = ("rank", "host", "pid", "device", "dtype", "first_layer", "last_layer", "weight_bytes", "memory_bytes", "step", "tensor_bytes", "sent_bytes", "threads", "heard_seconds", "form", "phase_seconds", "lost", "waited_seconds")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -324,7 +363,11 @@ class RankDescription(_message.Message):
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
+    PHASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     pid: int
@@ -338,8 +381,12 @@ class RankDescription(_message.Message):
     tensor_bytes: int
     sent_bytes: int
     threads: int
+    heard_seconds: float
     form: str
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
+    phase_seconds: _containers.RepeatedScalarFieldContainer[float]
+    lost: bool
+    waited_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., step: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., heard_seconds: _Optional[float] = ..., form: _Optional[str] = ..., phase_seconds: _Optional[_Iterable[float]] = ..., lost: bool = ..., waited_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ClearCacheRequest(_message.Message):
     __slots__ = ()
@@ -384,3 +431,29 @@ class CacheDescription(_message.Message):
     restored_tokens: int
     conversations: int
     def __init__(self, off: _Optional[str] = ..., entries: _Optional[int] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., live_bytes: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., evicted_tokens: _Optional[int] = ..., preempted: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_budget_bytes: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., conversations: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Figures(_message.Message):
+    __slots__ = ("started_at", "figures")
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    started_at: float
+    figures: _containers.RepeatedCompositeFieldContainer[Figure]
+    def __init__(self, started_at: _Optional[float] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ...) -> None: ...
+
+class Figure(_message.Message):
+    __slots__ = ("name", "labels", "value", "buckets", "sum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    value: float
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., buckets: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...

@@ -54,6 +54,16 @@ class EngineStub(object):
                 request_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/chorus.engine.v1.Engine/Watch',
+                request_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.WatchRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.Figures.FromString,
+                _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/chorus.engine.v1.Engine/Trace',
+                request_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.TraceRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.TraceReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer(object):
@@ -87,6 +97,22 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What it counts and measures, at once and then once a second, also while the model is loading, more rarely while nothing
+        happens; the last before it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
+        """Record what all ranks do until so many steps are over, or so long; then a message for each rank. Ends when the caller
+        leaves. One at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +135,16 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.ClearCache,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.WatchRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.Figures.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_engine__pb2.TraceRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_engine__pb2.TraceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +255,60 @@ class Engine(object):
             '/chorus.engine.v1.Engine/ClearCache',
             chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_engine__pb2.ClearCacheReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorus.engine.v1.Engine/Watch',
+            chorus_dot_messages_dot_proto_dot_engine__pb2.WatchRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_engine__pb2.Figures.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/chorus.engine.v1.Engine/Trace',
+            chorus_dot_messages_dot_proto_dot_engine__pb2.TraceRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_engine__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

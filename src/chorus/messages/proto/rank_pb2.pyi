@@ -1,3 +1,4 @@
+from chorus.messages.proto import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -5,6 +6,36 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class TimeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TimeReply(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("session", "seconds", "most_spans")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MOST_SPANS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    seconds: float
+    most_spans: int
+    def __init__(self, session: _Optional[int] = ..., seconds: _Optional[float] = ..., most_spans: _Optional[int] = ...) -> None: ...
+
+class RecordReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeRecordingRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("version", "protocol")
@@ -36,7 +67,7 @@ class HelloReply(_message.Message):
     loss_told: str
     opens: bool
     protocol: int
-    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., opens: _Optional[bool] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., collective_port: _Optional[int] = ..., loss_cause: _Optional[str] = ..., loss_told: _Optional[str] = ..., opens: bool = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ("group", "model", "needs", "more", "fresh")
@@ -50,13 +81,29 @@ class PlaceRequest(_message.Message):
     needs: int
     more: bool
     fresh: bool
-    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., needs: _Optional[int] = ..., more: _Optional[bool] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., needs: _Optional[int] = ..., more: bool = ..., fresh: bool = ...) -> None: ...
 
 class PlaceReply(_message.Message):
     __slots__ = ("port",)
     PORT_FIELD_NUMBER: _ClassVar[int]
     port: int
     def __init__(self, port: _Optional[int] = ...) -> None: ...
+
+class RoomRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class RoomReply(_message.Message):
+    __slots__ = ("free", "budget", "held")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    free: int
+    budget: int
+    held: int
+    def __init__(self, free: _Optional[int] = ..., budget: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model_path", "model", "split", "ranks", "dtype", "memory_fraction", "trust_remote_code", "transport", "addresses", "ring_hosts", "step_timeout_seconds", "parallel", "coordinator", "rdma_devices", "compression", "policies", "look_ahead", "disk_bytes", "disk_folder", "routes", "session", "headers", "cpu_products", "pack", "kv_bits", "group", "weights")
@@ -114,7 +161,7 @@ class LoadRequest(_message.Message):
     kv_bits: int
     group: str
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: _Optional[bool] = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: _Optional[bool] = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., cpu_products: _Optional[str] = ..., pack: _Optional[int] = ..., kv_bits: _Optional[int] = ..., group: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, model_path: _Optional[str] = ..., model: _Optional[str] = ..., split: _Optional[_Iterable[int]] = ..., ranks: _Optional[int] = ..., dtype: _Optional[str] = ..., memory_fraction: _Optional[float] = ..., trust_remote_code: bool = ..., transport: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., ring_hosts: _Optional[_Iterable[str]] = ..., step_timeout_seconds: _Optional[float] = ..., parallel: _Optional[str] = ..., coordinator: _Optional[str] = ..., rdma_devices: _Optional[str] = ..., compression: _Optional[str] = ..., policies: _Optional[_Iterable[str]] = ..., look_ahead: bool = ..., disk_bytes: _Optional[int] = ..., disk_folder: _Optional[str] = ..., routes: _Optional[_Iterable[str]] = ..., session: _Optional[int] = ..., headers: _Optional[bytes] = ..., cpu_products: _Optional[str] = ..., pack: _Optional[int] = ..., kv_bits: _Optional[int] = ..., group: _Optional[str] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes", "loaded")
@@ -146,23 +193,25 @@ class Loaded(_message.Message):
     form: str
     disk: bool
     files: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: _Optional[bool] = ..., threads: _Optional[int] = ..., form: _Optional[str] = ..., disk: _Optional[bool] = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., batches: bool = ..., threads: _Optional[int] = ..., form: _Optional[str] = ..., disk: bool = ..., files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane")
+    __slots__ = ("number", "operations", "feeds", "decode", "logits", "lane", "rest")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     FEEDS_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     number: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
     feeds: _containers.RepeatedCompositeFieldContainer[Feed]
     decode: bool
     logits: bool
     lane: int
-    def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: _Optional[bool] = ..., logits: _Optional[bool] = ..., lane: _Optional[int] = ...) -> None: ...
+    rest: bool
+    def __init__(self, number: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., feeds: _Optional[_Iterable[_Union[Feed, _Mapping]]] = ..., decode: bool = ..., logits: bool = ..., lane: _Optional[int] = ..., rest: bool = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("drop", "fork", "store", "split", "evict", "save", "restore", "erase", "leave")
@@ -222,7 +271,7 @@ class Store(_message.Message):
     start: int
     stop: int
     state: bool
-    def __init__(self, sequence: _Optional[int] = ..., segment: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., state: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., segment: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., state: bool = ...) -> None: ...
 
 class Split(_message.Message):
     __slots__ = ("segment", "at", "rest")
@@ -246,7 +295,7 @@ class Feed(_message.Message):
     partial: bool
     begins: bool
     recalled: int
-    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: _Optional[bool] = ..., begins: _Optional[bool] = ..., recalled: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., partial: bool = ..., begins: bool = ..., recalled: _Optional[int] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("session",)
@@ -269,7 +318,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "cause", "growing_layers", "tick")
+    __slots__ = ("number", "memory_bytes", "error", "cache_bytes_per_token", "free_bytes", "tensor_bytes", "sent_bytes", "state_bytes", "stored_bytes", "saved", "restored", "failed", "disk_bytes", "cause", "growing_layers", "tick", "phase_seconds", "waited_seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +335,8 @@ class Done(_message.Message):
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     GROWING_LAYERS_FIELD_NUMBER: _ClassVar[int]
     TICK_FIELD_NUMBER: _ClassVar[int]
+    PHASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     memory_bytes: int
     error: str
@@ -302,4 +353,6 @@ class Done(_message.Message):
     cause: str
     growing_layers: int
     tick: bool
-    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ..., tick: _Optional[bool] = ...) -> None: ...
+    phase_seconds: _containers.RepeatedScalarFieldContainer[float]
+    waited_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, number: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., error: _Optional[str] = ..., cache_bytes_per_token: _Optional[int] = ..., free_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., saved: _Optional[_Iterable[str]] = ..., restored: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ..., disk_bytes: _Optional[int] = ..., cause: _Optional[str] = ..., growing_layers: _Optional[int] = ..., tick: bool = ..., phase_seconds: _Optional[_Iterable[float]] = ..., waited_seconds: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -4,8 +4,9 @@ import grpc
 import warnings
 
 from chorus.messages.proto import rank_pb2 as chorus_dot_messages_dot_proto_dot_rank__pb2
+from chorus.messages.proto import trace_pb2 as chorus_dot_messages_dot_proto_dot_trace__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class RankStub:
+class RankStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -43,6 +44,11 @@ class RankStub:
                 '/chorus.rank.v1.Rank/Place',
                 request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.FromString,
+                _registered_method=True)
+        self.Room = channel.unary_unary(
+                '/chorus.rank.v1.Rank/Room',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RoomRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RoomReply.FromString,
                 _registered_method=True)
         self.Load = channel.unary_stream(
                 '/chorus.rank.v1.Rank/Load',
@@ -64,9 +70,24 @@ class RankStub:
                 request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Time = channel.unary_unary(
+                '/chorus.rank.v1.Rank/Time',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TimeRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TimeReply.FromString,
+                _registered_method=True)
+        self.Record = channel.unary_unary(
+                '/chorus.rank.v1.Rank/Record',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RecordRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RecordReply.FromString,
+                _registered_method=True)
+        self.TakeRecording = channel.unary_unary(
+                '/chorus.rank.v1.Rank/TakeRecording',
+                request_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TakeRecordingRequest.SerializeToString,
+                response_deserializer=chorus_dot_messages_dot_proto_dot_trace__pb2.Recording.FromString,
+                _registered_method=True)
 
 
-class RankServicer:
+class RankServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
@@ -80,6 +101,13 @@ class RankServicer:
         """Of a worker that starts a process for each leader (`opens` in its greeting): the first message says where this
         leader's is, and all later calls go there. It lasts as long as the leader needs the process, which ends with it; a
         leader that comes again within `watch.lease_seconds`, under the same name of its group, finds its process again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Room(self, request, context):
+        """What a worker that gives places has left for one; a rank itself does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +143,27 @@ class RankServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Time(self, request, context):
+        """What the rank's monotonic clock shows. Asked several times, the fastest answer tells how far it is from ours.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Record(self, request, context):
+        """Record the phases of the rank's main thread, for a while and at most so many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeRecording(self, request, context):
+        """End that, and hand out what was recorded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +176,11 @@ def add_RankServicer_to_server(servicer, server):
                     servicer.Place,
                     request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.SerializeToString,
+            ),
+            'Room': grpc.unary_unary_rpc_method_handler(
+                    servicer.Room,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RoomRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RoomReply.SerializeToString,
             ),
             'Load': grpc.unary_stream_rpc_method_handler(
                     servicer.Load,
@@ -148,6 +202,21 @@ def add_RankServicer_to_server(servicer, server):
                     request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.FromString,
                     response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.SerializeToString,
             ),
+            'Time': grpc.unary_unary_rpc_method_handler(
+                    servicer.Time,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TimeRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TimeReply.SerializeToString,
+            ),
+            'Record': grpc.unary_unary_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RecordRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_rank__pb2.RecordReply.SerializeToString,
+            ),
+            'TakeRecording': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeRecording,
+                    request_deserializer=chorus_dot_messages_dot_proto_dot_rank__pb2.TakeRecordingRequest.FromString,
+                    response_serializer=chorus_dot_messages_dot_proto_dot_trace__pb2.Recording.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'chorus.rank.v1.Rank', rpc_method_handlers)
@@ -156,7 +225,7 @@ def add_RankServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Rank:
+class Rank(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -203,6 +272,33 @@ class Rank:
             '/chorus.rank.v1.Rank/Place',
             chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_rank__pb2.PlaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Room(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Room',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.RoomRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_rank__pb2.RoomReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -311,6 +407,87 @@ class Rank:
             '/chorus.rank.v1.Rank/Leave',
             chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveRequest.SerializeToString,
             chorus_dot_messages_dot_proto_dot_rank__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Time(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Time',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.TimeRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_rank__pb2.TimeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/Record',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.RecordRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_rank__pb2.RecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeRecording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorus.rank.v1.Rank/TakeRecording',
+            chorus_dot_messages_dot_proto_dot_rank__pb2.TakeRecordingRequest.SerializeToString,
+            chorus_dot_messages_dot_proto_dot_trace__pb2.Recording.FromString,
             options,
             channel_credentials,
             insecure,

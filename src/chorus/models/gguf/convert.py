@@ -26,7 +26,7 @@ from chorus.models.gguf.config import (
 from chorus.models.gguf.reader import GgufFile, GgufTensor, read_gguf
 from chorus.models.gguf.tokenizer import RebuiltTokenizer, rebuild_tokenizer
 from chorus.models.safetensors_writer import TensorSpec, write_safetensors
-from chorus.models.values import ProgressCallback, PullProgress, ignore_progress
+from chorus.models.values import Progress, ProgressCallback, ignore_progress
 
 _FLOATS = {
     GGMLQuantizationType.F32: ("F32", "<f4"),
@@ -120,7 +120,7 @@ def _arrays(gguf: GgufFile, plan: _Plan, progress: ProgressCallback) -> Iterator
         tensor = gguf.tensors[name]
         yield from _converted(gguf, plan.shape, tensor)
         done += tensor.nbytes
-        progress(PullProgress(f"importing {gguf.path.name}", done, total))
+        progress(Progress(f"importing {gguf.path.name}", done, total))
 
 
 def _converted(gguf: GgufFile, shape: ModelShape, tensor: GgufTensor) -> list[np.ndarray]:

@@ -18,6 +18,11 @@ from chorus.models.errors import ModelError
 from chorus.models.values import CachedModel, ProgressCallback, ignore_progress
 
 
+def downloads_dir() -> Path:
+    """Where the hub's library keeps models, those too that were cut off."""
+    return Path(constants.HF_HUB_CACHE)
+
+
 def fetch_model(
     model_id: str,
     revision: str | None = None,

@@ -27,7 +27,7 @@ from huggingface_hub.utils import tqdm as hub_tqdm
 from chorus.models.errors import ModelError
 from chorus.models.hub.files import DESCRIPTIONS, choose_weights, description_files
 from chorus.models.tensors import WEIGHTS_GLOB, weight_files, weight_map
-from chorus.models.values import CachedModel, ProgressCallback, PullProgress
+from chorus.models.values import CachedModel, Progress, ProgressCallback
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def _reporting_bar(label: str, start: int, total: int | None, progress: Progress
                 nonlocal furthest
                 furthest = max(furthest, self.received)
                 done = start + furthest
-                progress(PullProgress(label, done if total is None else min(done, total), total))
+                progress(Progress(label, done if total is None else min(done, total), total))
             return None
 
     return ReportingBar

@@ -17,8 +17,8 @@ from chorus.models.hub.cache import fetch_files, file_sizes, is_offline
 from chorus.models.hub.files import choose_weights
 from chorus.models.tensors import TensorInfo, tensor_info, weight_map
 from chorus.models.values import ProgressCallback, ignore_progress
-from chorus.platform.files import write_if_possible
-from chorus.platform.paths import cache_dir
+from chorus.platform.storage.files import write_if_possible
+from chorus.platform.storage.paths import cache_dir
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from chorus.models.errors import ModelError
 from chorus.models.tensors import read_json
-from chorus.platform.files import write_whole
+from chorus.platform.storage.files import write_whole
 
 PLAN_FILE = "plan.json"
 CHECKSUMS_FILE = "checksums.json"

@@ -30,8 +30,8 @@ from chorus.models.preshard.folder import (
 )
 from chorus.models.store import ORIGIN_FILE
 from chorus.models.tensors import INDEX_FILE, TensorInfo, read_json, tensor_index
-from chorus.models.values import LocalModel, ProgressCallback, PullProgress, ignore_progress
-from chorus.platform import disk
+from chorus.models.values import LocalModel, Progress, ProgressCallback, ignore_progress
+from chorus.platform.storage import disk
 
 _PIECE = 8 << 20
 _ALIGNMENT = 8
@@ -200,7 +200,7 @@ class _Report:
 
     def add(self, count: int) -> None:
         self._done += count
-        self._progress(PullProgress("writing one folder per rank", self._done, self._total))
+        self._progress(Progress("writing one folder per rank", self._done, self._total))
 
 
 def _check_space(output: Path, total: int) -> None:

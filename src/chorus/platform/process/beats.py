@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from pathlib import Path
 
-from chorus.platform import mpi, system
+from chorus.platform import system
+from chorus.platform.accelerator import mpi
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 VARIABLE = "CHORUS_BEAT"

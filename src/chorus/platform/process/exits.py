@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from chorus.platform.files import write_if_possible
+from chorus.platform.storage.files import write_if_possible
 
 EXIT_RANK_LOST = 71
 """Of a leader: the group is broken, start all of it again."""

@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chorus.platform import system
-from chorus.platform.paths import make_run_folder, run_places, run_prefix
 from chorus.platform.process import killer
+from chorus.platform.storage.paths import make_run_folder, run_places, run_prefix
 
 VARIABLE = "CHORUS_LIFELINE"
 EXIT_CODE = 70

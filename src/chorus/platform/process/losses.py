@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from chorus.platform.no_memory import out_of_memory
 from chorus.platform.process.exits import EXIT_FAULT, EXIT_LEADER_GONE, EXIT_NO_MEMORY, EXIT_RANK_LOST
+from chorus.platform.process.no_memory import out_of_memory
 from chorus.platform.process.restarts import describe_exit
 
 _VARIABLE = "CHORUS_LAST_LOSS"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from chorus.errors import ChorusError
-from chorus.platform.mlx_import import explain
+from chorus.platform.accelerator.mlx_import import explain
 
 _FEWEST_RUNS = 3
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from chorus.platform.no_memory import MemoryKills
 from chorus.platform.process.beats import Beat, Monitor, Phase, ProcessState, Seen, Verdict, verdict
 from chorus.platform.process.looks import Looks
+from chorus.platform.process.no_memory import MemoryKills
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 
 log = logging.getLogger("chorus.watch")

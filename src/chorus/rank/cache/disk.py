@@ -22,8 +22,8 @@ from typing import Protocol
 
 import numpy as np
 
-from chorus.platform.paths import private_folder
 from chorus.platform.sizes import size
+from chorus.platform.storage.paths import private_folder
 from chorus.rank.cache import segment_file
 from chorus.rank.cache.segment_file import BrokenFile, Image
 from chorus.rank.cache.store import Segment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank.cuda.attention import Attention
 from chorus.rank.cuda.products import RowsTogether
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from chorus.platform.freed_buffers import give_back_freed
+from chorus.platform.memory.freed_buffers import give_back_freed
 from chorus.rank.products import kernels
 from chorus.rank.products.kernels import Kernel, Matrix
 from chorus.rank.products.layers import (

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from chorus.platform.device import Backend
+from chorus.platform.accelerator.device import Backend
 from chorus.rank.products.shared import Shared, foreign_columns, likely_together, sizes_of
 from chorus.rank.upstream.forms import innermost, put_behind
 from chorus.rank.upstream.weights import QuantizedSwitchLinear, SwitchLinear

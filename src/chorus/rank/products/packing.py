@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from chorus.platform.products import SCALE_COPIES, held_bits
+from chorus.platform.cpu.products import SCALE_COPIES, held_bits
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

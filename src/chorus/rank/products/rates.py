@@ -11,9 +11,10 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chorus.platform import device, prepare
+from chorus.platform import prepare
+from chorus.platform.accelerator import device
+from chorus.platform.cpu.products import READ_COPIES, SCALE_COPIES
 from chorus.platform.process.measuring import seconds_of, tell
-from chorus.platform.products import READ_COPIES, SCALE_COPIES
 
 _SECONDS_EACH = 0.8
 _BITS, _GROUP = 4, 64

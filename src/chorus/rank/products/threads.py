@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from chorus import platform
-from chorus.platform import blas, trials
-from chorus.platform.beside import FrontEndWork
+from chorus.platform.cpu import blas, trials
+from chorus.platform.cpu.beside import FrontEndWork
 from chorus.rank.products.kernels import Kernel, Matrix, linears
 from chorus.rank.products.packing import Packed
 

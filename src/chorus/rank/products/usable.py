@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from chorus import platform
-from chorus.platform.products import REMEDY, WIDTHS, installed
+from chorus.platform.cpu.products import REMEDY, WIDTHS, installed
 
 log = logging.getLogger("chorus.rank")
 

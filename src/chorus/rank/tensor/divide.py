@@ -18,7 +18,7 @@ import mlx.nn as nn
 
 from chorus.models.architectures import TensorRule, tensor_rule
 from chorus.planning.split import SplitError
-from chorus.platform import device
+from chorus.platform.accelerator import device
 from chorus.rank.tensor import modules, shares
 from chorus.rank.tensor.cuts import Cut, take
 from chorus.rank.tensor.parts import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from chorus.platform.filelimit import keep_file_limit
+from chorus.platform.storage.filelimit import keep_file_limit
 
 _PACKAGE = "mlx_lm"
 _TOKENIZERS = "mlx_lm.tokenizer_utils"

@@ -14,8 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from chorus.platform.filelimit import keep_file_limit
-from chorus.platform.products import PACK_GROUP
+from chorus.platform.cpu.products import PACK_GROUP
+from chorus.platform.storage.filelimit import keep_file_limit
 from chorus.rank.upstream.forms import Table, converted
 
 with keep_file_limit():  # mlx_lm.utils lowers it for the whole process

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chorus.messages.grammar import Grammar
-from chorus.serving import grammar as grammars
-from chorus.serving.tokenizer import ServedTokenizer
-from chorus.serving.tool_grammar import (
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.serving.requests import grammar as grammars
+from chorus.serving.requests.tool_grammar import (
     CHANNELS,
     CannotEnforce,
     call_marks,
@@ -17,7 +17,7 @@ from chorus.serving.tool_grammar import (
     forced_calls,
     strict_calls,
 )
-from chorus.serving.tools import Tools
+from chorus.serving.requests.tools import Tools
 from chorus.text.parsers import ParserFamily
 from chorus.text.parsers.toolkit.pieces import OutputParser
 

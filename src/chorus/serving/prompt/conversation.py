@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from chorus.messages.grammar import Grammar, GrammarPart
-from chorus.serving import grammar as grammars
-from chorus.serving import measure
-from chorus.serving.measure import InvalidValue, TooMuch, Unsupported
 from chorus.serving.prompt.answer_format import AnswerFormat, CannotForce
 from chorus.serving.prompt.branches import branches
 from chorus.serving.prompt.remembered import AnswerMemory
 from chorus.serving.prompt.rendering import rendered, template_messages
 from chorus.serving.prompt.resumed import resumed_prompt
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from chorus.serving.prompt.tokens import Prompt, cut_prompt
-from chorus.serving.request import GenerationRequest, Message
-from chorus.serving.tokenizer import ServedTokenizer
-from chorus.serving.tool_grammar import CannotEnforce
+from chorus.serving.requests import grammar as grammars
+from chorus.serving.requests import measure
+from chorus.serving.requests.measure import InvalidValue, TooMuch, Unsupported
+from chorus.serving.requests.request import GenerationRequest, Message
+from chorus.serving.requests.tool_grammar import CannotEnforce
 from chorus.serving.workers import Workers
 from chorus.text.parsers.toolkit.lark import TooLarge
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from chorus.serving.tools import Tool
+from chorus.serving.requests.tools import Tool
 
 # The family of parsers that reads what is asked for here.
 PARSER = "hermes"

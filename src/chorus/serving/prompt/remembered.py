@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorus.serving import measure
-from chorus.serving.request import GenerationRequest, Message
-from chorus.serving.tools import Tools
+from chorus.serving.requests import measure
+from chorus.serving.requests.request import GenerationRequest, Message
+from chorus.serving.requests.tools import Tools
 from chorus.text.parsers.toolkit.pieces import Content, Piece, Reasoning, ToolCallArguments, ToolCallStart
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

@@ -9,8 +9,8 @@ from typing import Any
 from chorus.serving.prompt.branches import Render
 from chorus.serving.prompt.plain_tools import spelled_out
 from chorus.serving.prompt.roles import orders
-from chorus.serving.request import GenerationRequest, Message
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
+from chorus.serving.requests.request import GenerationRequest, Message
 from chorus.text.errors import TemplateError
 
 

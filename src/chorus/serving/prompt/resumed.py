@@ -18,9 +18,9 @@ from chorus.serving.prompt.remembered import (
     without_reasoning,
 )
 from chorus.serving.prompt.rendering import Rendering
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 from chorus.serving.prompt.tokens import Prompt, cut_prompt
-from chorus.serving.request import GenerationRequest, Message
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.requests.request import GenerationRequest, Message
 from chorus.text.errors import TemplateError
 
 # Behind the first, which ends system and tools: each turn adds some, and old ones are of no use.

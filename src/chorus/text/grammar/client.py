@@ -23,7 +23,9 @@ import numpy as np
 
 from chorus.config.grammar import GrammarLimits
 from chorus.messages.grammar import Grammar, GrammarError, TooManyGrammars, packed
-from chorus.platform.disk import nameless_file
+from chorus.platform.storage.disk import nameless_file
+from chorus.telemetry import events
+from chorus.telemetry.telling import tell
 from chorus.text.grammar.link import FAILED, LENGTH, LONGEST_FAILURE, LOOKING_AT, PLACE, READY, TOKEN, read_failure
 
 log = logging.getLogger("chorus.grammar")
@@ -95,7 +97,7 @@ class Constraint:
         except BlockingIOError:
             began = time.monotonic()
             if not self._ready.poll(max(0.0, 1000 * (since + self._credit - began))):
-                raise GrammarError(
+                raise _ended(
                     f"what may come next was not known within {self._patience:g} s (engine.grammar_mask_seconds): "
                     "make it simpler",
                     self._field,
@@ -104,8 +106,7 @@ class Constraint:
             answer = self._link.recv(1)
         self._credit = min(self._patience, self._credit + _MASK_SHARE_SECONDS)
         if answer != READY:
-            reason, _ = read_failure(self._link.recv(LONGEST_FAILURE))
-            raise GrammarError(reason, self._field)
+            raise _failed(self._link.recv(LONGEST_FAILURE), self._field)
 
 
 class Grammars:
@@ -190,7 +191,7 @@ class Grammars:
         except TimeoutError:
             link.close()
             self.close()  # it does not even say that it took too long
-            raise GrammarError("the process that compiles grammars does not answer; it is started again") from None
+            raise _ended("the process that compiles grammars does not answer; it is started again") from None
         except BaseException:
             link.close()
             raise
@@ -227,10 +228,20 @@ async def _compile(link: socket.socket, grammar: Grammar, stop_tokens: frozenset
         (place,) = PLACE.unpack(await loop.sock_recv(link, PLACE.size))
         field = grammar.origins[place].name if place < len(grammar.origins) else ""
     if answer == FAILED:
-        reason, named = read_failure(await loop.sock_recv(link, LONGEST_FAILURE))
-        raise GrammarError(reason, named or field)
+        raise _failed(await loop.sock_recv(link, LONGEST_FAILURE), field)
     if answer != READY:
-        raise GrammarError("the process that compiles grammars ended", field)
+        raise _ended("the process that compiles grammars ended", field)
+
+
+def _failed(last_word: bytes, field: str) -> GrammarError:
+    found = read_failure(last_word)
+    return (_ended if found.ended else GrammarError)(found.reason, found.field or field)
+
+
+def _ended(reason: str, field: str = "") -> GrammarError:
+    """A process was ended, or has died, over a grammar: that is worth knowing the next morning."""
+    tell(events.GRAMMAR_ENDED, why=reason)
+    return GrammarError(reason, field)
 
 
 def _sole_field(grammar: Grammar) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import NamedTuple
 
 LENGTH = struct.Struct("<I")
 TOKEN = struct.Struct("<I")
@@ -22,14 +23,22 @@ def looking_at(place: int) -> bytes:
     return LOOKING_AT + PLACE.pack(place)
 
 
-def failure(reason: str, field: str = "") -> bytes:
-    return FAILED + json.dumps([reason[: LONGEST_FAILURE // 16], field[: LONGEST_FAILURE // 16]]).encode() + b"\n"
+class Failure(NamedTuple):
+    reason: str
+    field: str = ""
+    """What the client called it, where the child knows."""
+    ended: bool = False
+    """Not the grammar is wrong: its process had to end, or died."""
 
 
-def read_failure(line: bytes) -> tuple[str, str]:
-    """The reason and the field; a child that was cut off in its last word has said nothing."""
+def failure(reason: str, field: str = "", ended: bool = False) -> bytes:
+    longest = LONGEST_FAILURE // 16
+    return FAILED + json.dumps(Failure(reason[:longest], field[:longest], ended)).encode() + b"\n"
+
+
+def read_failure(line: bytes) -> Failure:
+    """A child that was cut off in its last word has said nothing."""
     try:
-        reason, field = json.loads(line)
+        return Failure(*json.loads(line))
     except ValueError:
-        return "the process that held it ended", ""
-    return reason, field
+        return Failure("the process that held it ended", ended=True)

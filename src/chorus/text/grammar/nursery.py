@@ -154,7 +154,7 @@ class Nursery:
             self._poll.unregister(child.link)
             del self._links[child.link.fileno()]
             if reason := child.killed_for or self._cause(os.waitstatus_to_exitcode(status)):
-                _tell(child.link, reason)
+                _tell(child.link, reason, ended=True)
             child.link.close()
 
     def _cause(self, code: int) -> str:
@@ -177,6 +177,6 @@ class Nursery:
         return f"it needs more than {self._limits.memory_mb} MB (engine.grammar_memory_mb): make it simpler"
 
 
-def _tell(link: socket.socket, reason: str) -> None:
+def _tell(link: socket.socket, reason: str, ended: bool = False) -> None:
     with contextlib.suppress(OSError):
-        link.send(failure(reason))
+        link.send(failure(reason, ended=ended))

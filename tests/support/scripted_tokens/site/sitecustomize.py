@@ -89,7 +89,11 @@ def runner(module: ModuleType) -> None:
     module.Runner.run = noting  # type: ignore[attr-defined]
 
 
-CHANGED = {"chorus.engine.sampling": sampling, "chorus.engine.scheduler": scheduler, "chorus.rank.runner": runner}
+CHANGED = {
+    "chorus.engine.sampling": sampling,
+    "chorus.engine.scheduling.scheduler": scheduler,
+    "chorus.rank.runner": runner,
+}
 
 
 if any(program in sys.orig_argv for program in PROGRAMS):

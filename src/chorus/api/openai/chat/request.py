@@ -21,8 +21,8 @@ from chorus.api.fields import (
 from chorus.api.openai.sampling import AnswerTokens, SamplingFields, schema_grammar
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
-from chorus.serving import grammar as grammars
-from chorus.serving.tools import Tool, ToolChoice
+from chorus.serving.requests import grammar as grammars
+from chorus.serving.requests.tools import Tool, ToolChoice
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:-]+$")]
 

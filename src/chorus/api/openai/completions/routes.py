@@ -23,8 +23,8 @@ from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
 from chorus.serving.generation import Generation
-from chorus.serving.request import FieldNames, GenerationRequest
-from chorus.serving.sampling import choose_sampling
+from chorus.serving.requests.request import FieldNames, GenerationRequest
+from chorus.serving.requests.sampling import choose_sampling
 
 
 def router(service: Service) -> APIRouter:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from chorus.api.openai.responses.memory import StoredResponse
-from chorus.platform.paths import private_folder
+from chorus.platform.storage.paths import private_folder
 
 log = logging.getLogger(__name__)
 

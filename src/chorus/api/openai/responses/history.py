@@ -14,8 +14,8 @@ from chorus.api.openai.responses.request import (
     joined,
 )
 from chorus.config.sections import Limits
-from chorus.serving import measure
 from chorus.serving.blocks import Block
+from chorus.serving.requests import measure
 
 Message = dict[str, Any]
 

@@ -26,8 +26,8 @@ from chorus.api.sharing import SharingFields
 from chorus.config.sampling import Penalty, Seed, Temperature, TopP
 from chorus.config.sections import Limits
 from chorus.messages.grammar import Grammar
-from chorus.serving import grammar as grammars
-from chorus.serving.tools import Tool, ToolChoice
+from chorus.serving.requests import grammar as grammars
+from chorus.serving.requests.tools import Tool, ToolChoice
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 Status = Literal["in_progress", "completed", "incomplete"]

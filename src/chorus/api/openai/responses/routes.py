@@ -27,13 +27,13 @@ from chorus.api.sharing import shared
 from chorus.config.front_end import ApiSettings
 from chorus.config.sampling import DefaultSampling
 from chorus.messages.engine import Sampling
-from chorus.serving import measure
 from chorus.serving.blocks import Block
 from chorus.serving.generation import Generation
 from chorus.serving.prompt.conversation import thinking_arguments
-from chorus.serving.request import FieldNames, GenerationRequest, Message
-from chorus.serving.sampling import choose_sampling
-from chorus.serving.tools import checked_tools
+from chorus.serving.requests import measure
+from chorus.serving.requests.request import FieldNames, GenerationRequest, Message
+from chorus.serving.requests.sampling import choose_sampling
+from chorus.serving.requests.tools import checked_tools
 
 
 def router(service: Service) -> APIRouter:

@@ -16,7 +16,7 @@ from chorus.api.respond import WholeAnswer, sse
 from chorus.api.usage import Outcome, performance_body
 from chorus.serving.blocks import Block, Blocks, Change, Closed, Grew, Opened
 from chorus.serving.generation import AnswerDelta, AnswerEnd, TextTokens, Usage
-from chorus.serving.tokenizer import ServedTokenizer
+from chorus.serving.prompt.tokenizer import ServedTokenizer
 
 Event = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""What the server says of itself: health, models, ranks, events, metrics."""

@@ -1,0 +1,1 @@
+"""`chorus top`: what a server does now, drawn anew every second."""

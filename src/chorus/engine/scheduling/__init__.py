@@ -1,0 +1,1 @@
+"""Which sequences advance next, and by how many tokens, decided without a tensor and without MLX."""

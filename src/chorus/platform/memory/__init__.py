@@ -1,0 +1,1 @@
+"""How much memory there is for a model, who has booked it, and when freed memory goes back."""

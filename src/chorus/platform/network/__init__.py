@@ -1,0 +1,1 @@
+"""Addresses, cables and ports of this machine, and why a connection failed."""

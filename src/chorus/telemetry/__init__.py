@@ -1,0 +1,1 @@
+"""What Chorus tells of itself: metrics, events and traces, each declared once."""
