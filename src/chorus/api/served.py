@@ -125,6 +125,11 @@ class Served:
                 raise not_ready(view)
         return self._last
 
+    @property
+    def known(self) -> Capacity | None:
+        """Of the engine that was ready last; None where none was looked at."""
+        return self._last
+
     def context_length(self, description: pb.Description) -> int:
         chosen = self.settings.context_length
         return description.context_length if chosen is None else min(chosen, description.context_length)
@@ -159,7 +164,9 @@ async def text_capacity(model: Model[Served], served: Served) -> Capacity:
 
 
 def known_context(model: Model[Served]) -> int | None:
-    """Of a model that is not loaded: as its engine said last, or its files say; never more than is served of it."""
+    """As its engine said last, also where that has gone since, or its files say; never more than is served of it."""
+    if model.front and model.front.known:
+        model.context_length = model.front.known.context_length
     chosen, known = model.settings.context_length, model.context_length or read_config(model.settings.path).context
     return min((length for length in (chosen, known) if length), default=None)
 

@@ -116,9 +116,6 @@ def router(service: Service) -> APIRouter:
 
     async def model_entry(model: Model[Served]) -> dict[str, Any]:
         view = await look(model)
-        # The engine knows it once it has read the model; the list answers before that too.
-        if view.description is not None and view.description.context_length:
-            model.context_length = view.description.context_length
         context = known_context(model)
         weights = sum(rank.weight_bytes for rank in view.description.ranks) if view.description else 0
         return {
@@ -181,7 +178,7 @@ def brief(model: Model[Served], view: EngineView | None) -> dict[str, Any]:
         "total_bytes": row.total_bytes,
         "loads": row.loads,
         "aliases": list(model.settings.names[1:]),
-        "context_length": engine.context_length if engine and engine.context_length else known_context(model),
+        "context_length": known_context(model),
         "ranks": row.ranks or (len(engine.ranks) if engine else 0),
         "nodes": list(row.nodes),
         "running": model.running,

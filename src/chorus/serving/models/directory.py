@@ -36,6 +36,9 @@ a pause; where the pause is not over, the request is told why the model failed."
 
 _IN_MEMORY = frozenset({ModelState.LOADING, ModelState.READY, ModelState.DRAINING})
 """States in which there is an engine, or will be soon."""
+_READ_AHEAD = frozenset({ModelState.LOADING, ModelState.READY})
+"""Whoever waits for the model need not wait for its tokenizer behind it; and a front end that finds it loaded, because
+it took over from another, hears what its engine counts before anybody asks for it."""
 
 
 class Front(Protocol):
@@ -252,8 +255,7 @@ class Model(Generic[F]):
         if settings != self.settings:
             self.settings = settings
             self._retire(None)
-        if row.state is ModelState.LOADING and self._kept is None:
-            # Whoever waits for the model need not wait for its tokenizer behind it.
+        if row.state in _READ_AHEAD and self._kept is None:
             self._read_ahead()
         if row.state is ModelState.READY:
             self.has_been_ready = True
