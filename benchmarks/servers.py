@@ -21,7 +21,7 @@ import httpx
 import psutil
 
 START_SECONDS = 300.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 120.0
 ROOT = Path(__file__).resolve().parent.parent
 
 # Every process of a run inherits this mark, so that it is found again when its parents are gone.

@@ -17,6 +17,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from chorus.config.front_end import ModelSettings
+from chorus.config.grammar import GrammarLimits
 from chorus.deploy.supervisor import QUIET
 from chorus.platform.process.lifeline import Lifeline
 from chorus.text.tokenizer import Tokenizer
@@ -78,7 +79,7 @@ def tokenizer(model_path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def shared_engine(tmp_path_factory: pytest.TempPathFactory, tool_model_path: Path) -> Iterator[ScriptedEngine]:
-    with GrammarHost(tool_model_path, VOCABULARY) as grammars:
+    with GrammarHost(tool_model_path, VOCABULARY, GrammarLimits(compile_seconds=DEADLINE)) as grammars:
         engine = ScriptedEngine(short(tmp_path_factory.mktemp("run")) / "engine.sock", VOCABULARY, grammars=grammars)
         yield engine
         engine.stop()

@@ -107,29 +107,32 @@ class ScriptedOwner(ControlServicer):
             pass  # the front end has gone
 
     def Find(self, request: pb.FindRequest, context: grpc.ServicerContext) -> pb.FindReply:
-        self._take(request, context)
-        if request.name not in self.findable:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no {request.name} here; the nearest is acme/stored")
-        row = self.findable[request.name]
         with self._news:
+            self._take(request, context)
+            if request.name not in self.findable:
+                context.abort(grpc.StatusCode.NOT_FOUND, f"there is no {request.name} here; the nearest is acme/stored")
+            row = self.findable[request.name]
             self.rows[row.id] = row
             self.version += 1
             self._news.notify_all()
         return pb.FindReply(id=row.id)
 
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:
-        self._take(request, context)
-        self.set(request.name, ModelState.LOADING)
+        with self._news:
+            self._take(request, context)
+            self.set(request.name, ModelState.LOADING)
         return pb.LoadReply(id=request.name, told="it is being loaded")
 
     def Unload(self, request: pb.UnloadRequest, context: grpc.ServicerContext) -> pb.UnloadReply:
-        self._take(request, context)
-        self.set(request.name, ModelState.DRAINING)
+        with self._news:
+            self._take(request, context)
+            self.set(request.name, ModelState.DRAINING)
         return pb.UnloadReply(id=request.name, told="it goes with its last request")
 
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullReply:
-        self._take(request, context)
-        self.show_pull(PullRow(request.name, "downloading", started_at=STARTED))
+        with self._news:
+            self._take(request, context)
+            self.show_pull(PullRow(request.name, "downloading", started_at=STARTED))
         return pb.PullReply(told="it is being pulled", started_at=STARTED)
 
     def show_pull(self, row: PullRow) -> None:
@@ -143,6 +146,9 @@ class ScriptedOwner(ControlServicer):
         return pb.PlanReply(plans=self.plans)
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> None:
+        """Whoever changes the table for it keeps the lock until that is done: a test that was waiting for the request
+        changes the table behind it, and never before.
+        """
         with self._news:
             self.asked.append(request)
             self._news.notify_all()

@@ -12,7 +12,7 @@ import pytest
 
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess, open_requests
-from tests.api.scripted_engine import ScriptedEngine, refuse, say
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, refuse, say
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -312,6 +312,6 @@ def address_of(api: ApiProcess) -> tuple[str, int]:
 
 
 def raw_exchange(api: ApiProcess, request: bytes) -> bytes:
-    with socket.create_connection(address_of(api), timeout=10) as connection:
+    with socket.create_connection(address_of(api), timeout=DEADLINE) as connection:
         connection.sendall(request)
         return connection.recv(65536)

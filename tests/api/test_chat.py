@@ -10,7 +10,7 @@ import pytest
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import MODEL_ID, open_requests
-from tests.api.scripted_engine import ScriptedEngine, say, say_until_cancelled
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say, say_until_cancelled
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris. 😀 naïve"
@@ -234,13 +234,14 @@ def test_settings_give_the_defaults(engine: ScriptedEngine, start_api) -> None: 
     defaults = {"temperature": 0.0, "top_p": 0.5, "top_k": 7}
     api = start_api(sampling=defaults, max_tokens=12, context_length=100)
     engine.next(say([70]), say([70]))
-    httpx.post(f"{api.url}/v1/chat/completions", json={"messages": QUESTION}).raise_for_status()
-    sampling = engine.last.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, engine.last.max_tokens) == (0.0, 0.5, 7, 12)
-    httpx.post(f"{api.url}/v1/chat/completions", json={"messages": QUESTION, "temperature": 1.5}).raise_for_status()
-    assert engine.last.sampling.temperature == 1.5
-    too_much = httpx.post(f"{api.url}/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 101})
-    assert too_much.status_code == 400
+    with httpx.Client(base_url=api.url, timeout=DEADLINE) as http:
+        http.post("/v1/chat/completions", json={"messages": QUESTION}).raise_for_status()
+        sampling = engine.last.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, engine.last.max_tokens) == (0.0, 0.5, 7, 12)
+        http.post("/v1/chat/completions", json={"messages": QUESTION, "temperature": 1.5}).raise_for_status()
+        assert engine.last.sampling.temperature == 1.5
+        too_much = http.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 101})
+        assert too_much.status_code == 400
 
 
 def test_a_long_prompt_is_served_whole(http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:

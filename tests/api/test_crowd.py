@@ -9,7 +9,7 @@ import httpx
 import psutil
 
 from chorus.text.tokenizer import Tokenizer
-from tests.api.conftest import ApiProcess, eventually
+from tests.api.conftest import ApiProcess, eventually, open_requests
 from tests.api.scripted_engine import Run, ScriptedEngine, say, say_until_cancelled
 
 EACH = 100
@@ -48,7 +48,9 @@ async def crowd(url: str) -> tuple[list[str], list[str]]:
         return results[::3], results[1::3]
 
 
-def test_none_is_lost_and_nothing_is_left(api: ApiProcess, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+def test_none_is_lost_and_nothing_is_left(
+    api: ApiProcess, http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+) -> None:
     answer = tokenizer.encode("The capital of France is Paris.", special=False)
 
     def script(run: Run) -> None:
@@ -64,7 +66,7 @@ def test_none_is_lost_and_nothing_is_left(api: ApiProcess, engine: ScriptedEngin
         for run in engine.runs:
             if run.submit.sampling.seed != EACH:
                 run.wait_cancelled()
-        eventually(lambda: httpx.get(f"{api.url}/health").json()["requests"]["open"] == 0, "all forgotten")
+        eventually(lambda: open_requests(http) == 0, "all forgotten")
         sizes.append(process.memory_info().rss)
     # The first crowd fills caches and pools; a crowd after that must not cost anything that stays.
     assert sizes[2] - sizes[1] < 20 * 2**20, sizes

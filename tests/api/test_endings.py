@@ -110,15 +110,18 @@ def test_an_engine_that_fails_midway_is_an_error_event(http: httpx.Client, engin
 
 
 def test_a_request_may_not_run_for_ever(engine: ScriptedEngine, start_api: Callable[..., ApiProcess]) -> None:
-    api = start_api(limits={"request_timeout_seconds": 0.5})
-    engine.next(say_until_cancelled([]), say_until_cancelled([70]))
-    response = httpx.post(api.url + CHAT, json={"messages": HELLO}, timeout=DEADLINE)
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
-    engine.wait_for_run(0).wait_cancelled()
-    response = httpx.post(api.url + CHAT, json=STREAM, timeout=DEADLINE)
-    assert response.status_code == 200
-    assert json.loads(last_event(response.text.splitlines()))["error"]["code"] == "timeout"
-    engine.wait_for_run(1).wait_cancelled()
+    """Both have time enough to reach the engine and to begin, also in a process that is held up."""
+    api = start_api(limits={"request_timeout_seconds": 5})
+    engine.default = lambda run: say_until_cancelled([70] if run.submit.max_tokens == 9 else [])(run)
+    with ThreadPoolExecutor(2) as threads:
+        bodies = {"messages": HELLO}, {**STREAM, "max_tokens": 9}
+        asked = [threads.submit(httpx.post, api.url + CHAT, json=body, timeout=DEADLINE) for body in bodies]
+        whole, stream = (response.result(DEADLINE) for response in asked)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
+    assert stream.status_code == 200
+    assert json.loads(last_event(stream.text.splitlines()))["error"]["code"] == "timeout"
+    for number in (0, 1):
+        engine.wait_for_run(number).wait_cancelled()
 
 
 def test_a_sigterm_lets_a_short_stream_finish(engine: ScriptedEngine, start_api: Callable[..., ApiProcess]) -> None:
@@ -177,7 +180,7 @@ def test_a_killed_front_end_comes_back_on_the_same_socket_and_a_sigterm_ends_its
         answer = threads.submit(httpx.post, api.url + CHAT, json={"messages": HELLO}, timeout=60)
         api.start()
         assert answer.result(60).status_code == 200
-    assert httpx.get(f"{api.url}/health").json()["engine"]["load_count"] == 1
+    assert httpx.get(f"{api.url}/health", timeout=DEADLINE).json()["engine"]["load_count"] == 1
     with httpx.stream("POST", api.url + CHAT, json=STREAM, timeout=DEADLINE) as response:
         lines = response.iter_lines()
         next(lines)

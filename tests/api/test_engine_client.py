@@ -23,7 +23,9 @@ from tests.support.sockets import short
 REQUEST = Request(id="", prompt=(1, 2, 3), max_tokens=100, sampling=Sampling(seed=1), stop_tokens=frozenset({2}))
 
 
-def with_client(engine: ScriptedEngine, act: Callable[[EngineClient], Awaitable[None]], patience: float = 5.0) -> None:
+def with_client(
+    engine: ScriptedEngine, act: Callable[[EngineClient], Awaitable[None]], patience: float = DEADLINE
+) -> None:
     async def run() -> None:
         client = EngineClient(engine.address, connect_timeout=patience)
         try:
@@ -139,7 +141,7 @@ def test_a_request_waits_for_an_engine_that_is_coming_up(engine: ScriptedEngine)
         engine.stop()
         task = asyncio.create_task(tokens_of(client))
         with pytest.raises(EngineLost):
-            await client.describe(timeout=5)
+            await client.describe(DEADLINE)
         engine.start()
         assert await task == [7]
 

@@ -50,7 +50,8 @@ def test_a_renewed_certificate_is_shown_from_then_on_and_a_broken_one_never(
     state: Path, start_api: Callable[..., ApiProcess]
 ) -> None:
     first = OwnCertificate()
-    limits = {"head_timeout_seconds": 1}
+    # Also a busy machine greets within it.
+    limits = {"head_timeout_seconds": 5}
     api = start_api(tls_certificate=str(first.file), tls_key=str(first.file), limits=limits)
     context = trusting(authority_file())
     shown = serial(api, context)

@@ -28,8 +28,8 @@ from tests.support.sockets import short
 
 SECOND = "acme/second-model"
 HELLO = [{"role": "user", "content": "hello"}]
-PATIENCE = 2.5
-"""Of the impatient: a little longer than a stream waits in silence."""
+PATIENCE = 10.0
+"""Of the impatient: long enough for a stream to be told how far its model is, also by a server that is held up."""
 
 UNLOADED, WAITING, LOADING = ModelState.UNLOADED, ModelState.WAITING, ModelState.LOADING
 READY, DRAINING, FAILED = ModelState.READY, ModelState.DRAINING, ModelState.FAILED
@@ -159,7 +159,8 @@ def test_a_stream_that_waits_long_is_told_how_far_its_model_is(
     http: httpx.Client, owner: ScriptedOwner, engine: ScriptedEngine, background: ThreadPoolExecutor
 ) -> None:
     engine.default = say([70, 71])
-    owner.set(SECOND, LOADING, progress=0.43, loaded_bytes=1_200_000_000, total_bytes=2_800_000_000)
+    loading = owner.set(SECOND, LOADING, progress=0.43, loaded_bytes=1_200_000_000, total_bytes=2_800_000_000)
+    owner.wait_seen(loading)
     for first, rest in all_streamed(http, background, lambda: owner.set(SECOND, READY)).values():
         assert first == f": loading {SECOND} 43 %, 1.2 of 2.8 GB"
         said = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: {")]
@@ -183,13 +184,15 @@ def test_clients_do_not_see_the_comments(
         with client.messages.stream(model=SECOND, messages=HELLO, max_tokens=8) as stream:  # type: ignore[arg-type]
             return stream.get_final_text()
 
-    owner.set(SECOND, WAITING, detail="tiny-model\nstill answers")
+    owner.wait_seen(owner.set(SECOND, WAITING, detail="tiny-model\nstill answers"))
     raw = httpx.Client(base_url=many_api.url, timeout=DEADLINE)
     answers = [background.submit(with_openai), background.submit(with_anthropic)]
+    owner.wait_for_demand(SECOND, waiting=2)
     body = {"model": SECOND, "stream": True, "messages": HELLO}
     with raw.stream("POST", "/v1/chat/completions", json=body) as response:
         # Who came last hears something last.
         assert next(response.iter_lines()) == f": waiting for {SECOND}: tiny-model still answers"
+        owner.wait_for_demand(SECOND, waiting=3)
     owner.wait_for_demand(SECOND, waiting=2)
     owner.set(SECOND, READY)
     first, second = (answer.result(DEADLINE) for answer in answers)
@@ -200,7 +203,7 @@ def test_clients_do_not_see_the_comments(
 def test_a_load_that_fails_ends_a_stream_in_its_protocols_words(
     http: httpx.Client, owner: ScriptedOwner, background: ThreadPoolExecutor
 ) -> None:
-    owner.set(SECOND, LOADING)
+    owner.wait_seen(owner.set(SECOND, LOADING))
     fail = lambda: owner.set(SECOND, FAILED, detail="no tensor is called lm_head")  # noqa: E731
     for path, (first, rest) in all_streamed(http, background, fail).items():
         assert first.startswith(": loading")
@@ -268,8 +271,9 @@ def test_an_unknown_model_is_answered_with_the_nearest_name(
     many_api: ApiProcess, tmp_path: Path, owner: ScriptedOwner, engine: ScriptedEngine, model_path: Path
 ) -> None:
     api = serve(tmp_path, owner, engine, model_path)
+    body = {"model": "secnd-model", "messages": HELLO}
     try:
-        refused = httpx.post(f"{api.url}/v1/chat/completions", json={"model": "secnd-model", "messages": HELLO})
+        refused = httpx.post(f"{api.url}/v1/chat/completions", json=body, timeout=DEADLINE)
     finally:
         api.stop()
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
@@ -395,6 +399,35 @@ def test_tokens_are_counted_without_loading_the_model(http: httpx.Client, owner:
     assert not [report for report in owner.reports[known:] if demand_of(report, SECOND).waiting]
 
 
+def test_the_context_shown_of_any_model_is_what_its_engine_has_room_for(
+    http: httpx.Client, ask: Ask, owner: ScriptedOwner, engine: ScriptedEngine
+) -> None:
+    """Its files say nothing of it."""
+    engine.next(say([70, 71]))
+    owner.set(SECOND, READY)
+    assert ask().result(DEADLINE).status_code == 200
+    assert http.get("/cluster/status").json()["models"][1]["context_length"] == 256
+    owner.wait_seen(owner.set(SECOND, UNLOADED))
+    assert http.get("/cluster/status").json()["models"][1]["context_length"] == 256
+
+
+def test_a_front_end_that_takes_over_asks_the_engines_of_all_that_are_loaded_at_once(
+    shared_owner: ScriptedOwner, owner: ScriptedOwner, engine: ScriptedEngine, model_path: Path, tmp_path: Path
+) -> None:
+    """Before anybody asks for any of them."""
+    owner.set(SECOND, READY)
+    api = serve(tmp_path, shared_owner, engine, model_path)
+    try:
+
+        def known() -> bool:
+            listed = httpx.get(f"{api.url}/v1/models", timeout=DEADLINE).json()["data"]
+            return [each["context_length"] for each in listed] == [256, 256]
+
+        eventually(known, "both engines were asked")
+    finally:
+        api.stop()
+
+
 def test_all_models_are_listed_with_their_state(http: httpx.Client, owner: ScriptedOwner) -> None:
     owner.wait_seen(owner.set(SECOND, LOADING, progress=0.25, booked_bytes=5, ranks=2, nodes=("mini1",), until=7.5))
     first, second = http.get("/v1/models").json()["data"]
@@ -456,7 +489,7 @@ def test_what_the_owner_refuses_is_told_in_its_words(
 def test_a_server_with_one_model_has_nothing_to_load(
     api: ApiProcess,
 ) -> None:
-    assert httpx.post(f"{api.url}/models/load", json={"model": "tiny"}).status_code == 409
+    assert httpx.post(f"{api.url}/models/load", json={"model": "tiny"}, timeout=DEADLINE).status_code == 409
 
 
 @pytest.fixture
@@ -467,23 +500,29 @@ def impatient(tmp_path: Path, owner: ScriptedOwner, engine: ScriptedEngine, mode
     api.stop()
 
 
-def test_patience_ends_with_how_far_the_model_is(impatient: httpx.Client, owner: ScriptedOwner) -> None:
+def test_patience_ends_with_how_far_the_model_is(
+    impatient: httpx.Client, background: ThreadPoolExecutor, owner: ScriptedOwner
+) -> None:
+    """All of them wait at the same time, for as long as patience lasts."""
     owner.set(SECOND, LOADING, progress=0.5, detail="reading tensors")
     eventually(lambda: impatient.get(f"/v1/models/{SECOND}").json()["state"] == "loading", "the table")
-    for path in ("/v1/chat/completions", "/v1/messages"):
-        refused = impatient.post(path, json={"model": SECOND, **PROTOCOLS[path]})
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"]
-    refused = impatient.post("/v1/completions", json={"model": SECOND, "prompt": "x"})
-    told = {"state": "loading", "progress": 0.5, "detail": "reading tensors"}
-    assert {name: refused.json()[name] for name in told} == told
+    refused = [
+        background.submit(impatient.post, path, json={"model": SECOND, **PROTOCOLS[path]})
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions")
+    ]
+    loading = background.submit(impatient.post, "/models/load", json={"model": SECOND})
     body = {"model": SECOND, "stream": True, "messages": HELLO}
     with impatient.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200
         said = [line for line in response.iter_lines() if line]
     assert said[0].startswith(": loading")
     assert json.loads(said[-1].removeprefix("data: "))["error"]["code"] == "engine_not_ready"
-    assert impatient.post("/models/load", json={"model": SECOND}).status_code == 202
+    for each in refused:
+        assert each.result(DEADLINE).status_code == 503
+        assert each.result().headers["retry-after"]
+    told = {"state": "loading", "progress": 0.5, "detail": "reading tensors"}
+    assert {name: refused[-1].result().json()[name] for name in told} == told
+    assert loading.result(DEADLINE).status_code == 202
 
 
 def test_an_engine_that_is_lost_under_a_loaded_model_is_waited_for(

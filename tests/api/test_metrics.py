@@ -20,7 +20,7 @@ import pytest
 from chorus.messages.proto import engine_pb2 as pb
 from chorus.telemetry.metrics import declared
 from chorus.telemetry.metrics.declared import METRICS, Metric
-from tests.api.conftest import MODEL_ID, ApiProcess, eventually, settings_for
+from tests.api.conftest import MODEL_ID, ApiProcess, eventually, open_requests, settings_for
 from tests.api.scripted_engine import (
     DEADLINE,
     Run,
@@ -43,7 +43,9 @@ def figure(metric: Metric, value: float, *labels: str) -> pb.Figure:
 
 
 @pytest.fixture
-def before(api: ApiProcess) -> Scraped:
+def before(api: ApiProcess, http: httpx.Client) -> Scraped:
+    """Once whoever left in an earlier test is counted."""
+    eventually(lambda: open_requests(http) == 0, "nothing of earlier tests is open")
     return scrape(api.url)
 
 
@@ -325,5 +327,5 @@ def test_requests_that_wait_for_a_lost_engine_are_seen_and_lost_ones_counted(
 
 def test_scrapes_are_told_in_the_log_no_more_than_probes(api: ApiProcess) -> None:
     scrape(api.url)
-    assert MODEL_ID in httpx.get(f"{api.url}/metrics").text
+    assert MODEL_ID in httpx.get(f"{api.url}/metrics", timeout=DEADLINE).text
     assert '"path": "/metrics"' not in api.log.read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from chorus.text.tokenizer import Tokenizer
 from tests.api.recorded_clients import MODEL_ID
-from tests.api.scripted_engine import ScriptedEngine, say
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
 
 HELLO = [{"role": "user", "content": "Say this is a test!"}]
 FIRST = {"messages": HELLO, "temperature": 0.7}
@@ -76,8 +76,8 @@ def test_a_path_without_its_version_streams_and_refuses_as_the_other_does(
 
 def test_a_key_is_asked_for_without_the_version_too(start_api: Any) -> None:
     api = start_api(keys=[{"id": "a", "name": "a", "sha256": "0" * 64}])
-    assert httpx.post(f"{api.url}/chat/completions", json=FIRST).status_code == 401
-    assert httpx.get(f"{api.url}/models").status_code == 401
+    assert httpx.post(f"{api.url}/chat/completions", json=FIRST, timeout=DEADLINE).status_code == 401
+    assert httpx.get(f"{api.url}/models", timeout=DEADLINE).status_code == 401
 
 
 @pytest.mark.parametrize(

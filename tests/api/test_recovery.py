@@ -55,12 +55,17 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]
 def front(
     mortal: ScriptedEngine, tool_model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApiProcess]:
-    limits, recovery = {"keep_alive_seconds": 0.1}, {"patience_seconds": 3}
-    settings = settings_for(mortal, tool_model_path, limits=limits, recovery=recovery, embeddings=True)
-    api = ApiProcess(tmp_path_factory.mktemp("api"), settings)
-    api.wait_until_live()
+    api = serve(tmp_path_factory.mktemp("api"), mortal, tool_model_path, patience=DEADLINE)
     yield api
     api.stop()
+
+
+def serve(folder: Path, engine: ScriptedEngine, model_path: Path, patience: float) -> ApiProcess:
+    limits, recovery = {"keep_alive_seconds": 0.1}, {"patience_seconds": patience}
+    settings = settings_for(engine, model_path, limits=limits, recovery=recovery, embeddings=True)
+    api = ApiProcess(folder, settings)
+    api.wait_until_live()
+    return api
 
 
 @pytest.fixture
@@ -151,8 +156,11 @@ def test_an_answer_is_the_same_whatever_engines_are_lost(
 def test_clients_hear_that_they_are_not_forgotten_while_the_next_engine_loads(
     http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
+    held: list[Run] = []
+
     def meanwhile(run: Run, phase: str | int) -> None:
         if phase == 2 and not run.submit.resumed:
+            held.append(run)
             run.cancelled.wait(DEADLINE)
             raise Died
 
@@ -175,7 +183,8 @@ def test_clients_hear_that_they_are_not_forgotten_while_the_next_engine_loads(
     engine.before_describing = load
     with ThreadPoolExecutor(len(ASKED)) as threads:
         listening = [threads.submit(listen, key) for key in ASKED]
-        eventually(lambda: len(engine.runs) == len(ASKED) + 1, "all run")
+        # Each was taken and has spoken, so that the next engine is asked to go on.
+        eventually(lambda: len(held) == len(ASKED) + 1, "all run")
         engine.description.state, engine.description.progress = pb.LOADING, 0.0
         engine.description.detail = "loading again"
         engine.die()
@@ -235,14 +244,23 @@ def test_clients_that_leave_during_the_wait_leave_nothing(
     assert len(engine.runs) == runs + 1
 
 
+@pytest.fixture
+def impatient(engine: ScriptedEngine, tool_model_path: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+    api = serve(tmp_path, engine, tool_model_path, patience=3)
+    with httpx.Client(base_url=api.url, timeout=DEADLINE) as client:
+        assert client.get("/health/ready").status_code == 200
+        yield client
+    api.stop()
+
+
 def test_patience_ends_in_an_error_of_the_protocols_own_form(
-    http: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
+    impatient: httpx.Client, engine: ScriptedEngine, tokenizer: Tokenizer
 ) -> None:
     engine.default = say_until_cancelled(tokenizer.encode("It", special=False))
 
     def told(key: int, stream: bool) -> tuple[int, str]:
         path, body = body_of(key, stream)
-        response = http.post(path, json=body)
+        response = impatient.post(path, json=body)
         return response.status_code, response.text
 
     with ThreadPoolExecutor(2 * len(ASKED)) as threads:

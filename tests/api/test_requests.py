@@ -221,6 +221,7 @@ def test_what_does_not_run_cannot_be_cancelled(http: httpx.Client, engine: Scrip
     assert "'never-sent'" in unknown.json()["error"]["message"]
     engine.next(say([70], finish=pb.LENGTH))
     http.post(CHAT, json={"messages": ASKED}, headers=named("over"))
+    eventually(lambda: listed(http, "over") is None, "it is no more among those that run")
     ended = cancel(http, "over")
     assert (ended.status_code, ended.json()["error"]["code"]) == (409, "request_ended")
     assert "has ended already: length" in ended.json()["error"]["message"]

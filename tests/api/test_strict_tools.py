@@ -35,7 +35,7 @@ from chorus.text.parsers.toolkit.pieces import ToolCallArguments, ToolCallStart
 from chorus.text.tokenizer import Tokenizer
 from tests.api.conftest import TOOL_TEMPLATE, ApiProcess
 from tests.api.grammar_engine import _allowed, grammar_tokenizer, obey
-from tests.api.scripted_engine import ScriptedEngine, say
+from tests.api.scripted_engine import DEADLINE, ScriptedEngine, say
 from tests.api.test_tools import CHAT, CLOCK, QUESTION, WEATHER, ask
 from tests.support.server import ChorusServer
 from tests.support.tiny_model import write_tiny_model
@@ -207,7 +207,7 @@ def test_strict_is_refused_by_name_where_the_format_cannot_be_held_to_it(
     api = start_api(tool_parser="qwen3_coder")
     for choice in ("auto", "required"):
         body = {"messages": QUESTION, "tools": [strict(WEATHER), CLOCK, strict(ODD)], "tool_choice": choice}
-        error = httpx.post(f"{api.url}{CHAT}", json=body).json()["error"]
+        error = httpx.post(f"{api.url}{CHAT}", json=body, timeout=DEADLINE).json()["error"]
         assert error["param"] == "tools[2]", choice
         for word in ("qwen3_coder", "'odd'", "'tag'", "</parameter>", "strict"):
             assert word in error["message"], choice

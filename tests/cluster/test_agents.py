@@ -58,12 +58,13 @@ class Running:
 
     def forms_again(self) -> bool:
         self.formed += 1
-        return bool(eventually(lambda: self.server.log.count("ready: ready") == self.formed, START_SECONDS))
+        return bool(eventually(lambda: self.server.log.count("ready: ready") >= self.formed, START_SECONDS))
 
 
 def ranks_of(agent: Process) -> list[psutil.Process]:
-    # Its own children only: a compiler that a rank starts has the rank's command line for a moment.
-    return those_running(psutil.Process(agent.process.pid).children(), "chorus.rank")
+    # Its own children only: a compiler that a rank starts has the rank's command line for a moment. And not all of
+    # them: what measures the machine is another module of the same package.
+    return those_running(psutil.Process(agent.process.pid).children(), "chorus.rank --rank")
 
 
 def leader_of(server: Process) -> psutil.Process:
@@ -86,11 +87,11 @@ def running(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Ru
 
 def test_nodes_that_start_last_are_waited_for_and_serve_one_model(running: Running) -> None:
     assert running.text
-    assert [len(agent.children()) for agent in (running.one, running.two)] == [1, 1]
+    assert [len(ranks_of(agent)) for agent in (running.one, running.two)] == [1, 1]
 
 
 def test_variables_reach_every_rank(running: Running) -> None:
-    for rank in (*running.one.children(), *running.two.children(), leader_of(running.server)):
+    for rank in (*ranks_of(running.one), *ranks_of(running.two), leader_of(running.server)):
         assert rank.environ()["CHORUS_TEST_MARK"] == "42"
 
 
@@ -140,10 +141,10 @@ def test_only_one_agent_runs_per_machine(running: Running) -> None:
 
 
 def test_a_killed_rank_is_started_again_alone_where_it_was_and_a_stream_goes_on(running: Running) -> None:
-    expected = complete(running.url, max_tokens=200)
+    expected = complete(running.url, max_tokens=400)
     (lost,), (other,), leader = ranks_of(running.one), ranks_of(running.two), leader_of(running.server)
     words = lost.cmdline()
-    stream = Stream(running.url)
+    stream = Stream(running.url, max_tokens=400)
     stream.wait_for(20)
     lost.kill()
     assert stream.text() == expected
@@ -177,7 +178,7 @@ def test_an_agent_that_is_silent_while_its_rank_works_is_left_alone(running: Run
 
 
 def test_a_coordinator_that_stops_leaves_nothing_behind(running: Running) -> None:
-    ranks = [*running.one.children(), *running.two.children()]
+    ranks = [*ranks_of(running.one), *ranks_of(running.two)]
     assert len(ranks) == 2
     below = running.server.children()
     assert running.server.stop() == 0, running.server.log
@@ -234,7 +235,7 @@ def test_a_node_runs_one_rank_however_its_coordinator_or_its_rank_is_lost(runnin
 
 
 def test_nothing_outlives_a_killed_agent_and_a_member_needs_no_token_when_it_starts_again(running: Running) -> None:
-    (rank,) = running.one.children()
+    (rank,) = ranks_of(running.one)
     os.kill(running.one.process.pid, signal.SIGKILL)
     running.one.wait()
     psutil.wait_procs([rank], timeout=60)
@@ -271,7 +272,7 @@ def test_an_agent_that_is_told_the_coordinator_calls_in_and_its_rank_ends_when_t
     server = nodes.serve(tiny, words, CHORUS_WATCH__LEASE_SECONDS="10")
     assert complete(url_of(server))
     assert "rank 0 holds layers 5-6" in server.log
-    (rank,) = agent.children()
+    (rank,) = ranks_of(agent)
     os.kill(server.process.pid, signal.SIGKILL)
     server.wait()
     agent.wait_for(r"nobody has watched session \w+ for 10 s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from chorus.cluster import discovery
 from chorus.cluster.discovery import Announcer, Listener
 from tests.support.interfaces import play
+
+SECONDS = 60.0
 
 
 class Network:
@@ -50,11 +53,12 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 
 async def _soon(check: Callable[[], bool]) -> bool:
-    for _ in range(500):
-        if check():
-            return True
+    deadline = time.monotonic() + SECONDS
+    while not check():
+        if time.monotonic() > deadline:
+            return False
         await asyncio.sleep(0.01)
-    return False
+    return True
 
 
 def test_an_agent_that_started_before_its_network_is_announced_as_soon_as_it_is_up(

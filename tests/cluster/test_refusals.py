@@ -22,6 +22,7 @@ from chorus.security.member import COORDINATOR, NODE
 from chorus.security.names import server_name
 from chorus.security.token import Token
 from tests.cluster.harness import Cluster, Process, cluster, complete, eventually, url_of
+from tests.cluster.test_agents import leader_of
 
 
 @dataclass
@@ -45,9 +46,8 @@ def running(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Ru
         server = made.serve(tiny, ["--peer", f"127.0.0.1:{port}"])
         url = url_of(server)
         ports = {"door": port, "control": port + 1, "rank": port + 2}
-        for child in server.children():
-            if "chorus.engine" in " ".join(child.cmdline()):
-                ports["leader"] = next(c.laddr.port for c in child.net_connections("tcp") if c.status == "LISTEN")
+        found = leader_of(server).net_connections("tcp")
+        ports["leader"] = next(each.laddr.port for each in found if each.status == "LISTEN")
         yield Running(made, agent, server, url, ports)
 
 

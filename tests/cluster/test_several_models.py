@@ -21,7 +21,7 @@ from tests.support.alone import text_alone
 from tests.support.tiny_model import write_tiny_model
 
 PROMPT = "The quick brown fox"
-TOKENS = 120
+TOKENS, LONG = 120, 400
 NAMES = ("coder", "talker")
 CYCLES = int(os.environ.get("CHORUS_TEST_CYCLES", "2"))
 MORE_THAN_THERE_IS = 1 << 30
@@ -80,9 +80,13 @@ class Running:
     def nodes_of(self, model: str) -> list[str]:
         return [rank["node"] for rank in self.status(model)["ranks"][1:]]
 
-    def rank_of(self, model: str, node: str) -> psutil.Process:
+    def pids_of(self, model: str, node: str) -> list[int]:
+        """Of its ranks there, as the node last told."""
         told = next(each for each in self.status(model)["nodes"] if each["name"] == node)
-        (pid,) = (rank["pid"] for rank in told["ranks"] if rank["current"] and rank["running"])
+        return [rank["pid"] for rank in told["ranks"] if rank["current"] and rank["running"]]
+
+    def rank_of(self, model: str, node: str) -> psutil.Process:
+        (pid,) = self.pids_of(model, node)
         return psutil.Process(pid)
 
 
@@ -131,13 +135,19 @@ def test_a_killed_rank_of_one_model_is_replaced_and_the_other_notices_nothing(
     calm = running.stream("coder")
     assert calm.text() == running.texts["coder"]
     kept, lost = running.rank_of("coder", "one"), running.rank_of("talker", "one")
-    hit, other = running.stream("talker"), running.stream("coder")
+    # Longer than the others: it must not be at its end when its rank is.
+    long: dict[str, Any] = {"model": "talker", "max_tokens": LONG, "logit_bias": {"2": -100}}
+    expected = complete(running.url, PROMPT, **long)
+    hit, other = Stream(running.url, PROMPT, **long), running.stream("coder")
     hit.wait_for(3)
     lost.kill()
-    assert hit.text() == running.texts["talker"]
+    assert hit.text() == expected
     assert other.text() == running.texts["coder"]
     assert running.rank_of("coder", "one") == kept
+    # What is told of nodes is a little older than what their ranks say.
+    assert eventually(lambda: running.pids_of("talker", "one") not in ([], [lost.pid])), running.server.log
     assert running.rank_of("talker", "one") != lost
+    assert running.text("talker") == running.texts["talker"]
     record_property("largest gap before", calm.longest_gap)
     record_property("largest gap of the other model", other.longest_gap)
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from tests.support.alone import text_alone
 from tests.support.tiny_model import write_tiny_model
 
 PROMPT = "The quick brown fox"
-TOKENS = 200
+TOKENS, LONG = 200, 600
 CYCLES = int(os.environ.get("CHORUS_TEST_CYCLES", "2"))
 
 
@@ -74,10 +75,14 @@ def test_two_groups_at_once_say_what_each_says_alone_and_end_alone(shared: Share
     assert len(ranks_of(shared.agent)) == 2
     told = {rank.environ()["CHORUS_BOOKED_BYTES"] for rank in ranks_of(shared.agent)}
     assert told == set(map(str, shared.bookings().values()))
-    last = Stream(other, PROMPT, max_tokens=TOKENS)
+    # Longer than the others: it must not be at its end when the other group is.
+    asked: dict[str, Any] = {"max_tokens": LONG, "logit_bias": {"2": -100}}
+    expected = complete(other, PROMPT, **asked)
+    last = Stream(other, PROMPT, **asked)
     last.wait_for(3)
     assert first.stop() == 0, first.log
-    assert last.text() == shared.texts["two"]
+    assert last.text() == expected
+    assert complete(other, PROMPT, max_tokens=TOKENS) == shared.texts["two"]
     assert second.stop() == 0, second.log
     assert shared.is_empty(), shared.agent.log
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,14 @@ from chorus.cluster.agent.door import AgentDoor
 from chorus.cluster.agent.process import PROTOCOLS
 from chorus.cluster.coordinator.process import ConnectedNode, Nodes
 from chorus.cluster.coordinator.sources import WantedFiles, find_sources, wire_files
-from chorus.cluster.profile.links import LinkError, measure_all, measure_member, reach_member
+from chorus.cluster.profile import links
+from chorus.cluster.profile.links import (
+    FIRST_PROBE_BYTES,
+    LinkError,
+    measure_all,
+    measure_member,
+    reach_member,
+)
 from chorus.cluster.status import node_status
 from chorus.cluster.transfer.share import FILES, PROBE_BYTES, FileServer, SharedModel, share_folder
 from chorus.cluster.transfer.sources import FileSource, choose_sources, lacking, streams
@@ -118,10 +126,12 @@ def test_the_bandwidth_of_a_link_is_measured_once_when_a_node_comes(nodes: Clust
                 await asyncio.sleep(0.02)
             return node_status(node)
 
+    began = time.monotonic()
     found = asyncio.run(status())
     measured = found["bandwidth_bytes_per_second"]
     assert isinstance(measured, int)
-    assert measured > 1e6, "loopback is faster than that on any machine"
+    least = FIRST_PROBE_BYTES / (time.monotonic() - began)
+    assert measured >= int(least), "so many bytes at least came in less than all this time"
     assert " MB/s" in link_text(found)
 
 
@@ -147,7 +157,10 @@ def test_measuring_a_link_is_bounded_and_an_unreachable_one_is_named(tmp_path: P
         measure_member(silent.getsockname(), own.member.node_id, asker, timeout=0.2)
 
 
-def test_all_addresses_of_a_member_are_tried_at_once_and_only_its_own_door_counts(tmp_path: Path) -> None:
+def test_all_addresses_of_a_member_are_tried_at_once_and_only_its_own_door_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "REACH_SECONDS", 60.0)  # nobody waits for so long: one of them answers
     authority = Authority.create(tmp_path / "authority")
     own = authority.issue(tmp_path / "holder", "studio", NODE)
     other = authority.issue(tmp_path / "other", "another", NODE)

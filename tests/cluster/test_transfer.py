@@ -11,8 +11,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from chorus.security.authority import Authority
 from chorus.security.identity import Identity
 from chorus.security.meet import meet
 from chorus.security.member import NODE
+from tests.cluster.harness import eventually
 
 SIZE = 5 * RANGE_BYTES + 12345
 
@@ -141,28 +142,34 @@ def test_a_copy_that_was_killed_goes_on_where_it_stopped(tmp_path: Path, model: 
     target = tmp_path / "copies"
     with holder(tmp_path, model) as (door, files, identity, share):
         program = (
-            "import time; from pathlib import Path\n"
+            "import threading; from pathlib import Path\n"
             "from chorus.cluster.transfer.share import SharedFile; from chorus.cluster.transfer.fetch import fetch\n"
             "from chorus.cluster.transfer.sources import FileSource\n"
             "from chorus.security.identity import Identity\n"
             f"source = FileSource('127.0.0.1:{door.port}', frozenset([{NAME!r}]))\n"
-            # Slow enough to be caught in the middle.
+            # It stands still when more than four ranges' worth is there: of the five or more that it has begun, no
+            # more than its three streams are at work on are not whole yet.
+            "arrived = 0\n"
+            "def count(more):\n"
+            "    global arrived\n"
+            "    arrived += more\n"
+            f"    if arrived > {4 * RANGE_BYTES}: threading.Event().wait()\n"
             f"fetch([SharedFile({NAME!r}, {SIZE})], Path({str(target)!r}), {share!r}, [source],"
-            f" Identity(Path({str(identity.folder)!r})), lambda count: time.sleep(0.05))"
+            f" Identity(Path({str(identity.folder)!r})), count)"
         )
         child = subprocess.Popen([sys.executable, "-c", program])
         journal = target / f"{NAME}.ranges"
-        deadline = time.monotonic() + 60
-        while not journal.is_file() or len(journal.read_text().splitlines()) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(lambda: journal.is_file() and len(journal.read_text().splitlines()) >= 2)
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
+        # Whoever was sending to it may yet count what has left.
+        assert eventually(lambda: not door._known)
         assert not (target / NAME).exists(), "a file appears only when it is whole"
-        kept = len(journal.read_text().splitlines())
+        kept = sum(json.loads(line)[1] for line in journal.read_text().splitlines())
+        assert kept >= RANGE_BYTES
         before = files.sent_bytes
         copy(door, identity, share, target)
-        assert files.sent_bytes - before <= SIZE - kept * RANGE_BYTES
+        assert files.sent_bytes - before <= SIZE - kept
     assert digest(target / NAME) == digest(model / NAME)
 
 
@@ -214,6 +221,10 @@ def test_two_sources_share_the_work_and_one_that_fails_is_replaced(tmp_path: Pat
             other.start()
             broken.set(own.server_context(PROTOCOLS), own, None, {})
             broken.start()
+            # The quicker one would send all of it while the other is still being reached.
+            both_asked = threading.Barrier(2)
+            for server in (files, second):
+                wait_before_the_first(server, both_asked)
             names = frozenset({NAME})
             sources = [FileSource(f"127.0.0.1:{one.port}", names) for one in (broken, door, other)]
             fetch([SharedFile(NAME, SIZE)], tmp_path / "copies", share, sources, identity)
@@ -221,6 +232,18 @@ def test_two_sources_share_the_work_and_one_that_fails_is_replaced(tmp_path: Pat
     assert files.sent_bytes > 0
     assert second.sent_bytes > 0
     assert files.sent_bytes + second.sent_bytes == SIZE, "no range is sent twice"
+
+
+def wait_before_the_first(server: FileServer, both: threading.Barrier) -> None:
+    """Keep its first answer back until others are asked too."""
+    find, first = server._find, iter([both])
+
+    def found(request: Mapping[str, object]) -> tuple[Path, int, int]:
+        for barrier in first:
+            barrier.wait(60)
+        return find(request)
+
+    server._find = found  # type: ignore[method-assign]
 
 
 def test_a_copy_that_nobody_can_finish_names_every_source_and_its_reason(tmp_path: Path, model: Path) -> None:

@@ -89,8 +89,8 @@ def test_the_steps_build_an_agent_that_runs(tmp_path: Path, nodes: Cluster) -> N
     )
     try:
         health = [str(binaries / "python"), *words_of(STEPS, "HEALTHCHECK")[1:]]
-        well = lambda: subprocess.run(health, env=environment, timeout=30, check=False).returncode == 0  # noqa: E731
-        assert eventually(well, 60), (tmp_path / "agent.log").read_text()
+        well = lambda: subprocess.run(health, env=environment, timeout=120, check=False).returncode == 0  # noqa: E731
+        assert eventually(well), (tmp_path / "agent.log").read_text()
     finally:
         agent.terminate()
-        assert agent.wait(30) == 0, (tmp_path / "agent.log").read_text()
+        assert agent.wait(60) == 0, (tmp_path / "agent.log").read_text()

@@ -38,9 +38,13 @@ class Ending:
     def held_up(self) -> Iterator[None]:
         """The server was told to end, and does not get further than its front end, which goes first."""
         (front_end,) = running(self.server.children(), "chorus.api")
+        # A server that runs replaces a front end that stands still for a second: it wakes up with the signal to end.
+        server = psutil.Process(self.server.process.pid)
+        server.suspend()
         front_end.suspend()
         try:
             self.server.process.send_signal(signal.SIGTERM)
+            server.resume()
             self.server.wait_for("the server ends")
             yield
         finally:

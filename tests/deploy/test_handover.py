@@ -209,6 +209,7 @@ def test_a_stop_ends_all_of_them_also_one_that_starts(tmp_path: Path) -> None:
         await front_end.restart()
         (folder / "finished").touch()
         await until(lambda: front_end._finishing is None)
+        (folder / "held").touch()  # else it may serve, and the other one be gone, before anybody has seen two
         asked = asyncio.create_task(front_end.restart())
         await until(lambda: len(started_in(folder)) == 2)
         await front_end.stop()

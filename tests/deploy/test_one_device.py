@@ -15,6 +15,7 @@ from chorus.models import LocalModel
 from chorus.models.preshard.folder import PLAN_FILE
 from chorus.models.preshard.write import write_preshard
 from tests.cluster.harness import Cluster, Process, cluster, complete, url_of
+from tests.cluster.test_agents import ranks_of
 from tests.support.alone import text_alone
 from tests.support.ports import listening_port
 from tests.support.tiny_model import write_tiny_model
@@ -59,7 +60,7 @@ def mini2(nodes: Cluster, tiny: Path) -> Device:
 
 def test_one_device_of_a_file_is_started_alone_with_its_name_and_port(nodes: Cluster, mini2: Device) -> None:
     assert mini2.text
-    (rank,) = mini2.agent.children()
+    (rank,) = ranks_of(mini2.agent)
     assert mini2.port in {
         connection.laddr.port for connection in rank.net_connections() if connection.status == psutil.CONN_LISTEN
     }

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -18,12 +18,16 @@ import pytest
 from chorus.messages.proto import rank_pb2, rank_pb2_grpc
 from chorus.platform.memory.amounts import available_memory
 from tests.cluster.harness import Cluster, Process, Stream, cluster, complete, eventually, url_of
+from tests.cluster.test_agents import leader_of, ranks_of
 from tests.support.alone import text_alone
 from tests.support.ports import listening_port
 from tests.support.tiny_model import write_store_entry, write_tiny_model
 
 PROMPT = "The quick brown fox"
 TOKENS = 200
+LONG = {"max_tokens": 1000, "logit_bias": {"2": -100}}
+"""Of a stream that must still run when something is done to it, however late the test gets to that."""
+SIZES = {"vocab_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 2048}
 LEASE_SECONDS = 30
 """A leader that is started again on a busy machine comes back in less."""
 CYCLES = int(os.environ.get("CHORUS_TEST_CYCLES", "3"))
@@ -39,6 +43,15 @@ class Site:
     address: str
     texts: dict[str, str]
     """What each model says alone."""
+    long_texts: dict[str, str] = field(default_factory=dict)
+
+    def long_text(self, url: str, model: str) -> str:
+        """What it says to who asks for a long answer while nobody else asks for anything."""
+        if model not in self.long_texts:
+            told = complete(url, PROMPT, model=model, **LONG)
+            assert told.startswith(self.texts[model].rstrip("\ufffd"))
+            self.long_texts[model] = told
+        return self.long_texts[model]
 
     def lead(self, model: str, *words: str, **variables: str) -> Process:
         hosts = self.nodes.folder / f"hosts-{model}.json"
@@ -51,11 +64,7 @@ class Site:
         return self.nodes.chorus(f"leader-{model}", *command, CHORUS_CACHE=str(self.cache), **variables)
 
     def ranks(self) -> list[psutil.Process]:
-        found = []
-        for child in self.worker.children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [child] if "chorus.rank" in child.cmdline() else []
-        return found
+        return ranks_of(self.worker)
 
     def booked(self) -> list[str]:
         """The models that memory is booked for, whether or not anybody has looked who of them still lives."""
@@ -63,7 +72,7 @@ class Site:
         return [booking["what"] for booking in json.loads(file.read_text())["bookings"]]
 
     def is_empty(self) -> bool:
-        return bool(eventually(lambda: not self.ranks() and not self.booked(), 60))
+        return bool(eventually(lambda: not self.ranks() and not self.booked(), 4 * LEASE_SECONDS))
 
     def pss(self) -> int:
         """What the worker and all that it has started hold."""
@@ -76,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     texts = {}
     for number, name in enumerate(("one", "two")):
-        model = write_tiny_model(folder / name, "llama", vocab_size=512, num_hidden_layers=4, seed=number)
+        model = write_tiny_model(folder / name, "llama", seed=number, **SIZES)
         write_store_entry(folder / "cache", name, model)
         texts[name] = text_alone(model, PROMPT, TOKENS)
     assert texts["one"] != texts["two"]
@@ -110,11 +119,12 @@ def test_two_leaders_at_once_each_get_their_own_texts(site: Site, transport: str
     hosts = site.nodes.folder / "hosts.json"
     first = site.lead_from(hosts, "one", "--backend", transport)
     url = url_of(first)
-    long = Stream(url, PROMPT, max_tokens=TOKENS)
+    alone = site.long_text(url, "one")
+    long = Stream(url, PROMPT, **LONG)
     long.wait_for(3)
     second = site.lead_from(hosts, "two", "--backend", transport)
     other = url_of(second)
-    assert long.text() == site.texts["one"]
+    assert long.text() == alone
     streams = {"one": [], "two": []}
     for _ in range(3):
         for name, where in (("one", url), ("two", other)):
@@ -123,10 +133,11 @@ def test_two_leaders_at_once_each_get_their_own_texts(site: Site, transport: str
         assert [stream.text() for stream in those] == [site.texts[name]] * 3
     assert sorted(site.booked()) == ["one", "two"]
     assert len(site.ranks()) == 2
-    last = Stream(other, PROMPT, max_tokens=TOKENS)
+    alone = site.long_text(other, "two")
+    last = Stream(other, PROMPT, **LONG)
     last.wait_for(3)
     assert first.stop() == 0, first.log
-    assert last.text() == site.texts["two"]
+    assert last.text() == alone
     assert second.stop() == 0, second.log
     assert site.is_empty(), site.worker.log
 
@@ -161,11 +172,12 @@ def test_one_server_leads_several_models_each_with_its_own_process_at_the_worker
     streams = [(name, Stream(url, PROMPT, model=name, max_tokens=TOKENS)) for name in ("one", "two")]
     assert all(stream.text() == site.texts[name] for name, stream in streams)
     assert len(site.ranks()) == 2
-    last = Stream(url, PROMPT, model="two", max_tokens=TOKENS)
+    alone = site.long_text(url, "two")
+    last = Stream(url, PROMPT, model="two", **LONG)
     last.wait_for(3)
     assert httpx.post(f"{url}/models/unload", json={"model": "one"}, timeout=60).status_code == 200
     assert eventually(lambda: set(site.booked()) == {"two"} and len(site.ranks()) == 1), site.worker.log
-    assert last.text() == site.texts["two"]
+    assert last.text() == alone
     assert leader.stop() == 0, leader.log
     assert site.is_empty(), site.worker.log
 
@@ -249,7 +261,7 @@ def test_a_leader_that_is_started_again_finds_its_rank_and_one_that_stays_away_l
     url = url_of(leader)
     assert complete(url)
     (rank,) = site.ranks()
-    next(child for child in leader.children() if "chorus.engine" in child.cmdline()).kill()
+    leader_of(leader).kill()
     assert complete(url, max_tokens=TOKENS) == site.texts["one"]
     assert site.ranks() == [rank], site.worker.log
     kill_all(leader)

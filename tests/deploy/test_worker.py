@@ -32,6 +32,7 @@ from chorus.engine.ranks.followers import CannotForm
 from chorus.platform.process.losses import Cause, Loss, last_loss
 from chorus.rank.worker import Worker
 from tests.cluster.harness import START_SECONDS, Cluster, Process, cluster, complete, eventually, free_block, url_of
+from tests.cluster.test_agents import ranks_of
 from tests.rank.pipeline.test_processes import generate
 from tests.support.ports import is_free, listening_port, listening_ports
 from tests.support.ranks import Ranks
@@ -138,13 +139,13 @@ def test_a_rank_that_is_missing_between_others_is_named_by_both(tiny: Path, tmp_
             serving = pool.submit(last.serve)
             cleanup.callback(serving.result, 60)
             cleanup.callback(last.stop)
-            spec = ranks.spec(tiny, addresses, start_timeout_seconds=2)
+            spec = ranks.spec(tiny, addresses, start_timeout_seconds=5)
             with pytest.raises(CannotForm, match=rf"^rank 1 at {addresses[1]} did not answer .*firewall") as by_leader:
                 form_group(spec, lambda fraction: None, cleanup)
             assert "rank 2" not in str(by_leader.value)
             others = {0: addresses[2], 1: addresses[1]}
             with pytest.raises(RanksMissing, match=rf"^rank 1 at {addresses[1]} did not come .*firewall"):
-                asyncio.run(wait_for_all(others, 1))
+                asyncio.run(wait_for_all(others, 5))
 
 
 @dataclass
@@ -156,7 +157,7 @@ class Group:
     formed: int = 1
 
     def kill_rank(self, rank: int) -> psutil.Process:
-        (child,) = self.workers[rank].children()
+        (child,) = ranks_of(self.workers[rank])
         child.kill()
         return child
 
@@ -188,7 +189,7 @@ def test_a_killed_rank_comes_back_alone_and_tells_the_leader_how_the_one_before_
     assert group.forms_again(), group.workers[0].log
     assert complete(group.url) == group.text
     assert before <= set(group.workers[0].children()), group.workers[0].log
-    (child,) = group.workers[2].children()
+    (child,) = ranks_of(group.workers[2])
     assert last_loss(child.environ()) == Loss(Cause.OUTSIDE, "rank 2 ended with SIGKILL")
 
 
@@ -272,7 +273,7 @@ def test_a_p2p_worker_is_found_and_serves_on_its_own_port(nodes: Cluster, tiny: 
     server = nodes.serve(tiny, ["--peer", f"127.0.0.1:{door}"])
     assert complete(url_of(server))
     assert f"on port {rank_port}" in worker.log
-    (rank,) = worker.children()
+    (rank,) = ranks_of(worker)
     assert rank_port in {c.laddr.port for c in rank.net_connections() if c.status == "LISTEN"}
 
 

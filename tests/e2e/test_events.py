@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from chorus.telemetry import journal
 from tests.support.ports import listening_port
@@ -42,8 +43,9 @@ def wait_for(state: Path, kind: str) -> None:
 def streamed(url: str, begun: threading.Event, ended: list[str]) -> None:
     with httpx.stream("POST", f"{url}/v1/completions", json=ENDLESS, timeout=300) as answer:
         for line in answer.iter_lines():
-            begun.set()
             ended.append(line)
+            if line.startswith("data: {"):
+                begun.set()
 
 
 def test_a_killed_rank_a_killed_leader_and_a_killed_server_are_told_after_all_was_restarted(
@@ -66,8 +68,11 @@ def test_a_killed_rank_a_killed_leader_and_a_killed_server_are_told_after_all_wa
         wait_for(state, "front_end_lost")
         front_end = httpx.get(f"{server.url}/events?limit=1000", timeout=120).json()["events"]
         assert front_end == events(state)
+        children = server.processes()
         server.process.kill()
         server.wait_for_exit()
+        # The last of them lets go of the port, which the next server takes.
+        assert not psutil.wait_procs(children, timeout=120)[1]
     with ChorusServer(tiny_model, arguments, tmp_path, {"CHORUS_STATE": str(state)}):
         pass
     story = events(state)

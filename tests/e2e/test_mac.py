@@ -15,10 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.test_supervision import eventually
 from tests.support.door import usual_door
 from tests.support.fake_mac import FakeMac
 from tests.support.ports import listening_port
-from tests.support.server import ChorusServer
+from tests.support.server import ChorusServer, running
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def chorus(mac: FakeMac, *arguments: str) -> str:
 def test_serve_answers_stays_awake_and_leaves_nothing_running(mac: FakeMac, tmp_path: Path, tiny_model: Path) -> None:
     with ChorusServer(tiny_model, [], tmp_path, mac.environment()) as server:
         assert server.complete([5, 6, 7], max_tokens=4)["usage"]["completion_tokens"] == 4
-        assert f"caffeinate -ims -w {server.process.pid}" in mac.calls()
+        assert eventually(lambda: f"caffeinate -ims -w {server.process.pid}" in mac.calls()), mac.calls()
         # No kernel kills what outlives its parent there, so every child has somebody who does.
         children = [server.process_named("chorus.api"), server.process_named("chorus.engine")]
         for child in children:
-            assert any("killer.py" in " ".join(below.cmdline()) for below in child.children())
+            assert eventually(lambda child=child: bool(running(child.children(), "killer.py")))  # type: ignore[misc]
 
 
 def test_doctor_reports_a_mac(mac: FakeMac) -> None:
@@ -119,6 +120,6 @@ def test_up_starts_a_cluster_that_answers_and_down_ends_it(mac: FakeMac, tmp_pat
         body = {"prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
         answer = httpx.post(f"{url[0]}/completions", json=body, timeout=120)
         assert answer.json()["usage"]["completion_tokens"] == 2
-        assert mac.calls("caffeinate")
+        assert eventually(lambda: bool(mac.calls("caffeinate")))
     finally:
         assert "ended coordinator" in chorus(mac, "down", "-c", str(config), "--purge")

@@ -10,7 +10,7 @@ import pytest
 
 from chorus.messages.engine import Sampling
 from chorus.text.tokenizer import Tokenizer
-from tests.e2e.test_schemas import documents_keep_to_their_schemas
+from tests.e2e.test_schemas import PATIENT, documents_keep_to_their_schemas
 from tests.support.margins import Reference, explain_difference, load_reference
 from tests.support.server import ChorusServer
 
@@ -128,7 +128,7 @@ def test_slices_of_unequal_weight_say_what_one_rank_says(
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChorusServer]:
     """Two ranks whose frames are packed."""
     arguments = ["--ranks", "2", "--transport", "grpc", "--threads", "1", "--compression", "on"]
-    with ChorusServer("smollm2-135m", arguments, tmp_path_factory.mktemp("packed")) as server:
+    with ChorusServer("smollm2-135m", arguments, tmp_path_factory.mktemp("packed"), PATIENT) as server:
         yield server
 
 

@@ -23,6 +23,8 @@ Schema = dict[str, Any]
 
 TOGETHER = 32
 """As many as share a step."""
+PATIENT = {"CHORUS_ENGINE__GRAMMAR_COMPILE_SECONDS": "120", "CHORUS_ENGINE__GRAMMAR_MASK_SECONDS": "120"}
+"""As many processes follow their grammars: what is asked here is what they allow, and not how soon."""
 
 
 @pytest.fixture(scope="module")
@@ -103,5 +105,5 @@ def documents_keep_to_their_schemas(server: ChorusServer, model: Path, count: in
 
 
 def test_hot_documents_keep_to_their_schemas_over_two_ranks(tiny_model: Path, tmp_path: Path) -> None:
-    with ChorusServer(tiny_model, ["--ranks", "2"], tmp_path) as server:
+    with ChorusServer(tiny_model, ["--ranks", "2"], tmp_path, PATIENT) as server:
         documents_keep_to_their_schemas(server, tiny_model, 180, 160)

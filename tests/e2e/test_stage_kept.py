@@ -17,7 +17,8 @@ from tests.support.tiny_model import LLAMA_400M, write_random_model
 
 STAGES = 3
 NO_END = {"0": -100, "2": -100}
-TOKENS = 24
+TOKENS = 96
+"""So many that some are left when a stage is killed behind the first of them."""
 MOST_READ = 10e6
 """Bytes that a process may read meanwhile, whatever it holds."""
 SMALL = LLAMA_400M | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "vocab_size": 512}

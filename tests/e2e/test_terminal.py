@@ -11,9 +11,12 @@ import pytest
 
 from tests.support.screen import CTRL_C, CTRL_D, ENTER, Terminal
 from tests.support.server import ChorusServer
+from tests.support.tiny_model import write_tiny_model
 
 NO_END = '{"0": -100, "2": -100}'
 """Answers go on until their most tokens, or until somebody stops them."""
+TOKENS = 60_000
+"""Far more than there is time for."""
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +27,11 @@ def state() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, state: str) -> Iterator[ChorusServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, state: str) -> Iterator[ChorusServer]:
+    folder = tmp_path_factory.mktemp("serve")
+    model = write_tiny_model(folder / "tiny", "llama", vocab_size=512, max_position_embeddings=TOKENS + 4096)
     arguments = ["--ranks", "2", "--transport", "grpc"]
-    with ChorusServer(tiny_model, arguments, tmp_path_factory.mktemp("serve"), {"CHORUS_STATE": state}) as server:
+    with ChorusServer(model, arguments, folder, {"CHORUS_STATE": state}) as server:
         yield server
 
 
@@ -35,7 +40,7 @@ def test_what_a_chat_asks_is_seen_and_cancelled_from_another_terminal(
 ) -> None:
     environment = {"CHORUS_STATE": state}
     with (
-        Terminal(["chat", "--max-tokens", "3000"], tmp_path, environment) as chat,
+        Terminal(["chat", "--max-tokens", str(TOKENS)], tmp_path, environment) as chat,
         Terminal(["top", "--every", "0.3"], tmp_path, environment) as top,
         Terminal(["status", "--watch", "0.5"], tmp_path, environment) as status,
     ):
@@ -46,7 +51,7 @@ def test_what_a_chat_asks_is_seen_and_cancelled_from_another_terminal(
         status.wait_for("tiny")
         chat.wait_for("a new conversation")
         chat.type(f"/set logit_bias {NO_END}{ENTER}")
-        chat.wait_for("max_tokens 3000, logit_bias")
+        chat.wait_for(f"max_tokens {TOKENS}, logit_bias")
         chat.type(f"Speak for a long time{ENTER}")
         top.wait_for(lambda shown: re.search(r"\n\w{12} +tiny +- +(?:decode|running|\w+)", shown) is not None)
         top.wait_for(lambda shown: re.search(r"^[1-9]\d*\.\d tok/s  1 running", shown, re.MULTILINE) is not None)

@@ -11,6 +11,9 @@ from chorus.telemetry.events import Event
 from tests.localai.process import Backend
 from tests.support.server import running
 
+TOKENS = 1000
+"""Many more than are said before a process is found and killed."""
+
 
 def test_loads_losses_and_recoveries_are_told_and_how_it_ended(tmp_path: Path, tiny_model: Path) -> None:
     folder = journal.folder_in(tmp_path / "state")
@@ -25,7 +28,7 @@ def test_loads_losses_and_recoveries_are_told_and_how_it_ended(tmp_path: Path, t
             time.sleep(0.05)
 
     def kill(module: str, until: str) -> None:
-        stream = backend.client.PredictStream(Prompt="The quick brown fox", Tokens=300, IgnoreEOS=True)
+        stream = backend.client.PredictStream(Prompt="The quick brown fox", Tokens=TOKENS, IgnoreEOS=True, timeout=300)
         next(stream)
         running(backend.children(), module)[0].kill()
         assert sum(reply.tokens > 0 for reply in stream), "it goes on"

@@ -193,6 +193,8 @@ def test_a_freed_model_leaves_the_memory_of_the_workers_who_can_load_it_again(
     loaded = worker.memory_info().rss
     assert loaded - before > 100 << 20
     backend.client.Free()
+    # The leader tells it to, and does not wait for long.
+    ranks.wait_for_log("rank1", "let go of its model")
     assert worker.memory_info().rss - before < (loaded - before) // 3
     backend.load(model, *options)
     assert backend.text(Tokens=TOKENS, IgnoreEOS=True) == text

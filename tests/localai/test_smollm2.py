@@ -57,4 +57,4 @@ def test_eight_requests_at_once_are_all_answered(backend: Backend, two: Workers,
         replies = list(pool.map(lambda _: backend.client.Predict(**QUESTION), range(8)))
     # Rounding may differ between a batch and one alone; the city may not.
     assert all("Paris" in reply.message.decode() for reply in replies)
-    assert all(reply.tokens == replies[0].tokens for reply in replies if reply.message.decode() == answer)
+    assert len({reply.tokens for reply in replies if reply.message.decode() == answer}) <= 1

@@ -34,7 +34,8 @@ class Cycles:
 
 
 def run(prepared: Prepared, folder: Path, cycles: int) -> Cycles:
-    tree = settings(prepared, budget_for(prepared, 2), idle_unload=0.5)
+    # Long enough to look at what is loaded, also on a busy machine.
+    tree = settings(prepared, budget_for(prepared, 2), idle_unload=2)
     name = next(iter(prepared.answers))
     loaded, after, wrong = [], [], []
     with serving(tree, folder) as server:

@@ -21,7 +21,8 @@ from tests.many.swapping import answer, serving, settings
 from tests.support.server import ChorusServer, running
 
 DEADLINE = 120.0
-STREAMED_TOKENS = 400
+STREAMED_TOKENS = 900
+"""Of a context of 1024: a stream must not be at its end when a rank is."""
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +117,14 @@ def test_a_killed_rank_of_one_model_leaves_the_others_streams_alone(
     until(lambda: (hurt.times and other.times) or hurt.failed or other.failed)
     killed = time.monotonic()
     psutil.Process(victim).kill()
-    until(lambda: not psutil.pid_exists(victim) or psutil.Process(victim).status() == psutil.STATUS_ZOMBIE)
     for stream in (hurt, other):
         stream.join(DEADLINE)
     assert not hurt.failed
     assert not other.failed
     assert other.text == calm.text
     assert len(hurt.text) > 0
-    until(lambda: len(pids(pair)["ada"]) == 2)
+    until(lambda: len(ranks := pids(pair)["ada"]) == 2 and victim not in ranks)
     assert pids(pair)["bob"] == before
-    assert pids(pair)["ada"][1] != victim
     record_property("largest gap before", calm.gap(calm.times[0], calm.times[-1]))
     record_property("largest gap of the other model", other.gap(killed, other.times[-1]))
 

@@ -134,7 +134,7 @@ def test_processes_that_import_at_once_share_one_result(store: Store, tmp_path: 
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
+    answers = [process.communicate(timeout=120)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert set(answers) == {str(store.root / "shared")}
     assert [entry.name for entry in store.entries()] == ["shared"]

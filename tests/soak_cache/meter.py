@@ -62,7 +62,10 @@ class Meter:
         )
         if seen != self.most:
             self.most = seen
-            self._file.write_text(json.dumps(asdict(seen)))
+            # All at once: a follower is killed when its leader is done, whatever it is doing.
+            aside = self._file.with_suffix(".new")
+            aside.write_text(json.dumps(asdict(seen)))
+            aside.replace(self._file)
 
     @staticmethod
     def read(file: Path) -> Most:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 import tempfile
 import time
@@ -61,7 +62,8 @@ class Load:
     vocabulary: int
     systems: tuple[tuple[int, ...], ...]
     seconds: float
-    ends: float = 0.0
+    ends: float = math.inf
+    """Once it has begun."""
 
     @staticmethod
     def drawn(random: Random, vocabulary: int, seconds: float) -> Load:
@@ -69,6 +71,7 @@ class Load:
         return Load(vocabulary, systems, seconds)
 
     def begin(self) -> None:
+        """Its time counts from now on."""
         self.ends = time.monotonic() + self.seconds
 
     @property
@@ -111,6 +114,9 @@ class Crowd(Table):
         longest = [rectangle([asked.request.longest]) for asked in self._open.values()]
         wanted = room.size(sum(use.tokens for use in longest), len(longest))
         enough = wanted >= WANTED
+        if enough and not self.wanted:
+            # Not before: how long it takes until so many talk depends on the machine.
+            self._load.begin()
         if (enough or self.wanted) and not self._load.over:
             self.wanted.append(wanted)
         self._at_once += not enough
@@ -143,7 +149,6 @@ def press(case: Case, seed: int, seconds: float, folder: Path) -> list[str]:
         metered = Meter(files[0]).install()
         with leading(spec, crowd.publish) as leader:
             room = leader.scheduler.limits.room
-            load.begin()
             crowd.hold(leader, load.conversations(seed))
         metered.stop()
     found, most = crowd.findings, [Meter.read(file) for file in files]

@@ -57,6 +57,11 @@ def held(processes: Iterable[psutil.Process]) -> dict[str, list[Held]]:
     return dict(sorted(found.items()))
 
 
+def one_of_each(figures: Figures) -> bool:
+    """As it is where every grammar is gone and nothing is compiled."""
+    return all(len(processes) == 1 for processes in figures.processes.values())
+
+
 def leaks(before: Figures, after: Figures) -> list[str]:
     """What there is more of than at rest before; memory is judged apart, since it needs time to fill up."""
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.soak_disconnects.asking import Moment, drawn
-from tests.soak_disconnects.figures import Figures, Held, growth, leaks, role
+from tests.soak_disconnects.figures import Figures, Held, growth, leaks, one_of_each, role
 
 CALM = Figures({"front end": [Held(20, 10, 50_000_000)], "rank 0": [Held(15, 20, 100_000_000)]}, tasks=5)
 
@@ -20,6 +20,11 @@ def test_a_process_that_holds_more_than_before_leaks() -> None:
     assert leaks(CALM, held("front end", Held(20, 30, 1))) == ["front end: 30 threads, before 10"]
     assert leaks(CALM, held("grammars", Held(1, 1, 1), Held(1, 1, 1)))[0] == "grammars: 2 processes, before 0"
     assert leaks(CALM, replace(CALM, tasks=50)) == ["front end: 50 tasks, before 5"]
+
+
+def test_what_a_grammar_has_left_for_a_moment_is_no_rest() -> None:
+    assert one_of_each(held("grammars", Held(1, 1, 1)))
+    assert not one_of_each(held("grammars", Held(1, 1, 1), Held(1, 1, 1)))
 
 
 def test_memory_is_compared_with_the_most_at_any_rest_before() -> None:

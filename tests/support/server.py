@@ -90,7 +90,14 @@ class ChorusServer:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def process_named(self, part: str) -> psutil.Process:
-        return next(p for p in self.processes() if part in (words := _words(p)) and "--oversubscribe" not in words)
+        """Waits for one that is just being started."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while True:
+            for process in self.processes():
+                if part in (words := _words(process)) and "--oversubscribe" not in words:
+                    return process
+            assert time.monotonic() < deadline, f"there is no {part}:\n{self.log}"
+            time.sleep(0.05)
 
     def stop(self) -> None:
         """Ends as a user would, and checks that nothing is left."""

@@ -23,13 +23,13 @@ from chorus.transport.security import Security
 def listening(identity: Identity) -> Iterator[tuple[str, Inbox]]:
     inbox = Inbox()
     server, place = open_server("127.0.0.1:0", 4, Security(identity))
-    server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
+    server.add_generic_rpc_handlers((tensor_service(inbox, 60),))
     server.start()
     host, _, port = place.rpartition(":")
     try:
         yield member_address(identity.member.node_id, host, int(port)), inbox
     finally:
-        server.stop(0).wait(5)
+        server.stop(0).wait(60)
 
 
 def test_two_clusters_in_one_process_do_not_mix(tmp_path: Path) -> None:
@@ -40,15 +40,15 @@ def test_two_clusters_in_one_process_do_not_mix(tmp_path: Path) -> None:
     other = away.issue(tmp_path / "other", "mini", NODE)
     with listening(node) as (here, inbox), listening(other) as (there, other_inbox):
         senders = [
-            FrameSender(here, 5, Security(known)),
-            FrameSender(there, 5, Security(stranger)),
-            FrameSender(here, 5, Security(stranger)),
+            FrameSender(here, 60, Security(known)),
+            FrameSender(there, 60, Security(stranger)),
+            FrameSender(here, 60, Security(stranger)),
         ]
         try:
             for step, sender in enumerate(senders, 1):
                 sender.send_arrays(step, [mx.array([step])])
-            assert inbox.take(1, 30).arrays()[0].item() == 1
-            assert other_inbox.take(2, 30).arrays()[0].item() == 2
+            assert inbox.take(1, 60).arrays()[0].item() == 1
+            assert other_inbox.take(2, 60).arrays()[0].item() == 2
             with pytest.raises(LinkLost):
                 inbox.take(3, 1)
         finally:

@@ -20,6 +20,7 @@ from tests.transport.test_frames import ARRAYS, make
 
 SLOW, FAST = 2.5e6, 1e9
 LARGE = 1 << 20
+DEADLINE = 60.0
 
 
 @settings(max_examples=150, deadline=None)
@@ -206,9 +207,9 @@ def test_auto_packs_nothing_between_ranks_of_one_machine(monkeypatch: pytest.Mon
 def test_what_is_asked_for_holds_on_a_real_socket(wish: packing.Compression, smaller: bool, tmp_path: Path) -> None:
     inbox = Inbox()
     server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)
-    server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
+    server.add_generic_rpc_handlers((tensor_service(inbox, DEADLINE),))
     server.start()
-    link = GrpcLink(FrameSender(address, 5, compression=wish), inbox, 5)
+    link = GrpcLink(FrameSender(address, DEADLINE, compression=wish), inbox, DEADLINE)
     try:
         sent = [mx.random.normal((2, 700, 64)).astype(mx.bfloat16), mx.array([True, False])]
         link.send(12, sent)
@@ -217,27 +218,28 @@ def test_what_is_asked_for_holds_on_a_real_socket(wish: packing.Compression, sma
         assert (link.traffic.sent_bytes < link.traffic.tensor_bytes) is smaller
     finally:
         link.close()
-        server.stop(0).wait(5)
+        server.stop(0).wait(DEADLINE)
 
 
 def test_receipts_tell_the_speed_of_a_real_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_link, "is_private", lambda address: False)
     inbox = Inbox()
     server, address = open_server(f"unix:{short(tmp_path)}/rank.sock", 4)
-    server.add_generic_rpc_handlers((tensor_service(inbox, 5),))
+    server.add_generic_rpc_handlers((tensor_service(inbox, DEADLINE),))
     server.start()
-    sender = FrameSender(address, 5, compression="auto")
-    link = GrpcLink(sender, inbox, 5)
+    sender = FrameSender(address, DEADLINE, compression="auto")
+    link = GrpcLink(sender, inbox, DEADLINE)
     try:
         for step in range(6):
             link.send(step, [mx.zeros((8,)) if step < 2 else mx.random.normal((256, 256))])
             link.receive(step)
-        deadline = time.monotonic() + 10
-        while sender._packer._figures.link is None:
+        deadline = time.monotonic() + DEADLINE
+        # Of all four: a moment in which the machine had other things to do makes one of them look slow.
+        while len(sender._packer._speeds) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert sender._packer._figures.link > 1e6
         assert sender._packer._round_trips
     finally:
         link.close()
-        server.stop(0).wait(5)
+        server.stop(0).wait(DEADLINE)

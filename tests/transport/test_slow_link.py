@@ -73,7 +73,7 @@ def followers(addresses: list[str], folder: Path) -> Iterator[None]:
     finally:
         lifeline.cut()
         for process in started:
-            process.wait(20)
+            process.wait(60)
 
 
 def test_on_a_slow_link_packing_turns_itself_on_and_fewer_bytes_cross_it(slow_link: None, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.conftest import Scripted
 from tests.cli.typed import one_line, typed
+from tests.support.ports import listening_port
 from tests.support.screen import DOWN, Terminal
 
 Open = Callable[..., Terminal]
@@ -46,8 +47,11 @@ class Cluster:
         self.cancelled: list[str] = []
         self.running = [request_row(number) for number in range(30)]
         self.step = 1000
+        self.said = 0
+        """Tokens that each request says between two looks."""
         self.server: Scripted | None = None
-        self.port = 0
+        # Nobody else gets it while the server is away.
+        self.port = listening_port()
         self.start()
 
     @property
@@ -58,13 +62,12 @@ class Cluster:
         self.server = Scripted(
             {
                 "/cluster/status": lambda _: (200, self._status()),
-                "/requests": lambda _: (200, {"running": self.running, "recent": []}),
+                "/requests": lambda _: (200, self._requests()),
                 "/requests/cancel": self._cancel,
                 "/health": (200, {"status": "ok", "engine": {"cache": {"hit_rate": 0.25}}}),
             },
             port=self.port,
         )
-        self.port = self.server.port
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
@@ -81,6 +84,11 @@ class Cluster:
         ]
         models = [{"id": MODEL, "state": "ready", "running": len(self.running), "waiting": 2, "progress": 1.0}]
         return {"model": MODEL, "state": "ready", "ranks": ranks, "models": models}
+
+    def _requests(self) -> dict[str, Any]:
+        for row in self.running:
+            row["generated_tokens"] += self.said
+        return {"running": self.running, "recent": []}
 
     def _cancel(self, body: dict[str, Any]) -> tuple[int, Any]:
         self.cancelled.append(body["id"])
@@ -114,8 +122,8 @@ def test_top_draws_a_screen_and_goes_on_through_everything(terminal: Open, clust
     assert len(shown.splitlines()) == 24
     assert shown.splitlines()[-1].startswith("q quit")
 
-    for row in cluster.running:
-        row["generated_tokens"] += 50
+    # Between any two looks from now on: a speed that one picture alone shows may be drawn over before it is seen.
+    cluster.said = 50
     top.wait_for(lambda shown: re.search(r"^[1-9]\d+\.\d tok/s", shown, re.MULTILINE) is not None)
 
     top.type("ss")

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -84,7 +85,12 @@ def test_every_node_is_shown_and_one_of_another_release_with_another_clock_is_fo
     assert even["node"]["value"].startswith("answers at 127.0.0.1:")
     assert even["clock"]["value"].split(" ahead")[0].split(" behind")[0].endswith("ms")
     assert even["chorus"]["value"] == __version__
-    assert (odd["clock"]["status"], odd["clock"]["value"].split(",")[0]) == ("warn", "7.5 s ahead")
+    assert odd["clock"]["status"] == "warn"
+    told = re.match(r"(\d+\.\d) s ahead, to within (\d+\.\d) (ms|s)", odd["clock"]["value"])
+    assert told, odd["clock"]
+    # Both figures are rounded, and a busy machine takes its time to answer.
+    error = float(told[2]) / (1e3 if told[3] == "ms" else 1)
+    assert abs(float(told[1]) - 7.5) <= error + 0.1
     assert "timedatectl" in odd["clock"]["fix"]
     assert (odd["chorus"]["status"], odd["chorus"]["value"]) == ("warn", f"9.9.9, this machine {__version__}")
     assert {name for name in odd if odd[name]["status"] != "ok"} == {"clock", "chorus"}

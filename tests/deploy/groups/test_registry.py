@@ -22,7 +22,7 @@ from chorus.messages.deploy import Report as Told
 from chorus.models import ModelError, Progress
 from chorus.platform.memory.ledger import Ledger
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 MB = 1 << 20
 
 

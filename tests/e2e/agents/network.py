@@ -25,7 +25,7 @@ class OwnNetwork:
         )
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"up\n":
-            _, problem = self._holder.communicate(timeout=10)
+            _, problem = self._holder.communicate(timeout=60)
             pytest.skip(f"needs a network namespace: {problem.decode().strip()}")
 
     @property
@@ -37,4 +37,4 @@ class OwnNetwork:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._holder.communicate(timeout=10)
+        self._holder.communicate(timeout=60)

@@ -13,7 +13,7 @@ from tests.cluster.harness import cluster, complete, free_block, url_of
 
 def main(folder: Path, tiny: Path) -> None:
     with cluster(folder / "cluster") as made:
-        server = made.serve(tiny, ["--nodes", "1", "--start-timeout", "60"])
+        server = made.serve(tiny, ["--nodes", "1", "--start-timeout", "240"])
         server.wait_for("waiting for nodes")
         rotate = made.chorus("rotate", "token", "rotate")
         assert rotate.wait() == 0, rotate.log

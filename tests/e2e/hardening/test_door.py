@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.harness import Process, cluster, free_block
-from tests.e2e.hardening.members import card_of, dial, tls
+from tests.e2e.hardening.members import SECONDS, card_of, dial, tls
 
 
 @dataclass
@@ -37,7 +37,7 @@ def test_strangers_do_not_keep_members_out(node: Node, say: bytes) -> None:
     """Finding 11."""
     with contextlib.ExitStack() as crowd:
         for _ in range(200):
-            stranger = crowd.enter_context(socket.create_connection(("127.0.0.1", node.port), 30))
+            stranger = crowd.enter_context(socket.create_connection(("127.0.0.1", node.port), SECONDS))
             with contextlib.suppress(OSError):  # it may have been sent away already
                 stranger.sendall(say)
         assert card_of(node.port, node.identity), node.agent.log
@@ -57,7 +57,7 @@ def test_members_who_stay_are_not_pushed_out_by_strangers(node: Node) -> None:
     """Finding 11."""
     with dial(node.port, tls(node.identity, "chorus-files/1")) as member, contextlib.ExitStack() as crowd:
         for _ in range(200):
-            crowd.enter_context(socket.create_connection(("127.0.0.1", node.port), 30))
+            crowd.enter_context(socket.create_connection(("127.0.0.1", node.port), SECONDS))
         assert card_of(node.port, node.identity)
         member.sendall(b'\x00\x00\x00\x0d{"probe": 99}')
         assert len(member.makefile("rb").read(99)) == 99

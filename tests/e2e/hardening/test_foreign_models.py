@@ -15,9 +15,12 @@ from chorus.messages.proto import rank_pb2 as wire
 from chorus.messages.proto import rank_pb2_grpc
 from tests.cluster.harness import Process, cluster
 from tests.support.ports import listening_ports
+from tests.support.server import running
 from tests.support.tiny_model import write_tiny_model
 
 GROUP = "a stranger's"
+PROGRAM = "chorus.rank --rank"
+"""Beside it a compiler may run for a moment."""
 
 
 @dataclass
@@ -104,9 +107,9 @@ def test_a_stored_model_runs_its_own_code_only_where_the_owner_of_the_machine_sa
 
 def test_no_request_ends_the_rank(rank: Rank) -> None:
     """Finding 8: an error that nobody thought of is an answer like others."""
-    (before,) = rank.worker.children()
+    (before,) = running(rank.worker.children(), PROGRAM)
     assert rank.load("plain", policies=["float32"])
     assert rank.load("plain", split=[], weights=[])
     assert rank.load("plain") == ""
-    (after,) = rank.worker.children()
+    (after,) = running(rank.worker.children(), PROGRAM)
     assert before.pid == after.pid, rank.worker.log

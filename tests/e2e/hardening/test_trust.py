@@ -148,7 +148,7 @@ def test_a_running_coordinator_lets_in_nodes_with_the_token_of_now(tiny: Path, t
     script = 'ip link set lo up multicast on && ip route add 224.0.0.0/4 dev lo && exec "$@"'
     driver = [sys.executable, "-m", "tests.e2e.hardening.rotated_token", str(tmp_path), str(tiny)]
     done = subprocess.run(
-        ["unshare", "-rn", "sh", "-c", script, "sh", *driver], capture_output=True, text=True, timeout=300, check=False
+        ["unshare", "-rn", "sh", "-c", script, "sh", *driver], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

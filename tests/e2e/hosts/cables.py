@@ -130,9 +130,9 @@ class Cables:
         words = ["serve", "--cluster", str(model), "--port", "0", "--nodes", "2", "--split", split]
         return self.run(1, "server", *words, "--start-timeout", "120")
 
-    def stream(self, url: str, prompt: str, count: int) -> Client:
+    def stream(self, url: str, prompt: str, count: int, **options: Any) -> Client:
         """A client on the first host that reads an answer as it comes."""
-        body = json.dumps({"prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True})
+        body = json.dumps({"prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, **options})
         client = Client(
             "client", ["-c", READ, url, body], self.folder / "host-1", {}, inside=["ip", "netns", "exec", f"{MARK}1"]
         )
@@ -147,6 +147,6 @@ class Cables:
             process.end()
         for holder in self.held:
             holder.kill()
-            holder.wait(10)
+            holder.wait(60)
         for host in (1, 2, 3):
             attempt("ip", "netns", "del", f"{MARK}{host}")

@@ -244,7 +244,7 @@ def _start_sshd(host: Host) -> None:
         stderr=(host.folder / f"sshd-{host.number}.log").open("wb"),
     )
     host.processes.append(process)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while ":22" not in must("ip", "netns", "exec", host.namespace, "ss", "-Htln"):
         assert time.monotonic() < deadline, (host.folder / f"sshd-{host.number}.log").read_text()
         time.sleep(0.05)
@@ -259,11 +259,11 @@ def _remove(hosts: list[Host]) -> None:
             for left in host.own_processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
-            psutil.wait_procs(host.own_processes(), timeout=5)
+            psutil.wait_procs(host.own_processes(), timeout=60)
             attempt("userdel", host.user)
         for process in host.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+                process.wait(60)
         attempt("ip", "netns", "del", host.namespace)
         attempt("ip", "link", "del", f"{MARK}out{host.number}")
         shutil.rmtree(host.folder / f"home-{host.number}", ignore_errors=True)

@@ -116,7 +116,7 @@ def test_what_launch_sh_did_is_done_over_ssh(hosts: list[Host]) -> None:
         process, log, text = desk.start(desk.first, "ring_project", followed)
         assert eventually(lambda log=log, text=text: text in log.read_text()), log.read_text()  # type: ignore[misc]
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
     desk.type("ring_project", "`./launch.sh restart`")
     desk.type("ring_project", "`./launch.sh stop`")
     assert eventually(desk.is_quiet)
@@ -134,7 +134,7 @@ def test_devices_that_were_launched_one_by_one_are(hosts: list[Host]) -> None:
     desk.start(desk.second, "grpc_project", agent, CHORUS_TOKEN=token)
     server = "`./launch_distributed_api.sh --config distributed_config.json`"
     _, log, _ = desk.start(desk.first, "grpc_project", server)
-    assert eventually(lambda: "ready  mlx-community/Qwen3-1.7B-8bit" in log.read_text(), 120), log.read_text()
+    assert eventually(lambda: "ready  mlx-community/Qwen3-1.7B-8bit" in log.read_text(), 240), log.read_text()
     assert desk.ask() == "8-27 0-7", "0.7 and 0.3 of 28 layers"
 
 

@@ -33,7 +33,7 @@ VIEWS = ("cluster", "models", "requests", "chat", "connect")
 
 
 def launch(playwright: Playwright) -> Browser:
-    return playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+    return playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, timeout=2 * DEADLINE_MS)
 
 
 class Watched:

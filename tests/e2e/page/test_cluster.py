@@ -112,10 +112,11 @@ def test_a_killed_rank_is_red_then_green_and_its_stream_says_the_same(browser: B
         undisturbed = last_answer(page)
         picture = session.open(server.url)
         picture.locator(rank(picture, 1, "ready")).wait_for()
+        # Asked for before: the answer is to be still on its way when the rank is killed.
+        pid = next(each["pid"] for each in server.get("/cluster/status")["ranks"] if each["rank"] == 1)
         page.bring_to_front()
         page.get_by_role("button", name="Regenerate").click()
         expect(page.locator("article.streaming .prose")).to_be_visible()
-        pid = next(each["pid"] for each in server.get("/cluster/status")["ranks"] if each["rank"] == 1)
         psutil.Process(pid).send_signal(signal.SIGKILL)
         killed = time.monotonic()
         picture.locator(rank(picture, 1, "lost")).wait_for(state="attached")

@@ -70,7 +70,7 @@ def test_a_model_is_downloaded_with_its_progress_and_then_talked_to(browser: Bro
         meter = page.get_by_role("meter", name=f"Download of {WANTED}")
         expect(meter).to_have_attribute("aria-valuenow", str(share))
         assert 0 < share < 100
-        assert page.get_by_label("Download a model").input_value() == ""
+        expect(page.get_by_label("Download a model")).to_have_value("")
         assert serious(page) == []
         released.set()
         expect(row.locator(".state")).to_have_text("done")

@@ -75,15 +75,15 @@ def test_a_link_says_what_was_measured_between_its_machines(browser: Browser, ur
         page = session.open(url)
         live(page)
         deadline = time.monotonic() + 60
-        # Links are measured again now and then: the page is to say what the status says at the same time.
+        # Links are measured again now and then: the page is to say what the status says at the same time. Two of them
+        # may happen to take as long to the hundredth of a millisecond, and do not for long.
         while True:
             told = told_of_links(url)
             shown = {ranks: " ".join((link(page, *ranks).text_content() or "").split()) for ranks in told}
-            if shown == told:
+            if shown == told and len(set(told.values())) == 2:
                 break
             assert time.monotonic() < deadline, (shown, told)
             page.wait_for_timeout(100)
-        assert len(set(told.values())) == 2
         assert page.locator("svg g.link").count() == 2
         session.check()
 

@@ -46,7 +46,7 @@ class Group:
             file.unlink()
 
     def replace(self, rank: int) -> None:
-        self.followers[rank].wait(30)
+        self.followers[rank].wait(120)
         self.followers[rank] = self.ranks.follower(rank, self.addresses[rank])
 
 
@@ -88,7 +88,7 @@ async def nothing(count: int) -> None:
 
 
 async def answers(group: Group, lose: Callable[[], None] = lambda: None) -> list[tuple[list[int], Progress]]:
-    """All requests at a time; when one of them has so many tokens, something is lost."""
+    """All requests at a time; when one of them has so many tokens, something is lost, or what was lost is replaced."""
     client = EngineClient(group.spec.address)
     lost = False
 
@@ -108,22 +108,29 @@ async def answers(group: Group, lose: Callable[[], None] = lambda: None) -> list
 async def described(group: Group) -> pb.Description:
     client = EngineClient(group.spec.address)
     try:
-        return await client.describe(10)
+        return await client.describe(60)
     finally:
         await client.close()
+
+
+def settled(group: Group) -> pb.Description:
+    """Once it has gone on after its last loss: whoever is to blame for that hears so a moment before it is counted."""
+    deadline = time.monotonic() + 60
+    while (seen := asyncio.run(described(group))).state != pb.READY:
+        assert time.monotonic() < deadline
+    return seen
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_streams_go_on_when_a_follower_was_killed(group: Group, rank: int) -> None:
     others = {2: 1, 1: 2}[rank]
     kept = psutil.Process(group.followers[others].pid)
-    before = kept.io_counters().read_chars, asyncio.run(described(group)).recoveries.count
-
-    def lose() -> None:
-        group.followers[rank].kill()
-        group.replace(rank)
-
-    found = asyncio.run(answers(group, lose))
+    before, read = settled(group), kept.io_counters().read_chars
+    # At a step in the middle of all streams, when one of them has so many tokens, however many lanes they run in:
+    # where the test did it, they might be over before its signal comes.
+    Fault("kill", "begin", rank, before.step + 4 * KILLED_AT).write(group.faults, "killed")
+    found = asyncio.run(answers(group, lambda: group.replace(rank)))
+    group.forget_faults()
     assert [tokens for tokens, _ in found] == group.expected
     for request, (tokens, last) in zip(requests(), found, strict=True):
         assert last.timing
@@ -131,12 +138,12 @@ def test_streams_go_on_when_a_follower_was_killed(group: Group, rank: int) -> No
         assert last.timing.prompt_tokens == len(request.prompt)
     seen = asyncio.run(described(group))
     assert seen.state == pb.READY
-    assert seen.recoveries.count == before[1] + 1
+    assert seen.recoveries.count == before.recoveries.count + 1
     assert seen.recoveries.streams >= 1
     assert group.leader.poll() is None
     # Whoever was not lost has its process and its weights still.
     assert group.followers[others].poll() is None
-    assert kept.io_counters().read_chars - before[0] < 200_000
+    assert kept.io_counters().read_chars - read < seen.ranks[others].weight_bytes
 
 
 def test_a_follower_that_was_frozen_and_wakes_up_says_nothing_of_before(group: Group) -> None:
@@ -159,9 +166,11 @@ def test_a_follower_that_was_frozen_and_wakes_up_says_nothing_of_before(group: G
 @pytest.mark.parametrize("place", [(0, "forward"), (0, "sample"), (1, "forward"), (2, "send"), (1, "answer")], ids=str)
 def test_a_step_that_failed_on_one_rank_is_made_again(group: Group, place: tuple[int, str]) -> None:
     """All of them live: nobody is started again, and nobody reads weights."""
-    pids = [rank.pid for rank in asyncio.run(described(group)).ranks]
-    fault = Fault("error", place[1], place[0])
-    found = asyncio.run(answers(group, lambda: fault.write(group.faults, "once")))
+    before = settled(group)
+    pids = [rank.pid for rank in before.ranks]
+    # Said before anything is asked: streams may be over before one that reads them says anything.
+    Fault("error", place[1], place[0], before.step + KILLED_AT).write(group.faults, "once")
+    found = asyncio.run(answers(group))
     assert (group.faults / "once.done").exists()
     assert [tokens for tokens, _ in found] == group.expected
     assert [rank.pid for rank in asyncio.run(described(group)).ranks] == pids
@@ -185,9 +194,9 @@ def test_a_request_that_fails_its_rank_each_time_fails_alone(group: Group, rank:
         return (await asyncio.gather(answers(group), ask()))[0]
 
     assert [tokens for tokens, _ in asyncio.run(both())] == group.expected
-    recoveries = asyncio.run(described(group)).recoveries.count
+    recoveries = settled(group).recoveries.count
     asyncio.run(ask())
-    assert asyncio.run(described(group)).recoveries.count == recoveries, "it is known by now"
+    assert settled(group).recoveries.count == recoveries, "it is known by now"
     group.forget_faults()
 
 
@@ -196,7 +205,7 @@ def test_what_was_answered_before_counts_as_output(group: Group) -> None:
         client = EngineClient(group.spec.address)
 
         try:
-            return await asyncio.wait_for(collect(client.generate(request), nothing), 60)
+            return await asyncio.wait_for(collect(client.generate(request), nothing), 120)
         finally:
             await client.close()
 

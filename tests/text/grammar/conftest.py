@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.grammars import GrammarHost
+from chorus.config.grammar import GrammarLimits
+from tests.support.grammars import DEADLINE, GrammarHost
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 VOCABULARY = 512
 STOPS = frozenset({2})
+PATIENT = GrammarLimits(compile_seconds=DEADLINE, mask_seconds=DEADLINE)
+"""Where time is not what is looked at: a process on a busy machine may have to wait for its turn at every token."""
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +24,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(model: Path) -> Iterator[GrammarHost]:
-    with GrammarHost(model, VOCABULARY) as host:
+    with GrammarHost(model, VOCABULARY, PATIENT) as host:
         yield host

@@ -36,8 +36,8 @@ LARGE = Grammar("json_schema", '{"type": "integer", "multipleOf": 50021}')
 
 @pytest.fixture
 def own(model: Path) -> Iterator[GrammarHost]:
-    """For tests that do harm to its processes."""
-    with GrammarHost(model, VOCABULARY, GrammarLimits(mask_seconds=0.3), most=3) as host:
+    """For tests that do harm to its processes; those that come to no harm have all the time they need."""
+    with GrammarHost(model, VOCABULARY, GrammarLimits(mask_seconds=DEADLINE), most=3) as host:
         yield host
 
 
@@ -84,7 +84,9 @@ def journalled(tmp_path: Path) -> Iterator[Callable[[], list[Event]]]:
 def test_a_process_that_is_ended_for_its_limits_is_in_the_journal_and_a_wrong_grammar_is_not(
     model: Path, letter: int, journalled: Callable[[], list[Event]]
 ) -> None:
-    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=24, mask_seconds=0.3)) as host:
+    with GrammarHost(
+        model, VOCABULARY, GrammarLimits(memory_mb=24, compile_seconds=DEADLINE, mask_seconds=0.3)
+    ) as host:
         for wrong in (Grammar("regex", "(("), Grammar("json_schema", '{"type": "nothing"}')):
             with pytest.raises(GrammarError):
                 host.open(wrong, STOPS)
@@ -122,13 +124,14 @@ def test_a_process_that_ends_fails_its_own_request(
         constraint.close()
 
 
-def test_a_process_that_stands_still_is_given_up_and_ended(own: GrammarHost, letter: int) -> None:
-    constraint, child = born(own)
-    freeze(child)
-    with pytest.raises(GrammarError, match="grammar_mask_seconds"):
-        follow(constraint, letter)
-    constraint.close()
-    assert gone(child)
+def test_a_process_that_stands_still_is_given_up_and_ended(model: Path, letter: int) -> None:
+    with GrammarHost(model, VOCABULARY, GrammarLimits(mask_seconds=0.3)) as host:
+        constraint, child = born(host)
+        freeze(child)
+        with pytest.raises(GrammarError, match="grammar_mask_seconds"):
+            follow(constraint, letter)
+        constraint.close()
+        assert gone(child)
 
 
 def test_a_process_ends_with_its_request(own: GrammarHost) -> None:
@@ -139,8 +142,8 @@ def test_a_process_ends_with_its_request(own: GrammarHost) -> None:
 
 def test_what_takes_too_much_memory_or_time_says_so(model: Path) -> None:
     for limits, reason in (
-        (GrammarLimits(memory_mb=24), "needs more than 24 MB"),
-        (GrammarLimits(memory_mb=4096, compile_seconds=0.4), "not compiled after 0.4 s"),
+        (GrammarLimits(memory_mb=24, compile_seconds=DEADLINE), "needs more than 24 MB"),
+        (GrammarLimits(memory_mb=4096, compile_seconds=3.0), "not compiled after 3 s"),
     ):
         with GrammarHost(model, VOCABULARY, limits) as host:
             with pytest.raises(GrammarError, match=reason):
@@ -152,7 +155,7 @@ def test_a_mac_sets_no_limit_so_the_nursery_looks_at_the_memory_of_its_children(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", FakeMac(tmp_path / "mac").environment()["PYTHONPATH"])
-    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=24)) as host:
+    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=24, compile_seconds=DEADLINE)) as host:
         with pytest.raises(GrammarError, match="needs more than 24 MB"):
             host.open(GROWING, STOPS)
         constraint, child = born(host)
@@ -181,7 +184,7 @@ def test_a_hang_up_is_asked_for_since_macos_tells_of_no_other(model: Path, monke
 
 def test_all_grammars_together_have_a_limit_too(model: Path, letter: int) -> None:
     """Each is within its own, but when the sum is too much the largest goes."""
-    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=32)) as host:
+    with GrammarHost(model, VOCABULARY, GrammarLimits(memory_mb=32, compile_seconds=DEADLINE)) as host:
         held: list[Constraint] = []
         while len(held) < 20 and len(children(host)) == len(held):
             held.append(host.open(LARGE, STOPS))

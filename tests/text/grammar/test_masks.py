@@ -18,7 +18,7 @@ from chorus.messages.grammar import Grammar
 from chorus.serving.requests import grammar as grammars
 from chorus.text.grammar.vocabulary import Spelled
 from tests.support.grammars import GrammarHost
-from tests.text.grammar.conftest import STOPS, VOCABULARY
+from tests.text.grammar.conftest import PATIENT, STOPS, VOCABULARY
 
 OBJECT = {
     "type": "object",
@@ -97,7 +97,7 @@ def test_a_model_without_a_tokenizer_file_is_read_all_the_same(model: Path, host
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|im_end|>")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2TokenizerFast", **names}))
-    with GrammarHost(tmp_path, VOCABULARY) as other:
+    with GrammarHost(tmp_path, VOCABULARY, PATIENT) as other:
         pairs = [there.open(grammars.regex("[a-d]{3} é"), STOPS) for there in (host, other)]
         random = Random(1)
         while True:

@@ -434,7 +434,7 @@ class Nodes:
 
         An agent may fall silent while its rank works: as long as what needs the rank is finished, the node is there.
         """
-        told, refused, noted = "", b"", False
+        told, refused, noted, draining = "", b"", False, node.state.draining
         beats = node.stub.Watch(still_here(self.timing), metadata=self.timing.metadata())
         reading: asyncio.Task[wire.Heartbeat] | None = None
         silent_since = time.monotonic()
@@ -461,9 +461,10 @@ class Nodes:
                 beat, reading, silent_since, noted = reading.result(), None, time.monotonic(), False
                 if beat is grpc.aio.EOF:
                     raise OSError("the agent ended")
-                draining = node.state.draining
                 node.state, node.heard_at, node.heard = beat.node, time.time(), time.monotonic()
+                # Not what its state was before: who had refreshed that has told nobody.
                 if beat.node.draining != draining:
+                    draining = beat.node.draining
                     tell(events.NODE_DRAINS if beat.node.draining else events.NODE_RETURNS, node=node.name)
                     await self._notify()
                 if (request := beat.node.certificate_request) and request != refused:

@@ -135,9 +135,10 @@ class FileServer:
                     checksum.add(buffer[:count])
                     connection.sendall(buffer[:count])
                     left -= count
-            handshake.send(connection, {"checksum": checksum.text})
+            # Before the last word: who has heard that finds it counted.
             with self._lock:
                 self.sent_bytes += length
+            handshake.send(connection, {"checksum": checksum.text})
 
     def _find(self, request: Mapping[str, object]) -> tuple[Path, int, int]:
         with self._lock:
