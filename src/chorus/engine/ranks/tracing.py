@@ -30,6 +30,10 @@ SPARE_SECONDS = 10.0
 """A rank records so much longer than asked for, until it is told to end."""
 
 
+_given_up: set[asyncio.Future[None]] = set()
+"""Recordings that nobody wants any more, until their ranks have let go of them."""
+
+
 class CannotTrace(ChorusError):
     """Nothing can be recorded now: says why."""
 
@@ -52,6 +56,8 @@ async def trace(
     clock.record(seconds + SPARE_SECONDS)
     recorders = [_Recorder(follower, seconds + SPARE_SECONDS) for follower in followers]
     try:
+        if _given_up:  # or a rank would let go of this recording in place of that one
+            await asyncio.wait(_given_up)
         await asyncio.gather(*(asyncio.to_thread(recorder.begin) for recorder in recorders))
         # What is under way by now was described before anybody recorded it: only what is sent from here on counts.
         last, deadline = leader.sent_step, time.monotonic() + seconds
@@ -62,7 +68,9 @@ async def trace(
     except BaseException:
         # Whoever asked is gone. Nobody needs what was recorded, and nobody waits until all have heard it.
         for recorder in recorders:
-            asyncio.get_running_loop().run_in_executor(None, recorder.give_up)
+            leaving = asyncio.get_running_loop().run_in_executor(None, recorder.give_up)
+            _given_up.add(leaving)
+            leaving.add_done_callback(_given_up.discard)
         raise
     finally:
         own = recording_to_wire(clock.take())
