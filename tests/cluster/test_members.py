@@ -15,8 +15,10 @@ from itertools import pairwise
 import pytest
 
 from chorus.cluster.agent import peers
+from chorus.cluster.coordinator import process
 from chorus.cluster.coordinator.process import MAX_ANNOUNCED, Nodes, NodesMissing, agent_peers
 from chorus.cluster.discovery import Announcement
+from chorus.messages.proto import agent_pb2 as wire
 from chorus.platform.process.timing import DEFAULTS, WatchTimes
 from chorus.security.enrol import Card
 from chorus.security.handshake import JoinRefused
@@ -88,6 +90,26 @@ def test_a_node_is_found_at_whichever_of_its_addresses_answers_and_stale_announc
                 return node.name, node.address
 
     assert asyncio.run(found()) == ("one", ("127.0.0.1", port))
+
+
+def test_a_drain_is_told_once_also_where_somebody_had_asked_for_the_state_before(
+    nodes: Cluster, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(process, "tell", lambda kind, **_: told.append(kind.name))
+
+    async def drained() -> None:
+        async with _coordinator(nodes, agent.port) as coordinator:
+            (node,) = await coordinator.gather(1, (), SECONDS)
+            for draining, event in ((True, "node_drains"), (False, "node_returns")):
+                # What a refresh brings, before the next heartbeat has.
+                node.state = wire.Node.FromString(node.state.SerializeToString())
+                node.state.draining = draining
+                await node.stub.Drain(wire.DrainRequest(draining=draining), timeout=SECONDS)
+                await _until(lambda event=event: event in told)
+
+    asyncio.run(drained())
+    assert told[:3] == ["node_joined", "node_drains", "node_returns"]
 
 
 def test_an_address_that_leads_back_to_this_machine_does_not_hide_the_node(
