@@ -190,8 +190,9 @@ def test_clients_do_not_see_the_comments(
     owner.wait_for_demand(SECOND, waiting=2)
     body = {"model": SECOND, "stream": True, "messages": HELLO}
     with raw.stream("POST", "/v1/chat/completions", json=body) as response:
-        # Who came last hears something last.
-        assert next(response.iter_lines()) == f": waiting for {SECOND}: tiny-model still answers"
+        # Who came last hears something last. Its lines are kept: what nobody iterates over any more is closed.
+        lines = response.iter_lines()
+        assert next(lines) == f": waiting for {SECOND}: tiny-model still answers"
         owner.wait_for_demand(SECOND, waiting=3)
     owner.wait_for_demand(SECOND, waiting=2)
     owner.set(SECOND, READY)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from chorus.platform import system
 from chorus.platform.accelerator import device
 from chorus.platform.accelerator.device import Backend
+from chorus.platform.accelerator.kernels import keep_kernels
 from chorus.platform.cpu import blas as blas_library
 from chorus.platform.cpu import cores
 from chorus.platform.cpu.blas import Blas
@@ -73,5 +74,7 @@ def prepare(threads: int | None = None, ranks_here: int = 1, most: int | None = 
     if backend == "cpu" and system.is_linux():
         use_own_scratch()
         return Prepared(backend, count, blas_library.take_over(count))
+    if backend == "cuda":
+        keep_kernels()
     use_threads(count)
     return Prepared(backend, count, None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from chorus.engine.leader import Leader
 from chorus.engine.lifecycle import warmup
 from chorus.engine.scheduling.chunks import ChunkLimits
+from chorus.messages.engine import Request, Sampling
 from chorus.platform.accelerator import device
+from chorus.rank.cache.rows import Rows
 from tests.engine.conftest import MakeLeader
 
 PLENTY = 1 << 40
@@ -32,6 +35,31 @@ def test_larger_and_larger_chunks_are_tried(leader: Leader, backend: str, monkey
     assert [tokens for tokens, _ in leader.scheduler.costs.points] == [16, 64, 256]
     assert leader.scheduler.costs.decode > 0
     assert leader.scheduler.limits == limits
+    assert leader.idle
+
+
+def test_a_gpu_has_compiled_what_streams_may_ask_for(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of unequal lengths, and every way to draw, of one stream and of several."""
+    monkeypatch.setattr(device, "backend", lambda: "cuda")
+    written, submitted = Rows._written, leader.scheduler.submit
+    unequal, asked = set(), []
+
+    def write(rows: Rows, held: mx.array, new: mx.array, count: int) -> mx.array:
+        unequal.add(not rows.lengths.equal)
+        return written(rows, held, new, count)
+
+    def submit(request: Request) -> None:
+        asked.append(request)
+        submitted(request)
+
+    monkeypatch.setattr(Rows, "_written", write)
+    monkeypatch.setattr(leader.scheduler, "submit", submit)
+    warmup.warm_up(leader)
+    assert True in unequal
+    drawn = [request.sampling for request in asked]
+    assert all(sampling in drawn for sampling in (Sampling(), *warmup.COMPILED))
+    assert any(request.logprobs for request in asked)
+    assert all(request.uncached for request in asked), "nobody's prompt begins with this"
     assert leader.idle
 
 

@@ -39,8 +39,22 @@ def used(place: Path, *arguments: str) -> Path:
 @pytest.mark.parametrize("before", [False, True])
 def test_the_usual_folder_is_used_where_it_is_nobodys_or_ours(place: Path, before: bool) -> None:
     if before:
-        (place / "mlx").mkdir()
+        (place / "mlx").mkdir(mode=0o755)
     assert used(place) == place
+
+
+def test_what_others_may_write_to_is_not_used(place: Path) -> None:
+    """Whatever they put there would be run."""
+    (place / "mlx").mkdir()
+    (place / "mlx").chmod(0o777)
+    assert used(place) == place / "cache" / "tmp"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_nor_is_what_another_user_offers(place: Path) -> None:
+    (place / "mlx").mkdir(mode=0o755)
+    os.chown(place / "mlx", NOBODY, NOBODY)
+    assert used(place) == place / "cache" / "tmp"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

@@ -35,6 +35,17 @@ CHUNK_SHARE = 16
 
 USUAL = (Sampling(), Sampling(temperature=1.0, top_p=0.9))
 """How tokens are drawn while warming up, row by row in turn."""
+APART, BESIDE = 40, 16
+"""A prompt that is so long is not read in step with a short one, and so many new tokens later both decode: rows of
+unequal lengths are written by kernels of their own."""
+COMPILED = (
+    Sampling(temperature=1.0),
+    Sampling(temperature=1.0, top_p=0.9),
+    Sampling(temperature=1.0, min_p=0.05),
+    Sampling(temperature=1.0, frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.1),
+)
+"""Ways to draw of which each has kernels of its own on a GPU: compiled under streams, they would hold up all of them
+for seconds."""
 
 LANE_GAIN = 0.95
 """Several lanes must take at most this part of the time of one: the noise of a short trial decides nothing."""
@@ -58,6 +69,8 @@ def warm_up(leader: Leader) -> None:
     _run(leader, [min(chunk, room)])
     _run(leader, [min(SHORT_PROMPT + row, room) for row in range(min(4, limits.max_batch))])
     if device.backend() != "cpu":
+        if limits.context >= APART + BESIDE:
+            _run(leader, [SHORT_PROMPT, APART][: limits.max_batch], new_tokens=BESIDE)
         _compile_sampling(leader, min(SHORT_PROMPT, room))
     mx.clear_cache()
 
@@ -144,10 +157,11 @@ def choose_lanes(leader: Leader, stages: int) -> int:
 
 
 def _compile_sampling(leader: Leader, prompt: int) -> None:
-    """As most requests ask for it: streams that are alone have a graph of their own, and so have those who are not."""
-    for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.9)):
-        for rows in {1, min(2, leader.scheduler.limits.max_batch)}:
+    """Streams that are alone have a graph of their own, and so have those who are not."""
+    for rows in {1, min(2, leader.scheduler.limits.max_batch)}:
+        for sampling in COMPILED:
             _run(leader, [prompt] * rows, [sampling])
+        _run(leader, [prompt] * rows, logprobs=1)
 
 
 def _run(
@@ -155,13 +169,14 @@ def _run(
     prompt_sizes: list[int],
     rules: Sequence[Sampling] = USUAL,
     new_tokens: int = NEW_TOKENS,
+    logprobs: int | None = None,
     told: Callable[[int], object] = lambda tokens: None,
 ) -> None:
     """Answers all prompts, and says after each step how many tokens clients would be sent."""
     for row, size in enumerate(prompt_sizes):
-        sampling = rules[row % len(rules)]
+        sampling, name = rules[row % len(rules)], f"0:warm-up-{row}"
         leader.scheduler.submit(
-            Request(f"0:warm-up-{row}", (TOKEN,) * size, new_tokens, sampling=sampling, uncached=True)
+            Request(name, (TOKEN,) * size, new_tokens, sampling=sampling, logprobs=logprobs, uncached=True)
         )
     while not leader.idle:
         leader.turn()

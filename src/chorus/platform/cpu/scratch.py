@@ -1,10 +1,11 @@
 """Where MLX keeps what it compiles for a CPU: below the temporary folder, under a name that is the same for every user,
-so that whoever comes first owns it and all others fail. Imports no MLX.
+so that whoever comes first owns it: all others fail, or run what they find there. Imports no MLX.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -14,10 +15,14 @@ _NAME = "mlx"
 
 
 def use_own_scratch() -> None:
-    """Give this process a temporary folder of its user's own where MLX's is somebody else's."""
+    """Give this process a temporary folder of its user's own where others may write to MLX's."""
     if not _usable(Path(tempfile.gettempdir()) / _NAME):
         os.environ["TMPDIR"] = str(private_folder(cache_dir() / "tmp"))
 
 
 def _usable(folder: Path) -> bool:
-    return not os.path.lexists(folder) or os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
