@@ -81,8 +81,9 @@ def play(scenario: Scenario, *models: ModelSettings) -> None:
 
 def test_what_is_in_memory_of_a_model_goes_with_its_last_request_after_it_was_unloaded() -> None:
     async def scenario(owner: Owner, model: Model[Front]) -> None:
+        owner.tell()
+        assert not owner.made, "it is not loaded"
         owner.set(A, ModelState.READY)
-        assert not owner.made, "nobody has asked for it"
         async with model.used(1) as front:
             assert front.expected
             assert front.thread is not threading.main_thread()
@@ -220,6 +221,31 @@ def test_patience_ends_and_a_failure_is_told_at_once() -> None:
             await asking
 
     play(scenario)
+
+
+def test_a_model_that_is_found_loaded_is_read_before_anybody_asks_for_it() -> None:
+    async def scenario(owner: Owner, model: Model[Front]) -> None:
+        owner.set(A, ModelState.READY)
+        while model.front is None or not model.front.expected:
+            await asyncio.sleep(0.001)
+        owner.tell()
+        async with model.used(1) as front:
+            assert owner.made == [front]
+
+    play(scenario)
+
+
+def test_what_cannot_be_read_is_not_tried_again_with_every_table(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(owner: Owner, model: Model[Front]) -> None:
+        owner.set(A, ModelState.READY)
+        while not caplog.records:
+            await asyncio.sleep(0.001)
+        for _ in range(3):
+            owner.tell()
+            await asyncio.sleep(0)
+            assert model._kept is None, "nobody reads it"
+
+    play(scenario, settings(A).model_copy(update={"path": Path("/broken")}))
 
 
 def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_nothing_else() -> None:

@@ -252,10 +252,12 @@ class Model(Generic[F]):
             why = f"the model {self.id} has failed: {row.detail}" if failed else f"the model {self.id} was unloaded"
             self._retire(why)
             self.keep_alive = None
-        if settings != self.settings:
+        renewed = settings != self.settings
+        if renewed:
             self.settings = settings
             self._retire(None)
-        if row.state in _READ_AHEAD and self._kept is None:
+        # Once: what cannot be read is tried again for whoever asks.
+        if row.state in _READ_AHEAD and (renewed or before.state is not row.state) and self._kept is None:
             self._read_ahead()
         if row.state is ModelState.READY:
             self.has_been_ready = True
