@@ -203,7 +203,22 @@ def test_probes_need_no_key_and_learn_little(guarded: Any) -> None:
     for path in ("/health", "/health/live", "/health/ready"):
         assert http.get(path).status_code == 200
     assert http.get("/health").json() == {"status": "ok"}
-    assert "configuration" in http.get("/health", headers=bearer(ALICE)).json()
+    assert http.get("/health/ready").json()["detail"] == ""
+    assert http.get("/health", headers=bearer(ALICE)).json()["configuration"] is not None
+    assert http.get("/health", headers=bearer(FRANK)).json()["configuration"] is None, "it names all models"
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready"])
+@pytest.mark.parametrize("headers", [{}, bearer(ERIN)], ids=["no key", "another's"])
+def test_whoever_has_no_key_for_a_model_cannot_find_it_by_probing(
+    guarded: Any, path: str, headers: dict[str, str]
+) -> None:
+    _, http = guarded
+    for name in (MODEL_ID, "tiny", "gpt-4", MODEL_ID[:-1]):
+        asked, unknown = (http.get(path, params={"model": each}, headers=headers) for each in (name, "unheard-of"))
+        assert asked.status_code == 404
+        assert asked.text.replace(name, "unheard-of") == unknown.text
+    assert http.get(path, params={"model": MODEL_ID}, headers=bearer(FRANK)).status_code == 200
 
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(guarded: Any, engine: ScriptedEngine) -> None:

@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from chorus.api.journal import MOST_WATCHERS
+from chorus.messages.proto import engine_pb2 as pb
 from chorus.security.key_rules import key_hash
 from chorus.telemetry import journal
 from chorus.telemetry.events import Event, Level
-from tests.api.conftest import ApiProcess, settings_for
-from tests.api.scripted_engine import DEADLINE, ScriptedEngine
+from tests.api.conftest import MODEL_ID, ApiProcess, settings_for
+from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse
 
 SERVER = "127.0.0.1:8100"
 OTHER = "127.0.0.1:8200"
@@ -65,6 +66,12 @@ def frames(answer: httpx.Response) -> Iterator[str]:
     for line in answer.iter_lines():
         if line:
             yield json.loads(line.removeprefix("data: "))["text"] if line.startswith("data: ") else line
+
+
+def break_off(run: Run) -> None:
+    run.accept()
+    run.send(70)
+    run.finish(pb.FAILED, error="never to be told")
 
 
 def test_what_happened_to_this_server_is_told_and_nothing_of_others(watched: ApiProcess, folder: Path) -> None:
@@ -183,6 +190,32 @@ def test_with_keys_only_admin_sees_them_and_refused_keys_are_among_them(
     ]
     api.stop()
     assert [event.numbers.get("more") for event in journal.read(folder)] == [None, 20]
+
+
+def test_requests_that_fail_are_told_with_their_code_once_and_then_with_their_number(
+    start_api: Callable[..., ApiProcess], engine: ScriptedEngine, folder: Path
+) -> None:
+    api = start_api(events={"folder": str(folder), "server": SERVER})
+    asked = {"prompt": "never to be told", "max_tokens": 4}
+
+    def status(finish: pb.Finish) -> int:
+        engine.next(refuse(finish, "never to be told"))
+        return httpx.post(f"{api.url}/v1/completions", json=asked, timeout=DEADLINE).status_code
+
+    assert [status(finish) for finish in (pb.FAILED, pb.OVERLOADED, pb.REJECTED, pb.FAILED)] == [500, 429, 400, 500]
+    engine.next(break_off)
+    assert (
+        "engine_failed"
+        in httpx.post(f"{api.url}/v1/completions", json={**asked, "stream": True}, timeout=DEADLINE).text
+    )
+    api.stop()
+    found = journal.read(folder)
+    assert [(event.kind, event.level, event.text) for event in found] == [
+        ("request_failed", "error", f"{MODEL_ID}: a request failed: engine_failed"),
+        ("request_refused", "warning", f"{MODEL_ID}: a request could not be taken: engine_overloaded"),
+        ("request_failed", "error", f"{MODEL_ID}: a request failed: engine_failed (2 more like it)"),
+    ]
+    assert {event.model for event in found} == {MODEL_ID}
 
 
 def test_a_server_without_a_journal_has_no_events(api: ApiProcess) -> None:

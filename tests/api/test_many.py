@@ -20,7 +20,9 @@ from chorus.api.manage.plan import Plans
 from chorus.config.front_end import ModelSettings
 from chorus.messages.deploy import ModelRow, ModelState, PullRow
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.security.key_rules import key_hash, new_key
 from tests.api.conftest import MODEL_ID, ApiProcess, eventually, settings_for
+from tests.api.page.frames import next_frame
 from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, say, say_until_cancelled
 from tests.api.scripted_owner import STARTED, ScriptedOwner, demand_of
 from tests.support.scrape import scrape
@@ -429,6 +431,60 @@ def test_a_front_end_that_takes_over_asks_the_engines_of_all_that_are_loaded_at_
         api.stop()
 
 
+def test_a_server_of_any_model_starts_before_its_first_one_was_found(engine: ScriptedEngine, tmp_path: Path) -> None:
+    """Nobody has looked for it so far: it is only expected where it will be."""
+    owner = ScriptedOwner(short(tmp_path) / "control.sock", [row(MODEL_ID, engine, tmp_path / "missing")])
+    (tmp_path / "api").mkdir()
+    try:
+        api = serve(tmp_path / "api", owner, engine, tmp_path / "missing", any_model=True)
+        assert httpx.get(f"{api.url}/v1/models", timeout=DEADLINE).json()["data"][0]["state"] == "unloaded"
+        api.stop()
+    finally:
+        owner.stop()
+
+
+def test_a_key_for_one_model_hears_nothing_of_the_others(
+    shared_owner: ScriptedOwner, owner: ScriptedOwner, engine: ScriptedEngine, model_path: Path, tmp_path: Path
+) -> None:
+    """Why its own model waits names who is in its way; and to be looked for, a model need not be listed."""
+    limited, whole = new_key(), new_key()
+    keys = [{"id": "one", "sha256": key_hash(limited), "scopes": ["use"], "models": [SECOND]}]
+    keys.append({"id": "all", "sha256": key_hash(whole), "scopes": ["use"]})
+    api = serve(tmp_path, shared_owner, engine, model_path, load_patience_seconds=PATIENCE, any_model=True, keys=keys)
+    client = httpx.Client(base_url=api.url, timeout=DEADLINE)
+    one, every = ({"authorization": f"Bearer {key}"} for key in (limited, whole))
+    question = {"model": SECOND, "messages": HELLO}
+    why = "no room: 6 GiB are taken by acme/secret"
+
+    def seen() -> bool:
+        return any(each["detail"] == why for each in client.get("/health", headers=every).json()["models"])
+
+    try:
+        owner.set(SECOND, WAITING, detail=why)
+        eventually(seen, "the table")
+        with client.stream("POST", "/v1/chat/completions", json={**question, "stream": True}, headers=one) as stream:
+            told = next(line for line in stream.iter_lines() if line.startswith(":"))
+        assert told == f": waiting for {SECOND}"
+        owner.set(SECOND, FAILED, detail=why)
+        answers = [client.post("/v1/chat/completions", json=question, headers=one)]
+        answers += [
+            client.get(path, params={"model": SECOND}, headers=one)
+            for path in ("/health", "/health/ready", "/cluster/status", "/model/info", "/v1/models")
+        ]
+        assert [each.status_code for each in answers] == [503, 200, 503, 200, 503, 200]
+        assert not [each.text for each in answers if "secret" in each.text]
+        assert why in client.post("/v1/chat/completions", json=question, headers=every).text
+        assert [json.dumps(next_frame(api.url, key)).count(why) for key in (limited, whole)] == [0, 1]
+        asked = len(owner.asked)
+        nobody = client.post("/v1/chat/completions", json={**question, "model": "nobody"}, headers=one)
+        assert nobody.status_code == 404
+        assert "acme/stored" not in nobody.text
+        assert len(owner.asked) == asked, "the owner looks for nothing for it"
+    finally:
+        client.close()
+        api.stop()
+
+
 def test_all_models_are_listed_with_their_state(http: httpx.Client, owner: ScriptedOwner) -> None:
     owner.wait_seen(owner.set(SECOND, LOADING, progress=0.25, booked_bytes=5, ranks=2, nodes=("mini1",), until=7.5))
     first, second = http.get("/v1/models").json()["data"]
@@ -472,6 +528,18 @@ def test_models_are_loaded_and_unloaded_by_request(
     owner.wait_asked(3)
     owner.set(SECOND, UNLOADED)
     assert (unloading.result(DEADLINE).status_code, unloading.result().json()["state"]) == (200, "unloaded")
+
+
+def test_a_load_that_is_ended_has_ended_when_its_processes_have(
+    http: httpx.Client, background: ThreadPoolExecutor, owner: ScriptedOwner
+) -> None:
+    owner.wait_seen(owner.set(SECOND, LOADING))
+    ending = background.submit(http.post, "/models/unload", json={"model": SECOND})
+    owner.wait_asked()
+    owner.wait_seen(owner.set(SECOND, LOADING, detail="ends"))
+    assert not ending.done()
+    owner.set(SECOND, UNLOADED)
+    assert (ending.result(DEADLINE).status_code, ending.result().json()["state"]) == (200, "unloaded")
 
 
 def test_what_the_owner_refuses_is_told_in_its_words(

@@ -13,9 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chorus.api.tracing import asked_of
 from chorus.config.settings import Settings
 from chorus.deploy.front_end import CannotServe, find_access
+from chorus.messages.engine import Sampling
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.requests.request import GenerationRequest
 from chorus.telemetry.spans import ChoiceTimes, RankPart, parts_of
 from chorus.telemetry.traces import is_asked_for
 from tests.api.conftest import ApiProcess
@@ -110,6 +113,12 @@ def test_without_the_sdk_one_line_names_the_remedy(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CannotServe, match=r"telemetry\.otlp_endpoint: traces need .*: pip install opentelemetry-sdk"):
         find_access(Settings(telemetry={"otlp_endpoint": "http://127.0.0.1:4318"}), insecure=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "told"), [(7, 7), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (-5 % 2**64, -5)])
+def test_every_seed_is_a_number_that_a_collector_takes(asked: int, told: int) -> None:
+    request = GenerationRequest(prompts=("Hello",), sampling=Sampling(seed=asked))
+    assert asked_of(request, stream=False)["seed"] == told
 
 
 def test_parts_follow_each_other_and_none_begins_before_its_request() -> None:

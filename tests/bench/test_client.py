@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -102,6 +103,28 @@ def test_nobody_at_all_is_told() -> None:
 
     with pytest.raises(EndpointFailed, match=r"nothing answers at http://127\.0\.0\.1:9: start it"):
         asyncio.run(ask())
+
+
+@pytest.mark.parametrize("text", [float("nan"), "\ud800"])
+def test_what_no_request_can_hold_is_told(text: object) -> None:
+    async def ask() -> None:
+        async with Client(Endpoint("http://127.0.0.1:9"), 1, SECONDS) as client:
+            await client.whole({"user": text})
+
+    with pytest.raises(EndpointFailed, match="the request cannot be sent: "):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("proxy", "said"), [("socks5://127.0.0.1:9", "Using SOCKS proxy, but"), ("gopher://127.0.0.1:9", "Unknown scheme")]
+)
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_told(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(EndpointFailed, match=f"http://elsewhere cannot be asked: {said}"):
+        Client(Endpoint("http://elsewhere", through_proxy=True), 1, SECONDS)
 
 
 def test_usage_counts_the_tokens_and_pieces_do_where_there_is_none() -> None:

@@ -147,6 +147,13 @@ def test_a_proxy_is_not_asked_for_what_runs_here(
     assert typed(f"status --port {scripted(STATUS).port}").exit_code == 0
 
 
+def test_a_proxy_that_cannot_be_used_is_told_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", f"socks9://127.0.0.1:{CLOSED}")
+    assert f"http://elsewhere.invalid:{CLOSED} cannot be asked: " in one_line(
+        typed(f"status --url http://elsewhere.invalid:{CLOSED}")
+    )
+
+
 @pytest.mark.parametrize("command", ["status", "cache", "cache clear", "test"])
 def test_where_nothing_answers_the_line_says_where_and_what_to_do(
     recorded: Callable[..., Server], folder: Path, command: str

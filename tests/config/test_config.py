@@ -174,6 +174,21 @@ def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, tmp_
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("endpoint", ["https://me:s3cret@there", "https://there/otlp?key=s3cret", "http://a#s3cret"])
+def test_credentials_in_a_collectors_address_are_refused_and_not_shown(endpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "chorus.yaml"
+    file.write_text(json.dumps({"telemetry": {"otlp_endpoint": endpoint}}))
+    (tmp_path / "elsewhere").mkdir()
+    variables = {"CHORUS_TELEMETRY__OTLP_ENDPOINT": endpoint}
+    for folder, environment in ((tmp_path, {}), (tmp_path / "elsewhere", variables)):
+        with pytest.raises(ConfigError, match="credentials go into OTEL_EXPORTER_OTLP_HEADERS") as caught:
+            load(environment=environment, folder=folder)
+        assert "s3cret" not in str(caught.value)
+    variables = {"CHORUS_TELEMETRY__OTLP_ENDPOINT": "https://there:4318/otlp"}
+    plain = load(environment=variables, folder=tmp_path / "elsewhere").settings.telemetry
+    assert plain.otlp_endpoint == "https://there:4318/otlp"
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from chorus.config.engine import EngineSpec
 from chorus.config.sections import ShardingConfig
 from chorus.deploy.nodes.deployment import less_context
-from chorus.deploy.nodes.group import choices
+from chorus.deploy.nodes.group import ClusterGroup, choices
 from chorus.deploy.nodes.plan import machine_of, planned, wanted_context
 from chorus.deploy.nodes.room import DoesNotHold, Fit, Offer
 from chorus.planning.costs import ETHERNET, Links, Machine
@@ -107,3 +108,29 @@ def test_a_plan_that_does_not_fit_says_whose_memory_would_mend_it(facts: ModelFa
 
 def test_a_node_of_another_release_may_say_more_of_itself() -> None:
     assert machine_of({**asdict(HERE), "colour": "space grey"}) == HERE
+
+
+def test_where_one_rank_cannot_be_started_no_other_node_goes_on_with_its_own() -> None:
+    """It would start one that nobody leads, with memory that the next try lacks."""
+    left: list[str] = []
+
+    class Refused(Exception):
+        pass
+
+    async def spawn(order: str, sources: tuple[()]) -> None:
+        if order == "full":
+            raise Refused
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append(order)
+
+    async def act() -> None:
+        group: Any = SimpleNamespace(_orders=("copies", "full", "loads"), _spawn=spawn)
+        own = asyncio.create_task(asyncio.Event().wait())
+        with pytest.raises(Refused):
+            await asyncio.wait_for(ClusterGroup._spawn_all(group, [(), (), ()], own), 60)  # type: ignore[arg-type]
+        own.cancel()
+
+    asyncio.run(act())
+    assert left == ["copies", "loads"]

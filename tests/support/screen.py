@@ -79,7 +79,7 @@ class Terminal:
         os.close(self._own)
 
     def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
+        os.write(self._own, text.encode(errors="surrogateescape"))
 
     def resize(self, columns: int, lines: int) -> None:
         with self._changed:

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,32 @@ def test_the_latest_are_read_last_and_only_those_since_a_moment(tmp_path: Path) 
     assert texts(journal.read(tmp_path, since=NOW + 298)) == ["event 298", "event 299"]
     assert texts(journal.read(tmp_path, limit=1, wanted=lambda each: each.text.endswith("7"))) == ["event 297"]
     assert journal.read(tmp_path / "nowhere") == []
+
+
+def test_a_line_from_a_clock_that_was_wrong_hides_nothing_before_it(tmp_path: Path) -> None:
+    journal.append(tmp_path, event(1))
+    journal.append(tmp_path, event(2, moment=0.0))
+    journal.append(tmp_path, event(3))
+    assert texts(journal.read(tmp_path, since=NOW)) == ["event 1", "event 3"]
+
+
+def test_whoever_reads_while_the_files_change_gets_every_event_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append(tmp_path, event(1))
+    journal.newer_file(tmp_path).replace(journal.older_file(tmp_path))
+    journal.append(tmp_path, event(2))
+    newer, older, opened = journal.newer_file(tmp_path), journal.older_file(tmp_path), Path.open
+
+    def changed(file: Path, *mode: str) -> Any:
+        if file == older:
+            monkeypatch.setattr(Path, "open", opened)
+            newer.replace(older)
+            journal.append(tmp_path, event(3))
+        return opened(file, *mode)
+
+    monkeypatch.setattr(Path, "open", changed)
+    assert texts(journal.read(tmp_path)) == ["event 2", "event 3"]
 
 
 def test_two_files_of_a_bounded_size_are_kept_whatever_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from chorus.api.openai.chat import routes as chat
 from chorus.api.openai.completions import routes as completions
 from chorus.api.openai.responses import routes as responses
 from chorus.api.page import routes as page
-from chorus.api.server.gate import Gate
+from chorus.api.server.gate import Gate, record_of
 from chorus.api.server.sites import SiteGuard
 from chorus.api.service import Service
 from chorus.api.views import events, meta, metrics
@@ -60,7 +60,7 @@ def create_app(service: Service) -> FastAPI:
     )
     for routes in ROUTES:
         app.include_router(routes.router(service))
-    errors.install(app)
+    errors.install(app, lambda scope: record_of(scope).models)
     openapi.install(app)
     settings = service.settings
     guard = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from chorus.errors import ChorusError
 from chorus.messages.deploy import ModelState
@@ -24,6 +25,7 @@ from chorus.serving.errors import (
     OwnerRefused,
     RequestRejected,
     UnknownModel,
+    heard,
 )
 from chorus.serving.requests.measure import BadField
 from chorus.serving.workers import Busy
@@ -116,9 +118,15 @@ def from_context(error: ContextExceeded) -> ApiError:
     return ApiError(400, str(error), param=error.field, code="context_length_exceeded", anthropic_message=words)
 
 
-def from_serving(error: Exception) -> ApiError:
-    """What the parts that all front ends share have refused, or failed at."""
+def from_serving(error: Exception, models: tuple[str, ...] | None = None) -> ApiError:
+    """What the parts that all front ends share have refused, or failed at, as a key for these models is told (None:
+    all).
+    """
     match error:
+        case ModelNotReady(row=row, patience=patience) if heard(row, models) != row:
+            return from_serving(ModelNotReady(heard(row, models), patience))
+        case ModelFailed(model_id=model_id, reason=reason) if models is not None and reason:
+            return from_serving(ModelFailed(model_id, ""))
         case BadField():
             return invalid(f"{error}.", error.field, error.code)
         case Busy():
@@ -191,7 +199,9 @@ def field_path(location: tuple[int | str, ...]) -> str | None:
     return path or None
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, models_of: Callable[[Scope], tuple[str, ...] | None]) -> None:
+    """`models_of` says for which models a request's key is (None: all)."""
+
     async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
         return error.response(request.url.path)
@@ -203,7 +213,7 @@ def install(app: FastAPI) -> None:
         return response
 
     async def serving_error(request: Request, error: Exception) -> JSONResponse:
-        return from_serving(error).response(request.url.path)
+        return from_serving(error, models_of(request.scope)).response(request.url.path)
 
     app.add_exception_handler(ApiError, api_error)
     for kind in SERVING_ERRORS:

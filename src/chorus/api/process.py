@@ -134,8 +134,8 @@ def build_service(settings: ApiSettings) -> Service:
     """One model is in memory before anybody asks; of several whose owner says when each is loaded, none before it is
     needed."""
     models = settings.models
-    early = models if len(models) == 1 or settings.control_address is None else ()
-
+    alone = len(models) == 1 and not settings.any_model
+    early = models if alone or settings.control_address is None else ()
     metrics = Metrics()
 
     def make(model: ModelSettings) -> Served:

@@ -25,11 +25,13 @@ from chorus.api.usage import Outcome, sum_up
 from chorus.messages.engine import TokenLogprobs
 from chorus.serving.blocks import Blocks
 from chorus.serving.engine_link.standing import Standing
-from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected, doing
+from chorus.serving.errors import EngineError, EngineLost, EngineOverloaded, RequestRejected, doing, heard
 from chorus.serving.generation import AnswerDelta, AnswerEnd, Generation, TextTokens
 from chorus.serving.models.directory import Model
 from chorus.serving.prepare import check_amounts, prepare
 from chorus.serving.requests.request import GenerationRequest
+from chorus.telemetry import events, telling
+from chorus.telemetry.events import Kind
 from chorus.telemetry.metrics.answers import RequestMeter
 
 log = logging.getLogger(__name__)
@@ -181,13 +183,17 @@ class GenerationResponse(Response):
         except (ApiError, *SERVING_ERRORS) as error:
             # A refusal: of the model, which did not come in time, or of what was found wrong only when it had come.
             if not self._started:
+                self._journal(error if isinstance(error, ApiError) else from_serving(error))
                 raise
-            await self._fail(error if isinstance(error, ApiError) else from_serving(error), record, send)
+            told = error if isinstance(error, ApiError) else from_serving(error, record.models)
+            await self._fail(told, record, send)
         except Exception as error:
             self._count(error)
             # Once a stream has begun no handler further out can tell its client.
             if self._started:
                 await self._fail(internal(), record, send)
+            else:
+                self._journal(internal())
             raise
         finally:
             if self._meter:
@@ -198,7 +204,7 @@ class GenerationResponse(Response):
 
         async def tell() -> None:
             await self._begin(send)
-            comment = f": {doing(self._model.row)}\n\n".encode()
+            comment = f": {doing(heard(self._model.row, record.models))}\n\n".encode()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
 
         self._listed.standing = None
@@ -231,6 +237,10 @@ class GenerationResponse(Response):
         elif self._meter:
             self._meter.fail(lost=isinstance(error, EngineLost))
 
+    def _journal(self, error: ApiError) -> None:
+        if kind := _event_of(error):
+            telling.tell(kind, model=self._model.id, code=error.kind)
+
     async def _begin(self, send: Send) -> None:
         if not self._started:
             self._started = True
@@ -238,6 +248,7 @@ class GenerationResponse(Response):
 
     async def _fail(self, error: ApiError, record: Record, send: Send) -> None:
         record.log_fields.setdefault("finish", "error")
+        self._journal(error)
         if self._trace:
             self._trace.failed(error.kind)
         if not self._started:
@@ -354,3 +365,10 @@ STREAM_HEADERS = [
 def _note_first(record: Record, item: AnswerDelta) -> None:
     if item.tokens and "ttft" not in record.log_fields:
         record.log_fields["ttft"] = record.elapsed()
+
+
+def _event_of(error: ApiError) -> Kind | None:
+    """What the journal has for it: nothing where the client is at fault, or the server's end, which it tells anyway."""
+    if error.kind in ("engine_overloaded", "too_busy", "engine_not_ready"):
+        return events.REQUEST_REFUSED
+    return events.REQUEST_FAILED if error.status >= 500 and error.kind != "shutting_down" else None

@@ -43,13 +43,19 @@ class Service:
         """
         if record.models is not None and not (self.directory.knows(name) and self._may_use(record, self.find(name))):
             asked = "The default model" if name is None else f"The model {name!r}"
-            told = f"{asked} is not served to the key {record.owner!r}; GET /v1/models lists what is."
+            who = f"the key {record.owner!r}" if record.owner else "whoever shows no key"
+            told = f"{asked} is not served to {who}; GET /v1/models lists what is."
             raise ApiError(404, told, param="model", code="model_not_found")
         return self.find(name)
 
+    def find_health(self, name: str | None, record: Record) -> Model[Served]:
+        """The same for whoever asks how it is: of the default model everybody may, without a key too."""
+        return self.default if name is None else self.find_for(name, record)
+
     async def look_for(self, name: str | None, record: Record) -> Model[Served]:
         """The same, where its owner may have one that nobody has asked for so far."""
-        if self.settings.any_model and self.owner and not self.directory.knows(name):
+        may_hear = record.models is None or record.may_use([name or ""])
+        if self.settings.any_model and self.owner and may_hear and not self.directory.knows(name):
             await self.owner.find(name or "")
         return self.find_for(name, record)
 

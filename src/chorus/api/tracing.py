@@ -174,7 +174,8 @@ def asked_of(request: GenerationRequest, stream: bool) -> dict[str, Attribute | 
         "top_k": sampling.top_k or None,
         "presence_penalty": sampling.presence_penalty or None,
         "frequency_penalty": sampling.frequency_penalty or None,
-        "seed": sampling.seed if request.seeded else None,
+        # Collectors take signed numbers, engines unsigned ones.
+        "seed": (sampling.seed if sampling.seed < 2**63 else sampling.seed - 2**64) if request.seeded else None,
         "choice.count": request.choices_per_prompt if request.choices_per_prompt > 1 else None,
         "stream": stream,
     }

@@ -68,13 +68,17 @@ class Client:
         self._url = endpoint.url
         self._key = endpoint.key
         self._seconds = seconds
-        self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
-            verify=endpoint.trusted,
-            trust_env=endpoint.through_proxy,
-            timeout=httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
-            limits=httpx.Limits(max_connections=most_streams, keepalive_expiry=KEPT_SECONDS),
-        )
+        try:
+            self._http = httpx.AsyncClient(
+                headers={"authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
+                verify=endpoint.trusted,
+                trust_env=endpoint.through_proxy,
+                timeout=httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS)),
+                limits=httpx.Limits(max_connections=most_streams, keepalive_expiry=KEPT_SECONDS),
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            # Such as a proxy of the environment that speaks SOCKS, for which httpx needs another package.
+            raise EndpointFailed(f"{self._url} cannot be asked: {one_line(str(error))}") from None
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -213,7 +217,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._http.stream(method, self._url + path, json=body) as response,
+                contextlib.aclosing(await self._http.send(self._request(method, path, body), stream=True)) as response,
             ):
                 if response.status_code != 200:
                     raise self._refused(path, response, await self._beginning(response))
@@ -224,6 +228,12 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             begun = response is not None and response.num_bytes_downloaded > 0
             raise EndpointFailed(self._unanswered(error, begun)) from error
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Request:
+        try:
+            return self._http.build_request(method, self._url + path, json=body)
+        except (ValueError, RecursionError) as error:  # numbers that are not finite, halves of characters, depth
+            raise EndpointFailed(f"the request cannot be sent: {one_line(str(error))}") from None
 
     async def _beginning(self, response: httpx.Response) -> bytes:
         """As much of a refusal as anybody reads."""

@@ -74,11 +74,11 @@ def look(ask: Callable[[], Found], before: Seen[Found]) -> Seen[Found]:
         return Seen(ask(), "", time.monotonic())
     except ChorusError as error:
         return Seen(before.found, harmless(str(error)), before.when)
-    except OSError as error:
-        return Seen(before.found, harmless(f"the server cannot be asked: {error}"), before.when)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # An answer in another form than ours: a view that watches for days does not end by it.
         return Seen(before.found, f"the answer cannot be read: {harmless(repr(error))}", before.when)
+    except Exception as error:  # whatever it is: a view that nobody asks for any more would look as if all were well
+        return Seen(before.found, harmless(f"the server cannot be asked: {str(error) or repr(error)}"), before.when)
 
 
 def watch(

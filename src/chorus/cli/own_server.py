@@ -203,7 +203,9 @@ def answered(target: Target, answer: httpx.Response, holds: str = "") -> dict[st
 def request(
     target: Target, method: str, path: str, body: dict[str, Any] | None = None, seconds: float = ASK_SECONDS
 ) -> httpx.Response:
-    """Ask over HTTP, or over HTTPS where the server speaks that and nobody said; raises httpx.HTTPError."""
+    """Ask over HTTP, or over HTTPS where the server speaks that and nobody said; raises httpx.HTTPError, and
+    ServerFailed where nothing can be asked from here.
+    """
     try:
         return _send(target, target.url, method, path, body, seconds)
     except (httpx.RemoteProtocolError, httpx.ReadError):
@@ -219,7 +221,12 @@ def _send(
     timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
     # Reading certificates takes longer than most answers. A proxy is for the world outside.
     verify = trusted(target.server) if url.startswith("https:") else False
-    with httpx.Client(timeout=timeout, verify=verify, trust_env=not is_here(url)) as client:
+    try:
+        client = httpx.Client(timeout=timeout, verify=verify, trust_env=not is_here(url))
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        # Such as a proxy of the environment that speaks SOCKS, for which httpx needs another package.
+        raise ServerFailed(f"{url} cannot be asked: {error}") from None
+    with client:
         return client.request(method, f"{url}{path}", json=body, headers=headers)
 
 

@@ -120,7 +120,10 @@ def plain_lines(seen: Seen[dict[str, Any]]) -> list[str]:
     clock = time.strftime("%H:%M:%S")
     if seen.problem or seen.found is None:
         return [f"{clock}  {seen.problem}"]
-    steps = ", ".join(f"rank {rank.get('rank')} step {rank.get('step', '-')}" for rank in seen.found.get("ranks") or ())
+    steps = ", ".join(
+        f"rank {rank.get('rank')} step {rank.get('step', '-')}{f' ({trouble})' if (trouble := unready(rank)) else ''}"
+        for rank in seen.found.get("ranks") or ()
+    )
     lines = []
     for number, row in enumerate(model_rows(seen.found)):
         streams = f"{row.get('running') or 0} running, {row.get('waiting') or 0} waiting"
@@ -247,12 +250,21 @@ def host_table(hosts: list[dict[str, Any]]) -> Table:
     return table
 
 
+def unready(rank: dict[str, Any]) -> str:
+    """The state of a rank that does not serve now, such as lost; empty where it does."""
+    state = str(rank.get("state") or "")
+    return "" if state == "ready" else state
+
+
 def rank_table(ranks: list[dict[str, Any]]) -> Table:
-    table = Table("rank", "node", "device", "layers", "weights", "memory", "step")
+    """Their states too, where they are not all ready: the width is needed for other things."""
+    troubled = any(map(unready, ranks))
+    table = Table("rank", "node", *(["state"] if troubled else []), "device", "layers", "weights", "memory", "step")
     for rank in ranks:
         table.add_row(
             str(rank.get("rank")),
             _text(rank.get("node", "-")),
+            *([_text(rank.get("state") or "-")] if troubled else []),
             _text(rank.get("device", "-")),
             str(rank.get("layers") or "-"),
             f"{rank.get('weight_bytes', 0) / 1e6:.0f} MB",

@@ -324,6 +324,14 @@ class TelemetryConfig(Section):
     """A collector that takes OpenTelemetry's traces over HTTP, e.g. http://127.0.0.1:4318; without one none are sent,
     unless OTEL_EXPORTER_OTLP_ENDPOINT names it."""
 
+    # Of the section and not of the field: an error of a field shows its value.
+    @model_validator(mode="after")
+    def _endpoint_without_secrets(self) -> Self:
+        if re.search("[@?#]", self.otlp_endpoint or ""):
+            told = "settings are shown to whoever has a key, so otlp_endpoint takes no user, password or query"
+            raise ValueError(f"{told}: credentials go into OTEL_EXPORTER_OTLP_HEADERS")
+        return self
+
 
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chorus.errors import ChorusError
 from chorus.messages.deploy import ModelRow, ModelState
 
@@ -61,7 +63,7 @@ class ModelNotReady(ChorusError):
     """A model was not loaded within the time that its request waits; the row says how far it is."""
 
     def __init__(self, row: ModelRow, patience: float) -> None:
-        self.row = row
+        self.row, self.patience = row, patience
         super().__init__(f"the model {row.id} was not ready within {patience:g} s ({doing(row)}); try again later")
 
 
@@ -69,7 +71,7 @@ class ModelFailed(ChorusError):
     """A model cannot be loaded, or its processes have given up."""
 
     def __init__(self, model_id: str, reason: str) -> None:
-        self.reason = reason
+        self.model_id, self.reason = model_id, reason
         super().__init__(f"the model {model_id} has failed: {reason or 'the log of the server says why'}")
 
 
@@ -79,6 +81,14 @@ class OwnerAway(ChorusError):
 
 class OwnerRefused(ChorusError):
     """The owner of the models does not do what it was asked for; its own words say why."""
+
+
+def heard(row: ModelRow, models: tuple[str, ...] | None) -> ModelRow:
+    """What a key for these models hears of one (None: all). Why a model waits or has failed may name others, and tell
+    how much they hold.
+    """
+    told = models is None or row.state not in (ModelState.WAITING, ModelState.FAILED)
+    return row if told else replace(row, detail="")
 
 
 def doing(row: ModelRow) -> str:

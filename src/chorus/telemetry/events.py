@@ -156,6 +156,8 @@ NODE_EXPELLED = Kind("node_expelled", Level.WARNING, "{node} was expelled from t
 GRAMMAR_ENDED = Kind(
     "grammar_ended", Level.WARNING, "{model}: the process of a request's grammar was ended: {why}", counted=True
 )
+REQUEST_FAILED = Kind("request_failed", Level.ERROR, "{model}: a request failed: {code}", counted=True)
+REQUEST_REFUSED = Kind("request_refused", Level.WARNING, "{model}: a request could not be taken: {code}", counted=True)
 KEY_REFUSED = Kind("key_refused", Level.WARNING, "a request was refused for its API key: {why}", counted=True)
 
 KINDS = {kind.name: kind for kind in tuple(globals().values()) if isinstance(kind, Kind)}

@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from chorus.telemetry.events import Event
 
@@ -19,8 +21,8 @@ FILE_BYTES = 4 << 20
 """From this size on a file becomes the older one, and the one before it goes."""
 _LONGEST_LINE = 16 << 10
 _BLOCK = 64 << 10
-_CLOCK_SECONDS = 3600.0
-"""By how much a clock may have been set back between two lines, so that the later one bears the earlier time."""
+_TIME = re.compile(rb'\{"time": (\d+(?:\.\d+)?),')
+"""How the lines that we write begin: those of other times are passed over without reading the rest of them."""
 
 
 def folder_in(state: Path) -> Path:
@@ -82,12 +84,11 @@ def read(
     """What happened since then, the latest last; with a limit, the latest of them."""
     found: list[Event] = []
     for line in _lines_backwards(folder):
-        event = Event.read(line)
-        if event is None:
+        # Clocks are set back and forth: one that is older says nothing of those before it.
+        if (written := _TIME.match(line)) and float(written[1]) < since:
             continue
-        if event.time < since - _CLOCK_SECONDS:
-            break
-        if event.time >= since and wanted(event):
+        event = Event.read(line)
+        if event and event.time >= since and wanted(event):
             found.append(event)
             if limit is not None and len(found) >= limit:
                 break
@@ -95,19 +96,38 @@ def read(
 
 
 def _lines_backwards(folder: Path) -> Iterator[bytes]:
-    for file in (newer_file(folder), older_file(folder)):
-        with contextlib.suppress(OSError), file.open("rb") as stream:
-            end = min(stream.seek(0, os.SEEK_END), 3 * FILE_BYTES)
-            rest = b""
-            while end:
-                begin = max(0, end - _BLOCK)
-                stream.seek(begin)
-                first, *whole = (stream.read(end - begin) + rest).split(b"\n")
-                yield from (line for line in reversed(whole) if line)
-                # A line without an end is no line of ours: what is kept of it stays bounded.
-                rest, end = first[:_LONGEST_LINE], begin
-            if rest:
-                yield rest
+    with contextlib.ExitStack() as opened:
+        for stream in _open_both(folder, opened):
+            with contextlib.suppress(OSError):
+                yield from _backwards(stream)
+
+
+def _open_both(folder: Path, opened: contextlib.ExitStack) -> list[BinaryIO]:
+    """The newer file, then the older one; both before either is read. Where the one has become the other meanwhile,
+    there are others by now."""
+    for _ in range(2):
+        opened.close()
+        files: list[BinaryIO] = []
+        for file in (newer_file(folder), older_file(folder)):
+            with contextlib.suppress(OSError):
+                files.append(opened.enter_context(file.open("rb")))
+        if len({os.fstat(file.fileno()).st_ino for file in files}) == len(files):
+            break
+    return files
+
+
+def _backwards(stream: BinaryIO) -> Iterator[bytes]:
+    end = min(stream.seek(0, os.SEEK_END), 3 * FILE_BYTES)
+    rest = b""
+    while end:
+        begin = max(0, end - _BLOCK)
+        stream.seek(begin)
+        first, *whole = (stream.read(end - begin) + rest).split(b"\n")
+        yield from (line for line in reversed(whole) if line)
+        # A line without an end is no line of ours: what is kept of it stays bounded.
+        rest, end = first[:_LONGEST_LINE], begin
+    if rest:
+        yield rest
 
 
 class Tail:

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import DummyInput
+from prompt_toolkit.output import DummyOutput
 from typer.testing import CliRunner
 
 from chorus.cli import app
+from chorus.cli.chat.prompt import HISTORY, MOST_HISTORY_BYTES, open_prompt
 from tests.api.scripted_engine import Run, say_until_cancelled
 from tests.cli.conftest import Scripted
 from tests.cli.terminal.conftest import FIRST, SECOND, Talker
@@ -170,6 +174,33 @@ def test_what_a_model_says_never_reaches_the_terminal_as_anything_but_text(termi
     for wrong in ("\x1b]0;", "\x1b]8;", "\x07", "\x1bc", "\x1b[2J", "\x1b[?1049h", "\x9b", "\u202e"):
         assert wrong.encode() not in chat.raw, repr(wrong)
     chat.type(CTRL_D)
+
+
+def test_what_is_typed_never_ends_a_conversation(terminal: Open, talker: Talker) -> None:
+    talker.says("An answer.", "Another answer.")
+    chat = talk(terminal, talker)
+    chat.type(f"/set temperature NaN{ENTER}")
+    chat.wait_for("temperature: no request can hold that")
+    chat.type(f"/save {'n' * 300}.md{ENTER}")
+    chat.wait_for("File name too long")
+    chat.type(f"na\udcefve and \udcff{ENTER}")
+    chat.wait_for("An answer.")
+    assert "na?ve and ?" in talker.asked(0)
+    chat.type(f"/retry{ENTER}")
+    chat.wait_for("Another answer.")
+    chat.type(CTRL_D)
+    assert chat.wait_for_end() == 0
+
+
+def test_the_history_that_was_cut_is_still_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHORUS_STATE", str(tmp_path))
+    file = tmp_path / HISTORY
+    file.write_bytes(b"\n# 2026-01-01\n+hello\n" * (MOST_HISTORY_BYTES // 10))
+    file.chmod(0o600)
+    with create_app_session(input=DummyInput(), output=DummyOutput()):
+        open_prompt(list, str)
+    assert file.stat().st_size < MOST_HISTORY_BYTES
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_models_are_listed_with_their_state_and_another_one_answers(terminal: Open, talker: Talker) -> None:

@@ -21,6 +21,16 @@ def test_parameters_are_what_was_typed_and_none_of_the_chats_own() -> None:
             talk.set(name, "1")
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity", '[1, {"a": [1e400]}]'])
+def test_numbers_that_cannot_be_sent_are_no_parameters(number: str) -> None:
+    talk = Conversation("m", parameters={"temperature": 0.5})
+    with pytest.raises(NoConversation, match="temperature: no request can hold that: Out of range float values"):
+        talk.set("temperature", number)
+    assert talk.parameters == {"temperature": 0.5}
+    talk.set("stop", "[" * 100_000)
+    assert talk.parameters["stop"] == "[" * 100_000
+
+
 def test_what_was_saved_is_loaded_again(tmp_path: Path) -> None:
     talk = Conversation("m", "Be brief.", {"temperature": 0.0})
     talk.ask("Hello")
@@ -48,11 +58,13 @@ def test_what_was_saved_is_loaded_again(tmp_path: Path) -> None:
         b'{"messages": [{"role": "root", "content": "x"}]}',
         b'{"messages": [{"role": "user", "content": 1}]}',
         b'{"messages": [], "parameters": 7}',
+        b'{"messages": [], "parameters": {"temperature": NaN}}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b"[" * 100_000,
         b"\xff\xfe",
         b" " * (MOST_FILE_BYTES + 1),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_what_is_no_conversation_is_refused_and_changes_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.json").write_bytes(data)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from chorus.cli.live import Seen, look
 from tests.cli.conftest import Scripted
 from tests.cli.typed import one_line, typed
 from tests.support.ports import listening_port
@@ -47,6 +48,7 @@ class Cluster:
         self.cancelled: list[str] = []
         self.running = [request_row(number) for number in range(30)]
         self.step = 1000
+        self.states = ["ready", "ready"]
         self.said = 0
         """Tokens that each request says between two looks."""
         self.server: Scripted | None = None
@@ -79,8 +81,8 @@ class Cluster:
     def _status(self) -> dict[str, Any]:
         rank = {"node": "mini\x1b[2J", "device": "cpu", "weight_bytes": 10**8, "memory_bytes": 2 * 10**8}
         ranks = [
-            {**rank, "rank": 0, "layers": "9-29", "step": self.step},
-            {**rank, "rank": 1, "layers": "0-8", "step": 7},
+            {**rank, "rank": 0, "layers": "9-29", "step": self.step, "state": self.states[0]},
+            {**rank, "rank": 1, "layers": "0-8", "step": 7, "state": self.states[1]},
         ]
         models = [{"id": MODEL, "state": "ready", "running": len(self.running), "waiting": 2, "progress": 1.0}]
         return {"model": MODEL, "state": "ready", "ranks": ranks, "models": models}
@@ -150,6 +152,36 @@ def test_top_draws_a_screen_and_goes_on_through_everything(terminal: Open, clust
     assert top.wait_for_end() == 0
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_rank_that_is_lost_is_told_as_lost_wherever_ranks_are_shown(
+    terminal: Open, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status = typed(f"status --url {cluster.url}").stdout
+    assert "state" not in status, "where all are ready it takes no room"
+    cluster.states = ["waiting", "lost"]
+    status = typed(f"status --url {cluster.url}").stdout
+    assert re.search(r"│ 1 +│ mini\S+ +│ lost ", status)
+    assert re.search(r"│ 0 +│ mini\S+ +│ waiting ", status)
+    assert max(len(line) for line in status.splitlines()) <= 80
+    plain = typed(f"top --once --url {cluster.url}").stdout
+    assert f"rank 1 of {MODEL} on mini[2J: lost, layers 0-8, 191 MiB, step 7\n" in plain
+    watching = terminal("top", "--url", cluster.url, "--every", "0.2")
+    watching.wait_for(lambda shown: re.search(r"^1 .* 7  lost ", shown, re.MULTILINE) is not None)
+    cluster.states = ["ready", "ready"]
+    watching.wait_for(lambda shown: re.search(r"^1 .* 7  ready ", shown, re.MULTILINE) is not None)
+    watching.type("q")
+
+
+def test_a_view_goes_on_whatever_goes_wrong_with_a_look() -> None:
+    def ask() -> str:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    seen = look(ask, Seen("before", when=3.0))
+    assert (seen.found, seen.when) == ("before", 3.0)
+    assert seen.problem == "the server cannot be asked: Using SOCKS proxy, but the 'socksio' package is not installed."
+
+
 def test_status_is_drawn_anew_until_q(terminal: Open, cluster: Cluster) -> None:
     status = terminal("status", "--watch", "0.2", "--url", cluster.url)
     status.wait_for("1000")
@@ -188,6 +220,9 @@ def test_without_a_terminal_there_are_plain_lines_also_while_the_server_is_away(
 
     read_until("ready")
     read_until("step 1000")
+    cluster.states[1] = "lost"
+    if words[0] == "status":
+        read_until("rank 0 step 1000, rank 1 step 7 (lost)")
     cluster.stop()
     assert "nothing answers at" in read_until("nothing answers")
     cluster.step = 2000

@@ -88,6 +88,12 @@ def test_hugging_face_that_never_answers_is_waited_for_a_bounded_time() -> None:
         assert "no answer" in (told := Asked(url, seconds=0.1).obstacle()) or "timed out" in told
 
 
+def test_a_proxy_that_cannot_be_used_is_why_hugging_face_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    assert Asked("http://elsewhere").obstacle().startswith("Using SOCKS proxy, but the 'socksio' package")
+
+
 def test_the_mirror_that_is_set_is_the_one_that_is_asked() -> None:
     assert endpoint({"HF_ENDPOINT": "https://mirror.example/ "}) == "https://mirror.example"
     assert endpoint({}) == endpoint({"HF_ENDPOINT": ""}) == "https://huggingface.co"

@@ -97,7 +97,16 @@ def test_a_model_that_is_to_be_there_at_the_start_drives_nobody_out() -> None:
 def test_a_large_model_is_passed_by_small_ones_for_a_while_only() -> None:
     busy = ready("busy", 6, running=1, ready_since=NOW - 5)
     assert decided(busy, asked("large", 10, 29), asked("small", 3, 1)).load == ("small",)
-    assert decided(busy, asked("large", 10, 30), asked("small", 3, 1)).load == ()
+    found = decided(busy, asked("large", 10, 30), asked("small", 3, 1))
+    assert found.load == ()
+    assert found.wait["small"] == "waits until large is loaded, which was asked for before"
+
+
+def test_whoever_waits_long_keeps_nobody_from_being_looked_for_or_loaded_by_force() -> None:
+    busy = ready("busy", 6, running=1, ready_since=NOW - 5)
+    forced, unknown = asked("forced", 9, forced=True), replace(asked("unknown", 1), needs=None)
+    found = decided(busy, asked("large", 10, 60), forced, unknown)
+    assert (found.load, found.find, list(found.wait)) == (("forced",), ("unknown",), ["large"])
 
 
 def test_an_idle_model_goes_when_its_time_is_over() -> None:

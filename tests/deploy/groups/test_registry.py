@@ -74,6 +74,8 @@ class Maker:
     def __init__(self, **sizes: int) -> None:
         self.sizes = sizes
         self.looks: list[str] = []
+        self.files = Path("/")
+        """Of whatever is found."""
         self.cleared: list[int] = []
         self.hub = asyncio.Event()
         """Answers once this is set."""
@@ -82,7 +84,7 @@ class Maker:
     def expected(self, entry: ModelConfig, number: int) -> ModelSettings:
         name = entry.source
         address = f"unix:/{number}/engine.sock"
-        return ModelSettings(engine_address=address, id=name, name=name, path=Path("/x"), aliases=entry.aliases)
+        return ModelSettings(engine_address=address, id=name, name=name, path=self.files, aliases=entry.aliases)
 
     async def find(self, entry: ModelConfig, number: int, report: Report) -> Loadable:
         self.looks.append(entry.source)
@@ -505,6 +507,57 @@ def test_a_load_can_be_called_off(owning: Callable[..., None]) -> None:
         assert (await owned.registry.unload("a"))[1] == "a is not loaded"
 
     owning(act)
+
+
+def test_a_load_that_was_forced_and_called_off_is_not_forced_the_next_time(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        await owned.load("a")
+        await owned.registry.load("b", force=True)
+        group = await owned.group("b")
+        await owned.registry.unload("b")
+        await group.over
+        await owned.until("b", ModelState.UNLOADED)
+        with pytest.raises(Refused, match="no room for b"):
+            await refused_once_found(owned, "b")
+
+    owning(act, entries=(ModelConfig(source="a", pin=True), ModelConfig(source="b")))
+
+
+def test_a_model_whose_files_have_gone_is_looked_for_again(owning: Callable[..., None], tmp_path: Path) -> None:
+    async def act(owned: Owned) -> None:
+        async def fails() -> None:
+            await owned.registry.load("a")
+            (await owned.group("a")).gives_up("it cannot be read")
+            await owned.until("a", ModelState.FAILED)
+
+        owned.maker.files = tmp_path / "found"
+        owned.maker.files.mkdir()
+        await fails()
+        await fails()
+        assert owned.maker.looks == ["a"]
+        owned.maker.files.rmdir()
+        await fails()
+        await fails()
+        assert owned.maker.looks == ["a", "a"]
+
+    owning(act)
+
+
+def test_a_request_that_runs_is_news_only_when_it_begins_and_when_it_is_over(owning: Callable[..., None]) -> None:
+    async def act(owned: Owned) -> None:
+        await owned.load("a")
+        owned.reports(Demand("a", served=1))
+        assert owned.registry.table.models[0].until > 0
+        owned.reports(Demand("a", running=1, served=1))
+        assert owned.registry.table.models[0].until == 0
+        version = owned.registry.table.version
+        for _ in range(5):
+            owned.reports(Demand("a", running=1, served=1))
+        assert owned.registry.table.version == version
+        owned.reports(Demand("a", served=2))
+        assert owned.registry.table.models[0].until > 0
+
+    owning(act, policy=LoadConfig(idle_unload=300))
 
 
 def test_a_load_that_was_called_off_can_be_asked_for_again(owning: Callable[..., None]) -> None:

@@ -65,8 +65,11 @@ def router(service: Service) -> APIRouter:
     async def unload(request: Request) -> Response:
         require_admin(record_of(request.scope))
         body = await read_request(request, UnloadRequest, service)
-        model_id, told = await owner_of(service).unload(service.find(body.model).id)
-        return await settled(request, model_id, told, _UNLOADED, body.wait)
+        model = service.find(body.model)
+        # A load that is ended has its processes until another state comes.
+        done = _UNLOADED - {ModelState.LOADING} if model.state is ModelState.LOADING else _UNLOADED
+        model_id, told = await owner_of(service).unload(model.id)
+        return await settled(request, model_id, told, done, body.wait)
 
     async def settled(
         request: Request, model_id: str, told: str, states: frozenset[ModelState], wait: bool

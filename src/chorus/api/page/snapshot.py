@@ -18,6 +18,7 @@ from chorus.api.page.live import Viewer
 from chorus.api.served import EngineView, Served
 from chorus.api.service import Service
 from chorus.api.views.meta import brief, describe_cache, describe_cluster, look
+from chorus.serving.errors import heard
 from chorus.serving.models.directory import Model
 
 PATIENCE_SECONDS = 1.5
@@ -36,6 +37,8 @@ class Seen:
 
     names: tuple[str, ...]
     row: dict[str, Any]
+    own_row: dict[str, Any]
+    """What a key for some models hears of it: nothing of the others."""
     cluster: dict[str, Any] | None
     """Who serves it; None where nobody does."""
 
@@ -85,7 +88,7 @@ class Observer:
             "version": chorus.__version__,
             "admin": viewer.may_admin,
             "any_model": self._service.settings.any_model,
-            "models": [model.row for model in seen],
+            "models": [model.row if viewer.models is None else model.own_row for model in seen],
             "clusters": [model.cluster for model in seen if model.cluster is not None],
             "requests": {
                 "running": [each.now() for each in listing.running(viewer)[:MOST_REQUESTS]],
@@ -108,7 +111,8 @@ class Observer:
 
     def _see(self, model: Model[Served], view: EngineView) -> Seen:
         row = {**brief(model, view), "pinned": model.row.pinned}
-        return Seen(tuple(model.settings.names), row, self._cluster(model, view))
+        own_row = row if heard(model.row, ()) is model.row else {**row, "detail": ""}
+        return Seen(tuple(model.settings.names), row, own_row, self._cluster(model, view))
 
     def _cluster(self, model: Model[Served], view: EngineView) -> dict[str, Any] | None:
         engine = view.description

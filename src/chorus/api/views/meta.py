@@ -23,6 +23,7 @@ from chorus.api.views.answers import ClusterStatus, Health, Live, ModelEntry, Mo
 from chorus.messages.deploy import ModelState
 from chorus.messages.engine import cache_facts_from_wire
 from chorus.messages.proto import engine_pb2 as pb
+from chorus.serving.errors import heard
 from chorus.serving.models.directory import Model
 from chorus.telemetry.phases import PHASES
 
@@ -36,9 +37,9 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health", **operation(None, Health))
     async def health(request: Request, model: str | None = None) -> dict[str, Any]:
-        allowed = service.allowed(record_of(request.scope))
-        asked = service.find(model)
-        view = await look(asked)
+        record = record_of(request.scope)
+        asked, allowed = service.find_health(model, record), service.allowed(record)
+        view = await look(asked, record.models)
         status = {"status": "ok" if view.ready else view.state}
         # Everybody may ask for the health; who has no key for the model is told no more than that.
         if asked not in allowed:
@@ -52,8 +53,9 @@ def router(service: Service) -> APIRouter:
                 "open": asked.front.client.open_requests if asked.front else 0,
                 "tasks": len(asyncio.all_tasks()),
             },
-            "models": [brief(each, view if each is asked else None) for each in allowed],
-            "configuration": settings.configuration,
+            "models": [brief(each, view if each is asked else None, record.models) for each in allowed],
+            # It names the sources of all models.
+            "configuration": settings.configuration if record.models is None else None,
         }
 
     @routes.get("/health/live", **operation(None, Live))
@@ -65,18 +67,21 @@ def router(service: Service) -> APIRouter:
         response_model=None,
         responses={200: {"model": Ready}, 404: {"model": ErrorBody}, 503: {"model": Ready}},
     )
-    async def ready(model: str | None = None) -> JSONResponse:
-        asked = service.find(model)
-        view = await look(asked)
-        body = {"state": view.state, "progress": view.progress, "detail": view.detail}
+    async def ready(request: Request, model: str | None = None) -> JSONResponse:
+        record = record_of(request.scope)
+        asked = service.find_health(model, record)
+        view = await look(asked, record.models)
+        detail = view.detail if asked in service.allowed(record) else ""
+        body = {"state": view.state, "progress": view.progress, "detail": detail}
         if view.ready or (model is None and serves_others(service)):
             return JSONResponse(body)
         return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
     @routes.get("/model/info", **operation(None, ModelInfo))
     async def model_info(request: Request, model: str | None = None) -> dict[str, Any]:
-        asked = service.find_for(model, record_of(request.scope))
-        view = await look(asked)
+        record = record_of(request.scope)
+        asked = service.find_for(model, record)
+        view = await look(asked, record.models)
         if view.description is None:
             raise not_ready(view)
         async with asked.held() as served:
@@ -92,13 +97,13 @@ def router(service: Service) -> APIRouter:
     async def cluster_status(request: Request, model: str | None = None) -> dict[str, Any]:
         record = record_of(request.scope)
         asked = service.find_for(model, record)
-        told, view = read_nodes(asked.settings.status_file), await look(asked)
+        told, view = read_nodes(asked.settings.status_file), await look(asked, record.models)
         told = told if record.models is None else of_this_model(told)
         return {
             "model": asked.id,
             **describe_cluster(view, names_of_ranks(asked.settings.rank_names, told["nodes"])),
             "observed": asked.front.observed() if asked.front else NOTHING_OBSERVED,
-            "models": [brief(each, view if each is asked else None) for each in service.allowed(record)],
+            "models": [brief(each, view if each is asked else None, record.models) for each in service.allowed(record)],
             **told,
         }
 
@@ -145,9 +150,9 @@ async def summary(service: Service, request: Request) -> dict[str, Any]:
     }
 
 
-async def look(model: Model[Served]) -> EngineView:
-    """As its engine says where it has one, else as its owner does."""
-    row, description = model.row, None
+async def look(model: Model[Served], models: tuple[str, ...] | None = None) -> EngineView:
+    """As its engine says where it has one, else as its owner does, to a key for these models (None: all)."""
+    row, description = heard(model.row, models), None
     if model.loaded and (served := model.front):
         view = await served.look()
         if row.state is ModelState.READY:
@@ -164,9 +169,9 @@ def serves_others(service: Service) -> bool:
     return len(service.directory.models) > 1 and service.directory.version > 0 and not starts
 
 
-def brief(model: Model[Served], view: EngineView | None) -> dict[str, Any]:
-    """As its owner last said, or its engine where that was asked."""
-    row = model.row
+def brief(model: Model[Served], view: EngineView | None, models: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """As its owner last said, or its engine where that was asked, to a key for these models (None: all)."""
+    row = heard(model.row, models)
     engine = view.description if view else None
     return {
         "id": model.id,

@@ -79,7 +79,7 @@ async def run(chat: Chat, line: str) -> None:
         return
     try:
         await chosen[0].run(chat, rest.strip())
-    except ChorusError as error:
+    except (ChorusError, OSError, ValueError) as error:
         chat.tell(str(error), "red")
 
 

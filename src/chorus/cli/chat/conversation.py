@@ -63,9 +63,14 @@ class Conversation:
             self.parameters.pop(name, None)
             return
         try:
-            self.parameters[name] = json.loads(text)
-        except ValueError:
-            self.parameters[name] = text
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        try:
+            _as_sent(value)
+        except (ValueError, RecursionError) as error:
+            raise NoConversation(f"{name}: no request can hold that: {error}") from None
+        self.parameters[name] = value
 
     def save(self, file: Path) -> None:
         """As JSON, which can be loaded again, or as Markdown to read, by the ending of the file's name."""
@@ -105,6 +110,7 @@ class Conversation:
             messages = [{"role": message["role"], "content": message["content"]} for message in found["messages"]]
             fine = all(message["role"] in _ROLES and isinstance(message["content"], str) for message in messages)
             system, parameters = str(found.get("system") or ""), dict(found.get("parameters") or {})
+            _as_sent([messages, system, parameters])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             fine = False
         if not fine:
@@ -113,3 +119,8 @@ class Conversation:
         self.parameters = {name: value for name, value in parameters.items() if name not in OURS}
         asked = [message["content"] for message in messages if message["role"] == "user"]
         self.question = asked[-1] if asked else ""
+
+
+def _as_sent(value: Any) -> bytes:
+    """Raises ValueError where no request can hold it: numbers that are not finite, halves of characters."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -92,7 +92,7 @@ def _history(file: Path) -> History:
         if len(data) > MOST_HISTORY_BYTES:
             # Entries begin with a line of their own that has a # and the date.
             kept = data[-MOST_HISTORY_BYTES // 2 :]
-            write_whole(file, kept[kept.find(b"\n# ") + 1 :])
+            write_whole(file, kept[kept.find(b"\n# ") + 1 :], 0o600)
     except OSError as error:
         warn(f"{file}: what you type is not kept: {error.strerror}")
         return InMemoryHistory()

@@ -36,7 +36,8 @@ class Session:
         with _quiet_keyboard(), contextlib.suppress(EOFError, KeyboardInterrupt, LeaveChat):
             chat.tell(f"{chat.conversation.model}: type a message, /help for commands, Ctrl-D leaves")
             while True:
-                line = await prompt.prompt_async("> ")
+                # Of what was pasted in another encoding than UTF-8, the terminal gives halves of characters.
+                line = (await prompt.prompt_async("> ")).encode("utf-8", "replace").decode()
                 if line.lstrip().startswith("/"):
                     await commands.run(chat, line.strip())
                 elif line.strip():

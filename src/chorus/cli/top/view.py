@@ -129,7 +129,7 @@ class TopView:
                     rank.get("layers") or "-",
                     size(rank.get("memory_bytes") or 0),
                     rank.get("step", "-"),
-                    "ready" if rank.get("layers") else "loading",
+                    rank.get("state") or "-",
                     ", ".join(f"{phase} {share:.0%}" for phase, share in most) or "-",
                 )
             )
@@ -184,8 +184,8 @@ def plain_lines(before: Snapshot | None, now: Snapshot) -> list[str]:
     for rank in now.ranks:
         held = size(rank.get("memory_bytes") or 0)
         lines.append(
-            f"rank {rank.get('rank')} of {rank.get('model')} on {rank.get('node') or '-'}: layers "
-            f"{rank.get('layers') or '-'}, {held}, step {rank.get('step', '-')}"
+            f"rank {rank.get('rank')} of {rank.get('model')} on {rank.get('node') or '-'}: {rank.get('state') or '-'}, "
+            f"layers {rank.get('layers') or '-'}, {held}, step {rank.get('step', '-')}"
         )
     for row in now.requests or ():
         rate = row.get("tokens_per_second")

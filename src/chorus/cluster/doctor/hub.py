@@ -45,12 +45,12 @@ class Asked:
             answer.close()
             # A proxy or a portal that stands in between says so with a number of its own.
             self._told.put("" if answer.status_code < 400 else f"the answer is {answer.status_code}")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except Exception as error:  # also what httpx says of a proxy that it cannot use, an ImportError among it
             self._told.put(_reason(error))
 
 
 def _reason(error: BaseException) -> str:
-    while (below := error.__cause__ or error.__context__) is not None:
+    while (below := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = below
     told = failures.reason(error) if isinstance(error, OSError) else str(error)
     return re.sub(r"^\[Errno -?\d+\] ", "", told) or type(error).__name__

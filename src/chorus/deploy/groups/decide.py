@@ -132,13 +132,17 @@ def decide(models: Sequence[Standing], room: Room, policy: LoadConfig, now: floa
     find, load, victims = [], [], list[Standing]()
     refuse: dict[str, str] = {}
     wait: dict[str, str] = {}
+    not_passed = ""
+    """Who has waited so long that nobody who came later may take what it waits for."""
     looks = [model.retry_at for model in models if model.state is ModelState.FAILED and model.retry_at > now]
     for model in asked:
         if model.needs is None:
             find.append(model.id)
-        elif model.forced or not unmet(model.needs, left.free):
+        elif model.forced or not (not_passed or unmet(model.needs, left.free)):
             load.append(model.id)
             left.take(model.needs)
+        elif not_passed:
+            wait[model.id] = f"waits until {not_passed} is loaded, which was asked for before"
         elif not unmet(model.needs, left.all):
             wait[model.id] = f"waits until {_names(draining or victims)} made room"
             left.take(model.needs)
@@ -165,8 +169,9 @@ def decide(models: Sequence[Standing], room: Room, policy: LoadConfig, now: floa
             if policy.on_full == "swap":
                 passed_until = (model.asked_since or 0.0) + policy.min_loaded_seconds
                 if passed_until <= now:
-                    break
-                looks.append(passed_until)
+                    not_passed = model.id
+                else:
+                    looks.append(passed_until)
     needs_room = bool(wait)
     idle = [model for model in models if model not in victims and model.goes_at is not None]
     looks += [model.goes_at for model in idle if model.goes_at is not None]

@@ -285,7 +285,7 @@ class Registry:
         model = self.named(name)
         if model is None:
             raise NoSuchModel(f"there is no model {name[:200]!r}{self._nearest(name)}")
-        model.wanted_since = None
+        model.wanted_since, model.forced = None, False
         if model.state is ModelState.READY:
             self._drain(model, ends=True)
         elif model.state is ModelState.DRAINING:
@@ -334,6 +334,7 @@ class Registry:
         """What a front end is asked for, and by which table it routes."""
         now = time.monotonic()
         known = tuple(demand for demand in report.demands if demand.id in self._models)
+        went_at = {demand.id: self._standing(self._models[demand.id], now).goes_at for demand in known}
         before, attendance.report = attendance.report, Report(report.seen, known)
         for demand in known:
             last = next((each for each in before.demands if each.id == demand.id), None) if before else None
@@ -341,8 +342,8 @@ class Registry:
             if used or demand.served != (last.served if last else 0):
                 model = self._models[demand.id]
                 model.idle_since, model.keep_alive = now, demand.keep_alive_seconds
-                if model.stays() is not None:
-                    self._changed()  # until when it stays is another moment now
+                if self._standing(model, now).goes_at != went_at[demand.id]:
+                    self._changed()
         self._poked.set()
 
     def _demand(self, model: Model) -> Demand:
@@ -615,6 +616,8 @@ class Registry:
         model.failures += not refused
         model.wanted_since, model.forced = None, False
         model.short, model.unfit = (), ""
+        if not model.settings.path.exists():  # removed since, or pulled anew under another name
+            model.loadable = None
         model.retry_at = time.monotonic() + pause
         if not self._alone:
             log.warning("%s", why if model.id in why else f"{model.id}: {why}")

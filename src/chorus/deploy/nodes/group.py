@@ -345,8 +345,7 @@ class ClusterGroup(ProcessGroup):
         try:
             async with asyncio.timeout(self._timeout) as self._limit:
                 sources = await self._find_sources(self._orders)
-                spawned = asyncio.gather(*map(self._spawn, self._orders, sources))
-                await asyncio.gather(spawned, own)
+                await self._spawn_all(sources, own)
         except TimeoutError:
             await self.stop()
             told = f"the nodes did not start their ranks within {self._timeout:g} s (engine.start_timeout_seconds)"
@@ -365,6 +364,17 @@ class ClusterGroup(ProcessGroup):
         self._before = tuple(order.node for order in self._orders)
         self._keepers = {asyncio.create_task(self._keep_rank(order)): order for order in self._orders}
         await self._start_leader()
+
+    async def _spawn_all(self, sources: Sequence[tuple[FileSource, ...]], own: asyncio.Task[None]) -> None:
+        """Start the ranks on all nodes while this machine fetches its own files."""
+        spawning = [asyncio.create_task(self._spawn(*each)) for each in zip(self._orders, sources, strict=True)]
+        try:
+            await asyncio.gather(*spawning, own)
+        finally:
+            # Where one could not be started, a node that goes on with another would start it after all were ended.
+            for each in spawning:
+                each.cancel()
+            await asyncio.gather(*spawning, return_exceptions=True)
 
     async def _start_leader(self) -> None:
         """A process for rank 0, which loads with the ranks that are there."""
