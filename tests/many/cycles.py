@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.many.arrivals import Ask
-from tests.many.memory import held
 from tests.many.models import PROMPTS, Prepared
 from tests.many.swapping import MB, answer, budget_for, group_processes, serving, settings
+from tests.support.own_memory import own_memory
 from tests.support.server import ChorusServer
 
 GONE_SECONDS = 60.0
@@ -47,12 +47,20 @@ def run(prepared: Prepared, folder: Path, cycles: int) -> Cycles:
                 wrong.append(text)
             loaded.append(everything(server))
             until_unloaded(server)
-            after.append(everything(server))
+            after.append(left(server, before))
     return Cycles(before, tuple(loaded), tuple(after), tuple(wrong))
 
 
 def everything(server: ChorusServer) -> int:
-    return held(server.processes())
+    return own_memory(server.processes())
+
+
+def left(server: ChorusServer, before: int) -> int:
+    """What is held once memory has been given back, or else for all the time that this may take."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (found := everything(server)) - before > KEPT_BYTES and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def until_unloaded(server: ChorusServer) -> None:

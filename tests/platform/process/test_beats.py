@@ -99,6 +99,16 @@ class Child:
             assert self.process.poll() is None
             time.sleep(0.01)
 
+    def until_silent(self) -> None:
+        """It says that it serves before it holds Python's lock: until then it goes on ticking."""
+        deadline, tick, since = time.monotonic() + DEADLINE, self.monitor.read().tick, time.monotonic()
+        while time.monotonic() - since < 2 * self.watched.timing.tick_seconds:
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None
+            time.sleep(0.01)
+            if (now := self.monitor.read().tick) != tick:
+                tick, since = now, time.monotonic()
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE)
@@ -153,6 +163,7 @@ def test_a_stopped_process_is_killed(children: list[Child], tmp_path: Path) -> N
 def test_a_watcher_that_was_held_up_itself_blames_nobody(children: list[Child], tmp_path: Path) -> None:
     children.append(child := Child(SERVE + HOLD_THE_LOCK, tmp_path))
     child.until(Phase.SERVING)
+    child.until_silent()
     now = time.monotonic()
     look(child.watched, now)
     look(child.watched, now + 600, late=True)
