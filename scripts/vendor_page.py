@@ -47,7 +47,7 @@ class Cut:
 
 _LANGUAGES = (
     *("markup", "css", "clike", "javascript", "typescript", "json", "python", "bash", "yaml"),
-    *("rust", "go", "c", "cpp", "diff"),
+    *("rust", "go", "c", "diff"),
 )
 
 FILES = {
@@ -56,7 +56,6 @@ FILES = {
     "htm.js": Cut("htm", ("dist/htm.mjs",)),
     "marked.js": Cut("marked", ("lib/marked.esm.js",)),
     "uplot.js": Cut("uplot", ("dist/uPlot.iife.min.js",), after=b"export default uPlot;\n"),
-    "uplot.css": Cut("uplot", ("dist/uPlot.min.css",)),
     "prism.js": Cut(
         "prismjs",
         tuple(f"components/prism-{name}.min.js" for name in ("core", *_LANGUAGES)),

@@ -54,6 +54,7 @@ def test_no_text_can_become_script(http: httpx.Client, path: str) -> None:
         assert policy[kind] == "'self'", kind
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-dns-prefetch-control"] == "off"
     assert "set-cookie" not in headers
 
 

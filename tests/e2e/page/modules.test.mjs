@@ -1,10 +1,14 @@
 // What the page decides without a browser, run by node: `node --test tests/e2e/page/modules.test.mjs`.
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
 
 const place = "../../../src/chorus/api/page/static/";
 const { EventParser } = await import(`${place}app/events.js`);
-const { plain, webAddress } = await import(`${place}app/markdown.js`);
+const { nodesOf, plain, webAddress } = await import(`${place}app/markdown.js`);
+const { coloured } = await import(`${place}app/code.js`);
+const { losses } = await import(`${place}app/losses.js`);
+const { Connection } = await import(`${place}live/connection.js`);
 const { hitShare, remember } = await import(`${place}app/history.js`);
 const { bytes, seconds, shortName } = await import(`${place}app/format.js`);
 const { another, switched } = await import(`${place}chat/versions.js`);
@@ -35,6 +39,205 @@ test("only addresses of the web are links", () => {
 
 test("entities are letters, and nonsense stays as it is", () => {
   assert.equal(plain("a &lt;b&gt; &amp;amp; &#65; &#x1F600; &nope; &#0; &#xD800;"), "a <b> &amp; A 😀 &nope; &#0; &#xD800;");
+});
+
+/** The words of what is drawn. */
+const words = (drawn) => (Array.isArray(drawn) ? drawn.map(words).join("") : typeof drawn === "object" ? words(drawn?.props?.children) : (drawn ?? ""));
+const kinds = (drawn) => (Array.isArray(drawn) ? drawn.flatMap(kinds) : drawn && typeof drawn === "object" ? [drawn.type, ...kinds(drawn.props?.children)] : []).filter((kind) => typeof kind === "string");
+
+test("Markdown is drawn as its elements", () => {
+  const drawn = nodesOf("# One\n\nsome **bold** and _thin_ `code` [there](https://example.org/)\n\n- a\n  - b\n\n> said\n\n| a | b |\n| - | - |\n| 1 | **2** |\n");
+  for (const kind of ["h3", "p", "strong", "em", "code", "a", "ul", "li", "blockquote", "table", "td"]) assert.ok(kinds(drawn).includes(kind), kind);
+  const many = nodesOf(Array.from({ length: 300 }, (_, line) => `- a **bold** word of snake_case ${line}`).join("\n"));
+  assert.equal(kinds(many).filter((kind) => kind === "strong").length, 300, "marks are counted by the piece");
+});
+
+test("odd Markdown does not stop the page: what would take long is shown as it was written", () => {
+  const nested = (count) => Array.from({ length: count }, (_, depth) => `${" ".repeat(depth)}- a`).join("\n");
+  const odd = {
+    emphasis: "**_a".repeat(12_000),
+    underscores: `${"_".repeat(60_000)}a`,
+    stars: `${"*".repeat(60_000)}a`,
+    struck: "~~a~ ".repeat(20_000),
+    links: "[a](b".repeat(40_000),
+    address: `${"a.".repeat(40_000)}@`,
+    url: `http://a${"?!".repeat(60_000)}`,
+    lists: nested(620),
+    "one line of lists": `${"- ".repeat(30_000)}a`,
+    quotes: `${">".repeat(100_000)}a`,
+    "a lazy list": `- a\n${"b\n".repeat(60_000)}`,
+    "quotes and lists": "> > a\nb\n> - c\nd\n".repeat(8_000),
+  };
+  for (const [name, text] of Object.entries(odd)) {
+    assert.ok(text.length <= 200_000, `${name} is not refused for its length alone`);
+    const began = performance.now();
+    const drawn = nodesOf(text);
+    assert.ok(performance.now() - began < 5000, `${name} took ${Math.round(performance.now() - began)} ms`);
+    assert.ok(words(drawn).includes("a"), name);
+  }
+});
+
+test("code of C++ has the colours of C", () => {
+  for (const name of ["c", "cpp", "c++"]) assert.ok(kinds(coloured("return 1;", name)).includes("span"), name);
+});
+
+/** A server for `fetch`: each of `answers` is what one attempt meets, the last of them for ever after. */
+function serverOf(answers) {
+  const asked = [];
+  globalThis.fetch = (url, { headers, signal }) => {
+    const answer = answers[Math.min(asked.length, answers.length - 1)];
+    asked.push({ url, headers, signal });
+    return new Promise((resolve, reject) => {
+      signal.addEventListener("abort", () => reject(signal.reason));
+      if (answer === "silence") return;
+      if (answer.status) return resolve(new Response(JSON.stringify({ error: { message: answer.why } }), { status: answer.status }));
+      const body = new ReadableStream({
+        start(stream) {
+          stream.enqueue(new TextEncoder().encode('data: {"at": 1}\n\n'));
+          if (answer === "ends") stream.close();
+          else signal.addEventListener("abort", () => stream.error(signal.reason));
+        },
+      });
+      resolve(new Response(body));
+    });
+  };
+  return asked;
+}
+
+async function pass(seconds) {
+  for (let tenth = 0; tenth < seconds * 10; tenth += 1) {
+    for (let count = 0; count < 3; count += 1) await turn();
+    mock.timers.tick(100);
+  }
+  for (let count = 0; count < 3; count += 1) await turn();
+}
+
+async function connected(answers, act) {
+  mock.timers.enable({ apis: ["setTimeout", "Date"] });
+  const asked = serverOf(answers);
+  const states = [];
+  const connection = new Connection("", ({ state }) => states.at(-1) !== state && states.push(state));
+  try {
+    await act(states, asked);
+  } finally {
+    connection.close();
+    mock.timers.reset();
+  }
+}
+
+test("a server that hangs is offline, however live it was before", () =>
+  connected(["lasts", "silence"], async (states) => {
+    await pass(1);
+    assert.deepEqual(states, ["live"]);
+    await pass(20);
+    assert.deepEqual(states, ["live", "offline"]);
+    await pass(30);
+    assert.deepEqual(states, ["live", "offline"]);
+  }));
+
+test("a server that never answers is offline after the first attempt, and live when it does answer", () =>
+  connected(["silence", "silence", "lasts"], async (states) => {
+    await pass(8);
+    assert.deepEqual(states, ["offline"]);
+    await pass(8);
+    assert.deepEqual(states, ["offline", "live"]);
+  }));
+
+test("a stream that comes to its usual end does not look offline, and what is refused stays so", async () => {
+  await connected(["lasts", "lasts", "lasts"], async (states, asked) => {
+    await pass(25); // each falls silent after its frame, and the next one answers
+    assert.ok(asked.length >= 3);
+    assert.deepEqual(states, ["live"]);
+  });
+  await connected(["ends", "lasts"], async (states) => {
+    await pass(3);
+    assert.deepEqual(states, ["live"]);
+  });
+  await connected([{ status: 503, why: "full" }], async (states) => {
+    await pass(25);
+    assert.deepEqual(states, ["refused"]);
+  });
+});
+
+test("the worker's stream ends when no page is seen, and another key has another", async () => {
+  const asked = serverOf(["lasts"]);
+  const every = globalThis.setInterval;
+  globalThis.setInterval = () => {}; // what forgets pages that crashed is not to keep this process
+  globalThis.self = {};
+  await import(`${place}live/worker.js`);
+  globalThis.setInterval = every;
+  const opened = () => asked.filter(({ signal }) => !signal.aborted).map(({ headers }) => headers.authorization ?? "");
+  const pageOf = () => {
+    const port = { heard: [], postMessage: (news) => port.heard.push(news) };
+    self.onconnect({ ports: [port] });
+    return { port, say: (data) => port.onmessage({ data }) };
+  };
+  const [first, second] = [pageOf(), pageOf()];
+  first.say({ key: "", visible: true });
+  second.say({ key: "", visible: true });
+  for (let count = 0; count < 20; count += 1) await turn();
+  assert.deepEqual(opened(), [""], "one stream for both");
+  assert.equal(first.port.heard.at(-1).state, "live");
+  assert.equal(second.port.heard.at(-1).state, "live");
+  first.say({ key: "", visible: false });
+  assert.deepEqual(opened(), [""]);
+  second.say({ key: "k", visible: true });
+  assert.deepEqual(opened(), ["Bearer k"]);
+  second.say({ key: "k", visible: false });
+  assert.deepEqual(opened(), []);
+  first.say({ key: "k", visible: true });
+  assert.deepEqual(opened(), ["Bearer k"]);
+  first.say({ bye: true });
+  assert.deepEqual(opened(), []);
+  assert.equal(asked.length, 3);
+});
+
+test("a page that gets no port has a stream of its own, and takes no late one", async () => {
+  mock.timers.enable({ apis: ["setTimeout", "Date"] });
+  const [every, began] = [globalThis.setInterval, Object.keys(globalThis)];
+  const heard = {};
+  const listen = (name, act) => (heard[name] = act);
+  const frame = { addEventListener: listen, contentWindow: {} };
+  const asked = serverOf(["lasts"]);
+  try {
+    Object.assign(globalThis, {
+      setInterval: () => {},
+      window: { SharedWorker: true, addEventListener: listen },
+      location: { origin: "here" },
+      document: { visibilityState: "visible", addEventListener: listen, createElement: () => frame, body: { append: () => {} } },
+    });
+    const { watch } = await import(`${place}app/live.js`);
+    const states = [];
+    watch(({ state }) => states.push(state));
+    heard.load();
+    await pass(2);
+    assert.equal(asked.length, 0);
+    await pass(2);
+    assert.equal(asked.length, 1);
+    assert.deepEqual(states, ["live"]);
+    const port = { postMessage: () => assert.fail("nobody listens to it") };
+    heard.message({ source: frame.contentWindow, origin: "here", data: { chorus: "live" }, ports: [port] });
+    heard.visibilitychange();
+    assert.equal(asked.length, 1);
+    heard.pagehide();
+    assert.ok(asked[0].signal.aborted);
+  } finally {
+    globalThis.setInterval = every;
+    for (const name of Object.keys(globalThis)) if (!began.includes(name)) delete globalThis[name];
+    mock.timers.reset();
+  }
+});
+
+test("a rank that is lost and comes back is told once each", () => {
+  const frame = (...states) => ({ clusters: [{ model: "m", ranks: states.map((state, number) => ({ rank: number, node: "n", state })) }] });
+  const told = [];
+  let lost = new Set();
+  for (const states of [["ready", "ready"], ["ready", "lost"], ["ready", "lost"], ["ready", "loading"], ["ready", "ready"], ["ready", "ready"]]) {
+    const found = losses(lost, frame(...states));
+    lost = found.lost;
+    told.push(found.words);
+  }
+  assert.deepEqual(told, ["", "Rank 1 on n is lost", "", "", "Rank 1 on n is back", ""]);
 });
 
 const rank = (number, first, last, node) => ({ rank: number, first_layer: first, last_layer: last, node, host: node, state: "ready", memory_bytes: 1, weight_bytes: 1, sent_bytes: number });

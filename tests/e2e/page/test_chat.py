@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from chorus.messages.proto import engine_pb2 as pb
 from tests.api.conftest import ApiProcess, eventually
-from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse
-from tests.e2e.page.browser import LAN_NAME, answered, last_answer, live, say, watched
+from tests.api.scripted_engine import DEADLINE, Run, ScriptedEngine, refuse, say_until_cancelled
+from tests.e2e.page.browser import LAN_NAME, answered, last_answer, live, say, serious, watched
 
 pytestmark = pytest.mark.system
 
@@ -128,6 +128,117 @@ def test_a_question_is_edited_and_an_answer_made_again(browser: Browser, start: 
     assert len(engine.runs) == 4
 
 
+def open_conversation(page: Page, title: str) -> None:
+    page.locator(".conversations .open", has_text=title).click()
+
+
+def test_an_answer_made_again_loses_no_earlier_one(browser: Browser, start: Start, says: Says) -> None:
+    """Neither where it cannot be asked for, nor where the page goes before it has come."""
+    engine = says("the first answer")
+    api = start()
+    with watched(browser) as session:
+        page = session.open(api.url, "chat")
+        live(page)
+        say(page, "one")
+        answered(page)
+        page.get_by_role("button", name="Parameters").click()
+        page.get_by_label("Tools, as JSON").fill("[")
+        page.get_by_role("button", name="Regenerate").click()
+        page.locator(".talk > .notice", has_text="The tools are no JSON").wait_for()
+        assert last_answer(page) == "the first answer"
+        say(page, "what is not sent is not lost")
+        expect(page.get_by_label("Message", exact=True)).to_have_value("what is not sent is not lost")
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_label("Your message, edited").fill("nor this")
+        page.get_by_role("button", name="Send again from here").click()
+        expect(page.get_by_label("Your message, edited")).to_have_value("nor this")
+        page.get_by_role("button", name="Cancel").click()
+        page.reload()
+        open_conversation(page, "one")
+        assert last_answer(page) == "the first answer"
+        page.get_by_role("button", name="Parameters").click()
+        page.get_by_label("Tools, as JSON").fill("")
+        engine.default = say_until_cancelled([70])
+        page.get_by_role("button", name="Regenerate").click()
+        page.locator("article.streaming").wait_for()
+        page.reload()
+        open_conversation(page, "one")
+        shown = page.locator("article.assistant .versions")
+        expect(shown).to_have_text("2/2")
+        # Of the one that was lost nothing is there: the next takes its place.
+        says("the second answer")
+        page.get_by_role("button", name="Regenerate").click()
+        page.get_by_text("the second answer").wait_for()
+        answered(page)
+        expect(shown).to_have_text("2/2")
+        page.get_by_role("button", name="Earlier version").click()
+        page.get_by_text("the first answer").wait_for()
+        session.check()
+
+
+def test_one_answer_at_a_time_and_each_conversation_for_itself(browser: Browser, start: Start, says: Says) -> None:
+    engine = says("an answer")
+    api = start()
+    with watched(browser) as session:
+        page = session.open(api.url, "chat")
+        live(page)
+        say(page, "the quiet one")
+        answered(page)
+        page.get_by_role("button", name="New conversation").click()
+        say(page, "the other one")
+        answered(page)
+        # What is being edited stays with its own conversation.
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_label("Your message, edited").fill("half")
+        open_conversation(page, "the quiet one")
+        page.locator("article.user .bubble", has_text="the quiet one").wait_for()
+        assert page.get_by_label("Your message, edited").count() == 0
+        page.get_by_role("button", name="New conversation").click()
+        engine.default = say_until_cancelled([70])
+        say(page, "the long one")
+        page.locator("article.streaming").wait_for()
+        page.locator(".conversations li").first.hover()
+        page.get_by_role("button", name="Rename the long one").click()
+        page.get_by_label("Title").fill("endless")
+        page.keyboard.press("Enter")
+        open_conversation(page, "the quiet one")
+        page.get_by_text("Another conversation is being answered.").wait_for()
+        for name in ("Regenerate", "Edit", "Earlier version"):
+            assert page.locator(".messages").get_by_role("button", name=name).count() == 0, name
+        open_conversation(page, "endless")
+        page.locator("article.streaming").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        answered(page)
+        page.locator(".conversations .open", has_text="endless").wait_for()
+        open_conversation(page, "the quiet one")
+        says("once more")
+        page.get_by_role("button", name="Regenerate").click()
+        page.get_by_text("once more").wait_for()
+        answered(page)
+        session.check()
+    assert len(engine.runs) == 4
+
+
+def test_a_conversation_open_in_two_tabs_goes_on_in_both(browser: Browser, start: Start, says: Says) -> None:
+    says("an answer")
+    api = start()
+    with watched(browser) as session:
+        page = session.open(api.url, "chat")
+        live(page)
+        say(page, "one")
+        answered(page)
+        other = session.open(api.url, "chat")
+        open_conversation(other, "one")
+        say(other, "two")
+        answered(other, 2)
+        expect(page.locator("article.assistant.done")).to_have_count(2)
+        page.bring_to_front()
+        say(page, "three")
+        answered(page, 3)
+        expect(other.locator("article.user .bubble")).to_have_text(["one", "two", "three"])
+        session.check()
+
+
 def test_what_is_shown_is_what_is_asked(browser: Browser, start: Start, says: Says) -> None:
     """The model of the list, and the parameters that somebody has set; nothing else."""
     says("yes")
@@ -170,6 +281,9 @@ def test_reasoning_is_folded_and_a_call_is_shown_and_answered(browser: Browser, 
         page.locator(".reasoning summary").click()
         assert page.get_by_text("It may rain.").is_visible()
         assert "weather" in page.locator(".call .label").inner_text()
+        for colours in ("Dark", "Light"):
+            page.get_by_role("button", name=f"{colours} colours").click()
+            assert serious(page) == [], colours
         assert '"Paris"' in page.locator(".call pre").inner_text()
         says("It rains.")
         page.get_by_label("What it returns").fill("rain")
@@ -239,6 +353,29 @@ def test_whatever_a_model_says_is_text(browser: Browser, start: Start, says: Say
         if hostile.startswith("!"):
             link = page.locator("article.assistant a").first
             assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+        session.check()
+
+
+def test_whatever_a_call_is_named_is_text(browser: Browser, start: Start, says: Says) -> None:
+    image = HOSTILE[0]
+    says(f"<tool_call>\n{json.dumps({'name': image, 'arguments': {image: image}})}\n</tool_call>")
+    api = start()
+    with watched(browser) as session:
+        page = session.open(api.url, "chat")
+        live(page)
+        say(page, "Call something")
+        answered(page)
+        # A call of a tool that nobody has declared is text already for the server; here it is made one all the same.
+        call = {"index": 0, "id": image, "function": {"name": image, "arguments": json.dumps({image: image})}}
+        piece = json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]})
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {piece}\n\ndata: [DONE]\n\n"),
+        )
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.locator(".call .label code")).to_have_text(image)
+        expect(page.locator(".call pre")).to_contain_text(image)
+        assert page.evaluate(HURT) == [None, 0]
         session.check()
 
 

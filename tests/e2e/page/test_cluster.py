@@ -17,13 +17,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.api.conftest import eventually
-from tests.e2e.page.browser import PHONE, VIEWS, answered, last_answer, live, say, serious, watched
+from tests.e2e.page.browser import PHONE, VIEWS, WIDE, answered, last_answer, live, say, serious, watched
 from tests.support.server import ChorusServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 """Written anew where CHORUS_SCREENSHOTS is set."""
+WATCHED_MS = 16_000
 QUESTION = "Write a short Python function that adds two numbers, and explain it."
 
 
@@ -181,6 +182,9 @@ def test_every_view_is_for_everybody(browser: Browser, server: ChorusServer, col
         ask_for(page, 40)
         say(page, QUESTION)
         answered(page)
+        page.get_by_role("button", name="Parameters").click()
+        page.get_by_label("System prompt").wait_for()
+        assert serious(page) == [], f"parameters in {colours}"
         for size in (None, PHONE):
             if size:
                 page.set_viewport_size({"width": size["width"], "height": size["height"]})
@@ -217,11 +221,19 @@ def test_seven_pages_of_one_browser_share_one_stream(browser: Browser, server: C
     eventually(lambda: streams in server.log, "a stream has ended")
 
 
+def watch_until(page: Page, age: float) -> None:
+    """Until the page has been open for so many milliseconds."""
+    page.wait_for_timeout(max(0, age - page.evaluate("performance.now()")))
+
+
 def test_screenshots(browser: Browser, server: ChorusServer) -> None:
     """Looked at by people, and shown in README and docs."""
     if not os.environ.get("CHORUS_SCREENSHOTS"):
         pytest.skip("CHORUS_SCREENSHOTS=1 writes them anew")
     IMAGES.mkdir(exist_ok=True)
+    # What comes first after a start is not what is seen later.
+    messages = [{"role": "user", "content": QUESTION}]
+    httpx.post(f"{server.url}/v1/chat/completions", json={"messages": messages, "max_tokens": 40}, timeout=120)
     shots = [("light", "light", None), ("dark", "dark", None), ("phone", "light", PHONE)]
     for name, colours, size in shots:
         options = {"color_scheme": colours, **({"viewport": size, "device_scale_factor": 2} if size else {})}
@@ -230,11 +242,19 @@ def test_screenshots(browser: Browser, server: ChorusServer) -> None:
             live(page)
             ask_for(page, 160)
             say(page, QUESTION)
-            page.locator("article.streaming figure.code, article.streaming li, article.streaming p").first.wait_for()
+            answered(page)
+            page.screenshot(path=IMAGES / f"page-chat-{name}.png")
+            # Charts are drawn from what the page has seen itself: it watches for a while, and tokens flow at its end.
+            watch_until(page, WATCHED_MS)
+            page.get_by_role("button", name="Regenerate").click()
+            page.locator("article.streaming .prose").wait_for()
             page.goto(f"{server.url}/#cluster")
-            page.wait_for_timeout(4000)
+            watch_until(page, WATCHED_MS + 4000)
+            if size is None:
+                # As high as all of it, instead of a picture of the whole page: what stands at the side is as high, too.
+                height = page.evaluate("document.documentElement.scrollHeight")
+                page.set_viewport_size({"width": WIDE["width"], "height": height})
             page.screenshot(path=IMAGES / f"page-cluster-{name}.png")
             page.goto(f"{server.url}/#chat")
             answered(page)
-            page.screenshot(path=IMAGES / f"page-chat-{name}.png")
             session.check()

@@ -87,7 +87,22 @@ def test_a_model_is_downloaded_with_its_progress_and_then_talked_to(browser: Bro
         say(page, "Hello")
         answered(page)
         assert "wanted" in page.locator(".figures-line").inner_text()
+        page.goto(f"{served.server.url}/#models")
+        card.get_by_role("button", name=f"Unload {WANTED}").click()
+        expect(card.locator(".state")).to_have_text("unloaded")
+        card.get_by_role("button", name=f"Would {WANTED} fit?").click()
+        expect(card.locator(".notice")).to_contain_text("It fits: 1 rank")
         session.check()
+        # Where the server sees no room, whoever knows better may insist.
+        refused = {"error": {"message": "It does not fit.", "code": "no_room"}}
+        page.route("**/models/load", lambda route: route.fulfill(status=409, json=refused), times=1)
+        card.get_by_role("button", name=f"Load {WANTED}").click()
+        expect(card.locator(".notice")).to_contain_text("It does not fit.")
+        with page.expect_request("**/models/load") as insisted:
+            card.get_by_role("button", name="Load it all the same").click()
+        assert insisted.value.post_data_json == {"model": WANTED, "wait": False, "force": True}
+        expect(card.locator(".state")).to_have_text("ready", timeout=4 * DEADLINE_MS)
+        assert all("409" in problem for problem in session.problems), session.problems
 
 
 @pytest.mark.parametrize(

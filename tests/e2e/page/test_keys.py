@@ -27,6 +27,32 @@ def unlock(page: Page, key: str) -> None:
     page.get_by_role("button", name="Open").click()
 
 
+def test_whoever_stands_on_a_request_stays_there_when_an_older_one_ends(
+    browser: Browser, start: Callable[..., ApiProcess], says: Callable[[str], ScriptedEngine]
+) -> None:
+    says("").default = say_until_cancelled([70])
+    api = start()
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    url = f"{api.url}/v1/chat/completions"
+    with watched(browser) as session:
+        page = session.open(api.url, "requests")
+        live(page)
+        buttons = page.get_by_role("button", name="Cancel request")
+        with httpx.stream("POST", url, json=body, timeout=60) as older:
+            assert older.status_code == 200
+            expect(buttons).to_have_count(1)
+            first = buttons.get_attribute("aria-label") or ""
+            with httpx.stream("POST", url, json=body, timeout=60) as newer:
+                assert newer.status_code == 200
+                expect(buttons).to_have_count(2)
+                (second,) = {each.get_attribute("aria-label") or "" for each in buttons.all()} - {first}
+                page.get_by_role("button", name=second).focus()
+                httpx.post(f"{api.url}/requests/cancel", json={"id": first.split()[-1]}, timeout=60).raise_for_status()
+                expect(buttons).to_have_count(1)
+                expect(page.get_by_role("button", name=second)).to_be_focused()
+        session.check()
+
+
 def test_a_key_opens_the_page_for_its_tab_alone(
     browser: Browser, start: Callable[..., ApiProcess], says: Callable[[str], ScriptedEngine]
 ) -> None:
@@ -36,6 +62,8 @@ def test_a_key_opens_the_page_for_its_tab_alone(
         page = session.open(api.url, "requests")
         page.get_by_role("heading", name="This server asks for a key").wait_for()
         assert serious(page) == []
+        unlock(page, "schlüssel")
+        page.get_by_text("A key is of plain letters, digits and signs").wait_for()
         unlock(page, "wrong")
         page.get_by_text("The server does not know that key.").wait_for()
         unlock(page, ANNA)

@@ -48,6 +48,8 @@ class File:
             "cache-control": "no-cache",
             "content-security-policy": self.policy,
             "cross-origin-resource-policy": "same-origin",
+            # A browser looks up the names in links before anybody follows them, and a model writes those.
+            "x-dns-prefetch-control": "off",
             # Both the page and what others are told stand at the one address.
             "vary": "accept",
         }

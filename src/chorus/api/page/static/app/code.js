@@ -1,16 +1,16 @@
 // Code with colours: Prism says what each part is, and the page draws it.
 import Prism from "../vendor/prism.js";
-import { html } from "./html.js";
+import { html, useMemo } from "./html.js";
 import { CopyButton } from "./widgets.js";
 
 const LONGEST = 40_000;
-const SAME = { sh: "bash", shell: "bash", zsh: "bash", console: "bash", js: "javascript", ts: "typescript", py: "python", yml: "yaml", rs: "rust", "c++": "cpp", html: "markup", xml: "markup", svg: "markup", golang: "go" };
+const SAME = { sh: "bash", shell: "bash", zsh: "bash", console: "bash", js: "javascript", ts: "typescript", py: "python", yml: "yaml", rs: "rust", "c++": "c", cpp: "c", html: "markup", xml: "markup", svg: "markup", golang: "go" };
 
 export function Code({ text, language = "", label }) {
   const name = language.trim().split(/[\s{,]/)[0].toLowerCase();
   return html`<figure class="code">
     <figcaption><span>${label ?? (name || "text")}</span><${CopyButton} text=${() => text} /></figcaption>
-    <pre tabindex="0"><code>${coloured(text, name)}</code></pre>
+    <pre tabindex="0"><code>${useMemo(() => coloured(text, name), [text, name])}</code></pre>
   </figure>`;
 }
 

@@ -2,7 +2,7 @@
 
 const KEPT = 180;
 
-/** {at, clusters: Map(model → {times, tokens, first, queue, hits, links})}, with the frame's figures added. */
+/** By model {points, sent, links, at}, with the frame's figures added. */
 export function remember(history, frame) {
   const next = new Map();
   for (const cluster of frame.clusters) {

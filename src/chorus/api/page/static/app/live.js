@@ -4,6 +4,8 @@ import { address } from "./address.js";
 import { key } from "./key.js";
 
 const PING_MS = 20_000;
+const FRAME_MS = 20_000;
+const PORT_MS = 3000;
 
 /** Calls `tell` with {state} and {frame} while this page is visible. */
 export function watch(tell) {
@@ -34,11 +36,16 @@ class SharedLine {
       if (message.data?.chorus === "live") this.#take(message.ports[0]);
       if (message.data?.chorus === "no-worker") this.#alone();
     });
+    // Where the frame is blocked, or its browser starts no worker, nothing is ever said.
+    const wait = (pause) => setTimeout(() => this.#port || this.#alone(), pause);
+    frame.addEventListener("load", () => wait(PORT_MS));
+    wait(FRAME_MS);
     frame.src = address("static/live/frame.html");
     document.body.append(frame);
   }
 
   #take(port) {
+    if (this.#own) return;
     this.#port = port;
     port.onmessage = ({ data }) => this.#tell(data);
     if (this.#unsaid) port.postMessage(this.#unsaid);

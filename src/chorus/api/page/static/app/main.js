@@ -10,6 +10,7 @@ import { Icon } from "./icons.js";
 import { key } from "./key.js";
 import { KeyPanel } from "./key_panel.js";
 import { watch } from "./live.js";
+import { losses } from "./losses.js";
 import { useValue, Value } from "./store.js";
 import { choose, theme } from "./theme.js";
 import { spoken, State } from "./widgets.js";
@@ -26,12 +27,21 @@ const nothing = () => ({ state: "connecting", why: "", frame: null, history: new
 
 /** {state, frame, history}: what the stream last brought. */
 const live = new Value(nothing());
+let lost = new Set();
 // What one key was shown is not for the next.
-key.subscribe(() => (live.value = nothing()));
+key.subscribe(() => {
+  live.value = nothing();
+  lost = new Set();
+});
 
 watch((news) => {
   const before = live.value;
   const fresh = news.frame && news.frame.at !== before.frame?.at;
+  if (fresh) {
+    const told = losses(lost, news.frame);
+    lost = told.lost;
+    if (told.words) spoken.value = told.words;
+  }
   live.value = { ...before, ...news, history: fresh ? remember(before.history, news.frame) : before.history };
 });
 

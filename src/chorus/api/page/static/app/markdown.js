@@ -1,20 +1,67 @@
 // Markdown becomes nodes, never HTML: whatever a model writes is text, or one of the elements below.
-import { lexer } from "../vendor/marked.js";
+import { Lexer, Tokenizer } from "../vendor/marked.js";
 import { Code } from "./code.js";
-import { html } from "./html.js";
+import { html, useMemo } from "./html.js";
 
 const LONGEST = 200_000;
 const DEEPEST = 24;
+const MOST_MARKS = 400;
+const LONGEST_WORD = 1000;
+const MOST_LINES = 1000;
 
 export function Markdown({ text }) {
-  return html`<div class="prose">${nodesOf(text)}</div>`;
+  return useMemo(() => html`<div class="prose">${nodesOf(text)}</div>`, [text]);
+}
+
+/** Each list in a list is read once more: not for ever. */
+class Shallow extends Tokenizer {
+  #depth = 0;
+
+  list(text) {
+    return this.#within(() => super.list(text));
+  }
+
+  blockquote(text) {
+    return this.#within(() => super.blockquote(text));
+  }
+
+  #within(read) {
+    if (this.#depth >= DEEPEST) return undefined;
+    this.#depth += 1;
+    try {
+      return read();
+    } finally {
+      this.#depth -= 1;
+    }
+  }
+}
+
+/** What would take long, as its time grows with the square of the marks in one piece, stays as it was written. */
+class Brief extends Lexer {
+  inlineTokens(text, tokens = []) {
+    if (!slow(text)) return super.inlineTokens(text, tokens);
+    tokens.push({ type: "text", raw: text, text });
+    return tokens;
+  }
+}
+
+/** Lines without an empty one among them may all be of one list or quote, which is read from its start again. */
+function endless(text) {
+  let run = 0;
+  return text.split("\n").some((line) => (run = line.trim() ? run + 1 : 0) > MOST_LINES);
+}
+
+function slow(text) {
+  let marks = 0;
+  for (const sign of text) if ("*_~[<".includes(sign) && (marks += 1) > MOST_MARKS) return true;
+  return text.split(/[^!-~]+/).some((word) => word.length > LONGEST_WORD);
 }
 
 export function nodesOf(text) {
-  if (text.length > LONGEST) return html`<pre class="plain">${text}</pre>`;
+  if (text.length > LONGEST || endless(text)) return html`<pre class="plain">${text}</pre>`;
   let tokens;
   try {
-    tokens = lexer(text, { gfm: true, breaks: false });
+    tokens = new Brief({ gfm: true, breaks: false, tokenizer: new Shallow() }).lex(text);
   } catch {
     return html`<pre class="plain">${text}</pre>`;
   }

@@ -2,9 +2,12 @@
 import { send } from "../app/api.js";
 import { eventsOf } from "../app/events.js";
 
+/** Before anything of it has come. */
+export const unsaid = (model) => ({ role: "assistant", content: "", reasoning: "", calls: [], model, status: "waiting", note: "", figures: null });
+
 /** Calls `changed` with the answer so far whenever something has come; resolves with it whole. A stop is no error. */
 export async function ask(body, signal, changed) {
-  let answer = { role: "assistant", content: "", reasoning: "", calls: [], model: body.model, status: "waiting", note: "", figures: null };
+  let answer = unsaid(body.model);
   const began = performance.now();
   let first = null;
   const set = (more) => {

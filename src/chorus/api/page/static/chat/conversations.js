@@ -35,11 +35,13 @@ export async function open() {
 }
 
 export function keep(conversation) {
-  const kept = { ...conversation, changed: Date.now() };
+  // Later than what it was made of, whatever the clock says: the latest is taken by every page that shows it.
+  const kept = { ...conversation, changed: Math.max(Date.now(), conversation.changed + 1) };
   conversations.value = sorted([kept, ...conversations.value.filter((each) => each.id !== kept.id)]);
   for (const old of conversations.value.slice(MOST)) change((store) => store.delete(old.id));
   conversations.value = conversations.value.slice(0, MOST);
   change((store) => store.put(kept));
+  return kept;
 }
 
 export function forget(id) {

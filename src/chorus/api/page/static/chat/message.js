@@ -9,7 +9,7 @@ import { CopyButton, Notice } from "../app/widgets.js";
 export function Message({ message, busy, last, onEdit, onAgain, onSwitch, onResult }) {
   const [editing, setEditing] = useState(false);
   if (message.role === "user") {
-    if (editing) return html`<${Editor} text=${message.content} onCancel=${() => setEditing(false)} onDone=${(text) => { setEditing(false); onEdit(text); }} />`;
+    if (editing) return html`<${Editor} text=${message.content} busy=${busy} onCancel=${() => setEditing(false)} onDone=${(text) => { if (onEdit(text)) setEditing(false); }} />`;
     return html`<article class="message user" aria-label="You">
       <div class="bubble">${message.content}</div>
       ${!busy && html`<div class="under"><${Versions} message=${message} onSwitch=${onSwitch} /><button type="button" class="quiet small" onClick=${() => setEditing(true)}><${Icon} name="edit" />Edit</button><${CopyButton} text=${() => message.content} /></div>`}
@@ -32,7 +32,7 @@ function Answer({ message, busy, last, onAgain, onSwitch, onResult }) {
   return html`<article class=${`message assistant ${message.status}`} aria-label=${`Answer of ${message.model}`} aria-busy=${running}>
     ${message.reasoning && html`<${Reasoning} text=${message.reasoning} thinking=${running && !message.content} />`}
     ${message.content && html`<${Markdown} text=${message.content} />`}
-    ${message.calls?.map((call, place) => html`<${Call} key=${call.id || place} call=${call} open=${last && !running} onResult=${(text) => onResult(call, text)} />`)}
+    ${message.calls?.map((call, place) => html`<${Call} key=${call.id || place} call=${call} open=${last && !busy} onResult=${(text) => onResult(call, text)} />`)}
     ${running && !message.content && !message.reasoning && html`<p class="waiting"><span class="pulse" aria-hidden="true"></span>${message.note || "Waiting for the first token"}</p>`}
     ${message.status === "failed" && html`<${Notice}>${message.note}<//>`}
     ${!running && html`<div class="under">
@@ -80,7 +80,7 @@ function pretty(text) {
   }
 }
 
-function Editor({ text, onDone, onCancel }) {
+function Editor({ text, busy, onDone, onCancel }) {
   const [typed, setTyped] = useState(text);
   const area = useRef(null);
   // Before it is seen: whoever types at once must not have the caret moved under their hands.
@@ -96,6 +96,6 @@ function Editor({ text, onDone, onCancel }) {
   return html`<form class="message user editing stack" onSubmit=${submit}>
     <label for="edit" class="offscreen">Your message, edited</label>
     <textarea id="edit" ref=${area} rows=${Math.min(12, typed.split("\n").length + 1)} value=${typed} onInput=${(event) => setTyped(event.currentTarget.value)} onKeyDown=${(event) => { if (event.key === "Escape") onCancel(); if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event); }}></textarea>
-    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" class="main">Send again from here</button></div>
+    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" class="main" disabled=${busy}>Send again from here</button></div>
   </form>`;
 }

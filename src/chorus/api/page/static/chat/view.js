@@ -5,7 +5,7 @@ import { Icon } from "../app/icons.js";
 import { keepAs, kept } from "../app/kept.js";
 import { useValue, Value } from "../app/store.js";
 import { Confirm, Notice, spoken, State } from "../app/widgets.js";
-import { ask, asRequest } from "./answer.js";
+import { ask, asRequest, unsaid } from "./answer.js";
 import { blank, CHOSEN_MODEL, conversations, forget, keep, open, titleOf } from "./conversations.js";
 import { asJson, asMarkdown, save } from "./export.js";
 import { Message } from "./message.js";
@@ -17,39 +17,48 @@ const current = new Value(null);
 const streaming = new Value(null);
 const NOTHING = blank("");
 open();
+// What another page of this browser made of the conversation since; our own answer is kept when it ends.
+conversations.subscribe((list) => {
+  const held = current.value;
+  const stored = held && list.find((each) => each.id === held.id);
+  if (stored && stored.changed > held.changed && streaming.value?.id !== held.id) current.value = stored;
+});
 
 /** Asks for the next answer of a conversation, whose last message is somebody's; `versions` are what that answer carries. */
-async function next(conversation, versions) {
-  let chosen;
-  try {
-    chosen = asked(settings.value);
-  } catch (error) {
-    current.value = { ...conversation, problem: error.message };
-    return;
-  }
+async function next(conversation, chosen, versions) {
   const stop = new AbortController();
   const id = conversation.id;
-  streaming.value = { id, stop };
-  const shown = (answer) => ({ ...conversation, problem: "", messages: [...conversation.messages, versions ? { ...answer, versions } : answer] });
-  const draw = perFrame((answer) => {
-    if (current.value?.id === id) current.value = shown(answer);
+  const shown = (answer) => {
+    const { title } = conversations.value.find((each) => each.id === id) ?? conversation; // it may be renamed meanwhile
+    return { ...conversation, title, messages: [...conversation.messages, versions ? { ...answer, versions } : answer] };
+  };
+  const nothing = unsaid(conversation.model);
+  const run = { id, stop, latest: shown(nothing) };
+  streaming.value = run;
+  current.value = run.latest;
+  // A page that goes in mid-answer loses neither the earlier versions nor the way to ask again.
+  keep(shown({ ...nothing, status: "stopped" }));
+  const show = perFrame(() => {
+    if (current.value?.id === id) current.value = run.latest;
   });
+  const draw = (answer) => {
+    run.latest = shown(answer);
+    show();
+  };
   spoken.value = "The answer begins";
   const answer = await ask(asRequest(conversation, chosen), stop.signal, draw);
-  draw.end();
-  if (current.value?.id === id) current.value = shown(answer);
-  keep(shown(answer));
-  streaming.value = null;
+  show.end();
+  const whole = keep({ ...shown(answer), changed: conversations.value.find((each) => each.id === id)?.changed ?? 0 });
+  if (current.value?.id === id) current.value = whole;
+  if (streaming.value === run) streaming.value = null;
   spoken.value = answer.status === "failed" ? `The answer failed: ${answer.note}` : `The answer is ${answer.status === "stopped" ? "stopped" : "complete"}${answer.figures?.tokens ? `, ${plural(answer.figures.tokens, "token")}` : ""}`;
 }
 
 /** Tokens come faster than anybody can read: drawn as often as the screen is. */
 function perFrame(draw) {
-  let waiting = null;
   let frame = 0;
-  const later = (value) => {
-    waiting = value;
-    if (!frame) frame = requestAnimationFrame(() => { frame = 0; draw(waiting); });
+  const later = () => {
+    frame ||= requestAnimationFrame(() => { frame = 0; draw(); });
   };
   later.end = () => cancelAnimationFrame(frame);
   return later;
@@ -87,11 +96,24 @@ export function Chat({ now }) {
     current.value = { ...conversation, model: id };
     if (conversation.messages.length) keep(current.value);
   };
+  /** Whether it is on its way: one answer at a time, and nothing is changed where it cannot be asked for. */
   const say = (messages, versions) => {
-    const begun = { ...conversation, model: conversation.model || chosenModel(now.frame), messages, problem: "" };
-    current.value = begun;
-    keep(begun);
-    next(begun, versions);
+    if (streaming.value) return false;
+    let parameters;
+    try {
+      parameters = asked(settings.value);
+    } catch (error) {
+      current.value = { ...conversation, problem: error.message };
+      return false;
+    }
+    next({ ...conversation, model: conversation.model || chosenModel(now.frame), messages, problem: "" }, parameters, versions);
+    return true;
+  };
+  const again = (place) => {
+    const { content, reasoning, calls, versions } = conversation.messages[place];
+    // One of which nothing came is no version to go back to.
+    const empty = !content && !reasoning && !calls?.length;
+    say(conversation.messages.slice(0, place), empty ? versions : another(conversation.messages, place));
   };
   const fresh = () => {
     current.value = blank(conversation.model || chosenModel(now.frame));
@@ -99,7 +121,7 @@ export function Chat({ now }) {
   };
 
   return html`<div class=${`chat ${listing ? "listing" : ""}`}>
-    <${List} list=${list} at=${conversation.id} busy=${busy} onOpen=${(each) => { current.value = each; setListing(false); }} onNew=${fresh} />
+    <${List} list=${list} at=${conversation.id} busy=${busy} onOpen=${(each) => { current.value = busy?.id === each.id ? busy.latest : each; setListing(false); }} onNew=${fresh} />
     <section class="talk" aria-label="Conversation">
       <div class="talk-head">
         <button type="button" class="quiet icon-only only-phone" aria-label="Conversations" aria-expanded=${listing} onClick=${() => setListing(!listing)}><${Icon} name="list" /></button>
@@ -116,9 +138,9 @@ export function Chat({ now }) {
         <button type="button" class="quiet" aria-expanded=${tuning} aria-controls="parameters" onClick=${() => setTuning(!tuning)}><${Icon} name="sliders" /><span class="label">Parameters</span></button>
       </div>
       <div id="parameters" hidden=${!tuning}>${tuning && html`<${Parameters} held=${chosen} />`}</div>
-      <${Scroll} conversation=${conversation} busy=${mine} now=${now}
+      <${Scroll} conversation=${conversation} busy=${Boolean(busy)} now=${now}
         onEdit=${(place, text) => say([...conversation.messages.slice(0, place), { role: "user", content: text, versions: another(conversation.messages, place) }])}
-        onAgain=${(place) => say(conversation.messages.slice(0, place), another(conversation.messages, place))}
+        onAgain=${again}
         onSwitch=${(place, to) => { current.value = { ...conversation, messages: switched(conversation.messages, place, to) }; keep(current.value); }}
         onResult=${(call, text) => say([...conversation.messages, { role: "tool", call: call.id, content: text }])} />
       ${conversation.problem && html`<${Notice}>${conversation.problem}<//>`}
@@ -145,7 +167,7 @@ function Scroll({ conversation, busy, now, onEdit, onAgain, onSwitch, onResult }
   return html`<div class="messages" ref=${box} onScroll=${scrolled} tabindex="0" role="log" aria-live="off" aria-label="Messages">
     <div class="column">
       ${messages.length === 0 && html`<${Welcome} now=${now} model=${conversation.model} />`}
-      ${messages.map((message, place) => html`<${Message} key=${place} message=${message} busy=${busy} last=${place === messages.length - 1} onEdit=${(text) => onEdit(place, text)} onAgain=${() => onAgain(place)} onSwitch=${(to) => onSwitch(place, to)} onResult=${onResult} />`)}
+      ${messages.map((message, place) => html`<${Message} key=${`${conversation.id}/${place}`} message=${message} busy=${busy} last=${place === messages.length - 1} onEdit=${(text) => onEdit(place, text)} onAgain=${() => onAgain(place)} onSwitch=${(to) => onSwitch(place, to)} onResult=${onResult} />`)}
     </div>
   </div>`;
 }
@@ -172,8 +194,7 @@ function Composer({ busy, other, onSend, onStop }) {
     event.preventDefault();
     const said = area.current.value.trim(); // what was typed a moment ago may not be drawn yet
     if (busy || other || !said) return;
-    onSend(said);
-    setText("");
+    if (onSend(said)) setText("");
   };
   const typed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
@@ -220,9 +241,7 @@ function Rename({ conversation, onDone }) {
   useLayoutEffect(() => field.current.select(), []);
   const done = (event) => {
     event.preventDefault();
-    const renamed = { ...conversation, title: event.target.closest("form").elements.title.value.trim().slice(0, 120) };
-    keep(renamed);
-    if (current.value?.id === renamed.id) current.value = { ...current.value, title: renamed.title };
+    keep({ ...conversation, title: event.target.closest("form").elements.title.value.trim().slice(0, 120) });
     onDone();
   };
   return html`<form onSubmit=${done} class="rename"><input name="title" ref=${field} aria-label="Title" defaultValue=${titleOf(conversation)} onBlur=${done} onKeyDown=${(event) => { if (event.key === "Escape") onDone(); }} /></form>`;

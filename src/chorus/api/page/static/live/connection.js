@@ -32,19 +32,20 @@ export class Connection {
   async #run() {
     while (!this.#stop.signal.aborted) {
       const began = Date.now();
-      const again = await this.#once();
-      if (!again || this.#stop.signal.aborted) return;
+      const brought = await this.#once();
+      if (brought === "locked" || this.#stop.signal.aborted) return;
       // A stream that lasted has only come to its usual end.
-      if (this.last.state === "live" && Date.now() - began > 5000) this.#failures = 0;
+      if (brought === "live" && Date.now() - began > 5000) this.#failures = 0;
       const pause = PAUSES_MS[Math.min(this.#failures, PAUSES_MS.length - 1)];
       this.#failures += 1;
-      if (this.#failures > 2) this.#say({ state: "offline" });
+      if (brought === "nothing" || (brought === "live" && this.#failures > 2)) this.#say({ state: "offline" });
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
 
-  /** Whether it is worth trying again. */
+  /** What this attempt brought, whatever the one before did: "live", "locked", "refused" or "nothing". */
   async #once() {
+    let brought = "nothing";
     const attempt = new AbortController();
     const stop = () => attempt.abort();
     this.#stop.signal.addEventListener("abort", stop);
@@ -54,16 +55,17 @@ export class Connection {
       const answer = await fetch(address("live"), { headers, signal: attempt.signal, cache: "no-store" });
       if (answer.status === 401) {
         this.#say({ state: "locked" });
-        return false;
+        return "locked";
       }
       if (!answer.ok) {
         const told = await answer.json().catch(() => null);
         this.#say({ state: "refused", why: told?.error?.message ?? `the server answered ${answer.status}` });
-        return true;
+        return "refused";
       }
       for await (const { data } of eventsOf(answer.body)) {
         clearTimeout(watchdog);
         watchdog = setTimeout(stop, SILENT_MS);
+        brought = "live";
         this.#say(data ? { state: "live", frame: JSON.parse(data) } : { state: "live" });
       }
     } catch {
@@ -72,7 +74,6 @@ export class Connection {
       clearTimeout(watchdog);
       this.#stop.signal.removeEventListener("abort", stop);
     }
-    if (this.last.state !== "live") this.#say({ state: "offline" });
-    return true;
+    return brought;
   }
 }

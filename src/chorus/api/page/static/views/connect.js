@@ -88,6 +88,6 @@ export function Connect({ now }) {
     <section class="panel configuration">
       <h2>Configuration in force</h2>
       ${problem && html`<${Notice}>${problem}<//>`}
-      ${health?.configuration ? html`<${Code} text=${JSON.stringify(health.configuration, null, 2)} language="json" label="secrets are left out" />` : !problem && html`<p class="muted">The server tells it to those who may use its first model.</p>`}
+      ${health?.configuration ? html`<${Code} text=${JSON.stringify(health.configuration, null, 2)} language="json" label="secrets are left out" />` : !problem && html`<p class="muted">The server tells it to keys that are for all its models.</p>`}
     </section>`;
 }

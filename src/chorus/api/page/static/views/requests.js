@@ -30,10 +30,21 @@ export function Requests({ now }) {
     </section>`;
 }
 
+/** A row is the same one when those above it go: whoever stands in it with the keyboard stays there. */
+function keyed(list) {
+  const known = new Map();
+  return list.map((each) => {
+    const name = `${each.id} ${each.started_at}`;
+    const count = known.get(name) ?? 0;
+    known.set(name, count + 1);
+    return [`${name} ${count}`, each];
+  });
+}
+
 function Table({ list, admin, onCancel }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${onCancel ? "Running" : "Recent"}><table class="plain requests">
     <thead><tr><th scope="col">State</th><th scope="col">Model</th>${admin && html`<th scope="col" class="spare">Key</th>`}<th scope="col" class="number">${onCancel ? "Age" : "Took"}</th><th scope="col" class="number spare">Prompt</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Tokens/s</th><th scope="col" class="number spare">First token</th><th scope="col" class=${onCancel ? "" : "spare"}>${onCancel ? html`<span class="offscreen">Cancel</span>` : "Began"}</th></tr></thead>
-    <tbody>${list.map((each, place) => html`<tr key=${`${each.id}${each.started_at}${place}`}>
+    <tbody>${keyed(list).map(([name, each]) => html`<tr key=${name}>
       <td><${State} state=${onCancel ? (each.state === "decode" || each.state === "prefill" ? "running" : "waiting") : (ENDED[each.state] ?? each.state)}>${each.state.replaceAll("_", " ")}<//>${each.resumed ? html` <span class="muted">resumed ${number(each.resumed)}×</span>` : ""}</td>
       <td title=${`${each.endpoint} ${each.id}`}>${shortName(each.model)}</td>
       ${admin && html`<td class="spare">${each.key ?? "–"}</td>`}
