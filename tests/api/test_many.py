@@ -447,12 +447,13 @@ def test_a_key_for_one_model_hears_nothing_of_the_others(
     shared_owner: ScriptedOwner, owner: ScriptedOwner, engine: ScriptedEngine, model_path: Path, tmp_path: Path
 ) -> None:
     """Why its own model waits names who is in its way; and to be looked for, a model need not be listed."""
-    limited, whole = new_key(), new_key()
+    limited, owning, whole = new_key(), new_key(), new_key()
     keys = [{"id": "one", "sha256": key_hash(limited), "scopes": ["use"], "models": [SECOND]}]
+    keys.append({"id": "its-admin", "sha256": key_hash(owning), "scopes": ["admin"], "models": [SECOND]})
     keys.append({"id": "all", "sha256": key_hash(whole), "scopes": ["use"]})
     api = serve(tmp_path, shared_owner, engine, model_path, load_patience_seconds=PATIENCE, any_model=True, keys=keys)
     client = httpx.Client(base_url=api.url, timeout=DEADLINE)
-    one, every = ({"authorization": f"Bearer {key}"} for key in (limited, whole))
+    one, its_admin, every = ({"authorization": f"Bearer {key}"} for key in (limited, owning, whole))
     question = {"model": SECOND, "messages": HELLO}
     why = "no room: 6 GiB are taken by acme/secret"
 
@@ -471,7 +472,8 @@ def test_a_key_for_one_model_hears_nothing_of_the_others(
             client.get(path, params={"model": SECOND}, headers=one)
             for path in ("/health", "/health/ready", "/cluster/status", "/model/info", "/v1/models")
         ]
-        assert [each.status_code for each in answers] == [503, 200, 503, 200, 503, 200]
+        answers.append(client.post("/cache/clear", json={"model": SECOND}, headers=its_admin))
+        assert [each.status_code for each in answers] == [503, 200, 503, 200, 503, 200, 503]
         assert not [each.text for each in answers if "secret" in each.text]
         assert why in client.post("/v1/chat/completions", json=question, headers=every).text
         assert [json.dumps(next_frame(api.url, key)).count(why) for key in (limited, whole)] == [0, 1]

@@ -182,10 +182,10 @@ class GenerationResponse(Response):
             await self._fail(interruption.as_error(), record, send)
         except (ApiError, *SERVING_ERRORS) as error:
             # A refusal: of the model, which did not come in time, or of what was found wrong only when it had come.
-            if not self._started:
-                self._journal(error if isinstance(error, ApiError) else from_serving(error))
-                raise
             told = error if isinstance(error, ApiError) else from_serving(error, record.models)
+            if not self._started:
+                self._journal(told)
+                raise
             await self._fail(told, record, send)
         except Exception as error:
             self._count(error)

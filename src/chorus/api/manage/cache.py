@@ -43,7 +43,7 @@ def router(service: Service) -> APIRouter:
         named = [service.find(body.model)] if body.model is not None else service.allowed(record)
         chosen = [model for model in named if model.state.takes_requests]
         if not chosen:
-            raise not_ready(await look(named[0]))
+            raise not_ready(await look(named[0], record.models))
         cleared = [await _clear(model) for model in chosen]
         return {"entries": sum(entries for entries, _ in cleared), "bytes": sum(size for _, size in cleared)}
 
